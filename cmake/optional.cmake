@@ -1,0 +1,27 @@
+# Optional libraries. Each is found or not; `forebay doctor` reports what a build has.
+# FOREBAY_BUNDLE (made by `make offline-bundle`) may hold headers for machines without packages.
+set(FOREBAY_BUNDLE "${CMAKE_SOURCE_DIR}/offline" CACHE PATH "Folder made by make offline-bundle")
+
+find_package(PkgConfig QUIET)
+function(forebay_optional VAR MODULE)
+  set(found OFF)
+  if(PkgConfig_FOUND)
+    pkg_check_modules(${VAR}_PC QUIET IMPORTED_TARGET GLOBAL ${MODULE})
+    if(${VAR}_PC_FOUND)
+      set(found ON)
+    endif()
+  endif()
+  set(FOREBAY_HAVE_${VAR} ${found} PARENT_SCOPE)
+endfunction()
+
+forebay_optional(URING liburing)
+forebay_optional(FUSE fuse3)
+forebay_optional(UCX ucx)
+forebay_optional(JPEG libturbojpeg)
+forebay_optional(CURL libcurl)
+if(NOT FOREBAY_URING)
+  set(FOREBAY_HAVE_URING OFF)
+endif()
+foreach(name URING FUSE UCX JPEG CURL)
+  message(STATUS "forebay: optional ${name}: ${FOREBAY_HAVE_${name}}")
+endforeach()

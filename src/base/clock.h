@@ -1,0 +1,33 @@
+// Time, behind an interface so that tests and simulators own it. Outside base/ and the drivers
+// nobody reads a clock.
+#pragma once
+
+#include <cstdint>
+
+namespace forebay {
+
+using Nanos = int64_t;
+inline constexpr Nanos kMicro = 1000;
+inline constexpr Nanos kMilli = 1000 * kMicro;
+inline constexpr Nanos kSecond = 1000 * kMilli;
+
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  // Monotonic; the origin is arbitrary. Safe for concurrent use by multiple threads.
+  virtual Nanos Now() = 0;
+};
+
+// CLOCK_MONOTONIC. Lives for the whole process.
+Clock& SteadyClock();
+
+class ManualClock final : public Clock {
+ public:
+  Nanos Now() override { return now_; }
+  void Advance(Nanos by) { now_ += by; }
+
+ private:
+  Nanos now_ = 0;
+};
+
+}  // namespace forebay

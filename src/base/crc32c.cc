@@ -1,0 +1,138 @@
+#include "base/crc32c.h"
+
+#include <array>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <nmmintrin.h>
+#endif
+
+namespace forebay {
+namespace {
+
+constexpr uint32_t kPoly = 0x82f63b78u;  // 0x1edc6f41 with its bits reversed
+
+using ByteTable = std::array<std::array<uint32_t, 256>, 8>;
+
+constexpr ByteTable MakeByteTable() {
+  ByteTable t{};
+  for (uint32_t i = 0; i < 256; ++i) {
+    uint32_t c = i;
+    for (int k = 0; k < 8; ++k) c = (c >> 1) ^ ((c & 1u) ? kPoly : 0u);
+    t[0][i] = c;
+  }
+  for (uint32_t i = 0; i < 256; ++i) {
+    for (size_t k = 1; k < 8; ++k) t[k][i] = (t[k - 1][i] >> 8) ^ t[0][t[k - 1][i] & 0xffu];
+  }
+  return t;
+}
+
+constexpr ByteTable kTable = MakeByteTable();
+
+// Advances a raw (not inverted) CRC over `n` zero bytes; linear in the CRC, so a table of four
+// bytes replaces it at run time.
+using ShiftTable = std::array<std::array<uint32_t, 256>, 4>;
+
+uint32_t Shifted(const ShiftTable& t, uint32_t crc) {
+  return t[0][crc & 0xffu] ^ t[1][(crc >> 8) & 0xffu] ^ t[2][(crc >> 16) & 0xffu] ^ t[3][crc >> 24];
+}
+
+uint32_t AdvanceZeros(uint32_t crc, size_t n) {
+  while (n-- > 0) crc = (crc >> 8) ^ kTable[0][crc & 0xffu];
+  return crc;
+}
+
+ShiftTable MakeShiftTable(size_t zeros) {
+  // The CRC is linear over GF(2): 32 basis images give every entry.
+  std::array<uint32_t, 32> basis;
+  for (size_t bit = 0; bit < 32; ++bit) basis[bit] = AdvanceZeros(1u << bit, zeros);
+  ShiftTable t{};
+  for (size_t byte = 0; byte < 4; ++byte) {
+    for (uint32_t v = 0; v < 256; ++v) {
+      uint32_t image = 0;
+      for (size_t bit = 0; bit < 8; ++bit) {
+        if (v & (1u << bit)) image ^= basis[byte * 8 + bit];
+      }
+      t[byte][v] = image;
+    }
+  }
+  return t;
+}
+
+uint64_t Load64(const std::byte* p) {
+  uint64_t v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+#if defined(__x86_64__)
+
+// The instruction has a latency of three cycles and a throughput of one: three independent lanes
+// keep it busy. Lanes are joined with precomputed zero-shift tables.
+template <size_t kLane>
+__attribute__((target("sse4.2"))) uint32_t ThreeLanes(const std::byte* p, uint32_t crc,
+                                                      const ShiftTable& one) {
+  uint64_t a = crc;
+  uint64_t b = 0;
+  uint64_t c = 0;
+  for (size_t i = 0; i < kLane; i += 8) {
+    a = _mm_crc32_u64(a, Load64(p + i));
+    b = _mm_crc32_u64(b, Load64(p + kLane + i));
+    c = _mm_crc32_u64(c, Load64(p + 2 * kLane + i));
+  }
+  const uint32_t ab = Shifted(one, static_cast<uint32_t>(a)) ^ static_cast<uint32_t>(b);
+  return Shifted(one, ab) ^ static_cast<uint32_t>(c);
+}
+
+__attribute__((target("sse4.2"))) uint32_t Hardware(std::span<const std::byte> bytes, uint32_t crc) {
+  constexpr size_t kLong = 2048;
+  constexpr size_t kShort = 128;
+  static const ShiftTable long_shift = MakeShiftTable(kLong);
+  static const ShiftTable short_shift = MakeShiftTable(kShort);
+  const std::byte* p = bytes.data();
+  size_t n = bytes.size();
+  crc = ~crc;
+  while (n >= 3 * kLong) {
+    crc = ThreeLanes<kLong>(p, crc, long_shift);
+    p += 3 * kLong;
+    n -= 3 * kLong;
+  }
+  while (n >= 3 * kShort) {
+    crc = ThreeLanes<kShort>(p, crc, short_shift);
+    p += 3 * kShort;
+    n -= 3 * kShort;
+  }
+  uint64_t wide = crc;
+  for (; n >= 8; p += 8, n -= 8) wide = _mm_crc32_u64(wide, Load64(p));
+  crc = static_cast<uint32_t>(wide);
+  for (; n > 0; ++p, --n) crc = _mm_crc32_u8(crc, static_cast<uint8_t>(*p));
+  return ~crc;
+}
+
+#endif
+
+}  // namespace
+
+uint32_t Crc32cPortable(std::span<const std::byte> bytes, uint32_t crc) {
+  const std::byte* p = bytes.data();
+  size_t n = bytes.size();
+  crc = ~crc;
+  for (; n >= 8; p += 8, n -= 8) {
+    const uint64_t v = Load64(p) ^ crc;
+    crc = kTable[7][v & 0xff] ^ kTable[6][(v >> 8) & 0xff] ^ kTable[5][(v >> 16) & 0xff] ^
+          kTable[4][(v >> 24) & 0xff] ^ kTable[3][(v >> 32) & 0xff] ^ kTable[2][(v >> 40) & 0xff] ^
+          kTable[1][(v >> 48) & 0xff] ^ kTable[0][v >> 56];
+  }
+  for (; n > 0; ++p, --n) crc = (crc >> 8) ^ kTable[0][(crc ^ static_cast<uint32_t>(*p)) & 0xffu];
+  return ~crc;
+}
+
+uint32_t Crc32c(std::span<const std::byte> bytes, uint32_t crc) {
+#if defined(__x86_64__)
+  static const bool has_instruction = __builtin_cpu_supports("sse4.2");
+  if (has_instruction) return Hardware(bytes, crc);
+#endif
+  return Crc32cPortable(bytes, crc);
+}
+
+}  // namespace forebay

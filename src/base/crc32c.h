@@ -1,0 +1,24 @@
+// CRC-32C (Castagnoli), the one checksum of Forebay: TFRecord files carry it, and the SSE4.2
+// instruction makes it cheaper than the memory it reads.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace forebay {
+
+// Extends `crc` (0 for a fresh start) over `bytes`.
+uint32_t Crc32c(std::span<const std::byte> bytes, uint32_t crc = 0);
+
+// The portable implementation, exposed so that a test can compare both.
+uint32_t Crc32cPortable(std::span<const std::byte> bytes, uint32_t crc = 0);
+
+// TFRecord stores rotated checksums, so that a CRC over data with embedded CRCs stays useful.
+inline uint32_t MaskCrc(uint32_t crc) { return ((crc >> 15) | (crc << 17)) + 0xa282ead8u; }
+inline uint32_t UnmaskCrc(uint32_t masked) {
+  const uint32_t rotated = masked - 0xa282ead8u;
+  return (rotated >> 17) | (rotated << 15);
+}
+
+}  // namespace forebay

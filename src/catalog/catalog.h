@@ -1,0 +1,116 @@
+// Catalog: the immutable map from samples to extents, built once from data as it lies on storage.
+//
+// A sample is one contiguous span of one object (file). Named fields are sub-ranges of the span: a
+// WebDataset sample's members lie next to each other in the tar, so one read brings them all.
+// Catalogs are position-independent images, checksummed, and used memory-mapped.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+
+namespace forebay {
+
+using SampleId = uint32_t;   // dense, 0 .. size-1
+using ObjectId = uint32_t;
+
+enum class Format : uint8_t { kFolder = 1, kWebDataset = 2, kTfRecord = 3, kFileList = 4 };
+
+struct Extent {
+  ObjectId object = 0;
+  uint64_t offset = 0;
+  uint32_t length = 0;      // a sample is below 4 GiB
+  bool whole_object = false;  // the extent is the entire file; its size is checked when it is read
+  bool has_crc = false;     // the format stores a CRC-32C of the extent (TFRecord)
+  uint32_t crc = 0;
+};
+
+struct FieldView {
+  std::string_view name;    // "jpg", "cls", ...; "data" where a sample has one unnamed field
+  uint32_t offset = 0;      // relative to the sample's span
+  uint32_t length = 0;
+};
+
+class Catalog {
+ public:
+  ~Catalog();
+  Catalog(const Catalog&) = delete;
+  Catalog& operator=(const Catalog&) = delete;
+
+  // Maps a saved catalog after checking version, bounds and checksums. Hostile files end in an error,
+  // never in undefined behaviour.
+  static Result<std::unique_ptr<Catalog>> Load(const std::string& file);
+  // The same from memory; takes over the bytes.
+  static Result<std::unique_ptr<Catalog>> FromImage(std::vector<std::byte> image);
+
+  // Crash-safe: written beside `file` and renamed.
+  Status Save(const std::string& file) const;
+
+  // Compares modification times of the folders (kFolder) or times and sizes of the shards; kChanged
+  // names the first that differs. Stats run in parallel.
+  Status CheckFresh() const;
+  // Checks every object's existence and size, every tar header and every TFRecord checksum.
+  // `progress` as in BuildOptions. The first few problems are listed in the message.
+  Status Verify(const std::function<bool(uint64_t done, uint64_t total)>& progress) const;
+
+  Format format() const;
+  const std::string& root() const;             // absolute
+  size_t size() const;                         // samples
+  size_t object_count() const;
+  uint64_t total_bytes() const;                // sum of extent lengths
+  uint32_t max_length() const;
+  uint64_t fingerprint() const;                // identifies the content of the catalog
+
+  Extent extent(SampleId sample) const;        // sample < size()
+  uint32_t length(SampleId sample) const;
+  int64_t label(SampleId sample) const;        // class index; -1 where there is none
+  std::string SampleName(SampleId sample) const;    // path relative to root; "shard.tar/key"; "file@offset"
+  std::string ObjectPath(ObjectId object) const;    // absolute
+  uint64_t ObjectSize(ObjectId object) const;
+  std::vector<FieldView> Fields(SampleId sample) const;
+  std::vector<std::string> Classes() const;    // kFolder: class folders in ImageFolder's order
+  std::span<const std::byte> image() const;
+
+ private:
+  friend class CatalogWriter;
+  struct Impl;
+  explicit Catalog(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+struct BuildOptions {
+  // Empty: decided from what lies at the path.
+  std::string format;                     // "folder", "webdataset", "tfrecord"
+  std::vector<std::string> extensions;    // folder: lower-case suffixes such as ".jpg"; empty: every file
+  size_t threads = 64;                    // listing and stat calls in flight
+  // Called from one thread at a time, at most ten times a second; false cancels (kCancelled).
+  std::function<bool(uint64_t objects_done, uint64_t objects_total, uint64_t samples)> progress;
+  Status Validate() const;
+};
+
+// Lists `path` (a folder of files; tar shards; TFRecord files; or one shard file).
+Result<std::unique_ptr<Catalog>> BuildCatalog(const std::string& path, const BuildOptions& options);
+
+// One sample for each path, in the order given. Files are statted in parallel.
+Result<std::unique_ptr<Catalog>> BuildFileList(std::span<const std::string> paths, const BuildOptions& options);
+
+// Where a catalog of `path` with these options is kept: $FOREBAY_CACHE_DIR, $XDG_CACHE_HOME/forebay
+// or ~/.cache/forebay.
+std::string DefaultCatalogFile(const std::string& path, const BuildOptions& options);
+
+// Loads the saved catalog when it is fresh, else builds and saves it (a failing save is not an error;
+// `note` then says why). `rebuilt` tells which.
+struct OpenedCatalog {
+  std::unique_ptr<Catalog> catalog;
+  bool rebuilt = false;
+  std::string note;
+};
+Result<OpenedCatalog> OpenOrBuild(const std::string& path, const BuildOptions& options);
+
+}  // namespace forebay

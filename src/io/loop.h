@@ -1,0 +1,66 @@
+// Loop: many positional reads in flight on local or mounted files.
+//
+// Two implementations pass one conformance suite: a thread pool (works everywhere) and io_uring.
+// The shape is io_uring's, which simulates directly: Submit takes what it can, Reap never blocks,
+// each accepted op completes exactly once.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/status.h"
+
+namespace forebay {
+
+struct ReadOp {
+  uint64_t tag = 0;         // returned in the completion
+  int fd = -1;              // >= 0: an open descriptor, which stays open; else `path` is opened and closed
+  const char* path = nullptr;  // must stay valid until the completion is reaped
+  uint64_t offset = 0;
+  std::span<std::byte> dest;   // must stay valid until the completion is reaped
+  // True: the file must end exactly at offset + dest.size(). A longer one is reported through
+  // Completion::longer, at no extra request (one more byte is asked for in the same read).
+  bool expect_end = false;
+};
+
+struct Completion {
+  uint64_t tag = 0;
+  int error = 0;         // errno of the open or read, 0 otherwise
+  uint64_t bytes = 0;    // bytes in dest; fewer than asked means the file ended there
+  bool longer = false;   // only with expect_end
+  int64_t latency_ns = 0;  // from the start of the open (or read) to its end
+};
+
+class Loop {
+ public:
+  virtual ~Loop() = default;  // waits for what is in flight; nothing touches `dest` afterwards
+
+  // Takes a prefix of `ops` and returns its length; 0 when the loop is full. Never blocks.
+  virtual size_t Submit(std::span<const ReadOp> ops) = 0;
+  // Fills `out` with finished ops and returns how many. Never blocks.
+  virtual size_t Reap(std::span<Completion> out) = 0;
+  // Readable (poll) while completions may be waiting; drained by Reap.
+  virtual int event_fd() const = 0;
+  virtual size_t capacity() const = 0;
+  virtual const char* name() const = 0;
+};
+// Submit and Reap are called by one thread at a time (the engine's loop thread).
+
+struct LoopOptions {
+  // Most ops in flight; the thread pool starts threads lazily, as they are needed.
+  size_t max_in_flight = 256;
+  Status Validate() const;
+};
+
+// Threads doing open, preadv, close. Stacks are small (64 KiB usable).
+Result<std::unique_ptr<Loop>> MakeThreadLoop(const LoopOptions& options);
+
+// io_uring; kUnimplemented when the build or the kernel lacks it, or a policy forbids it.
+Result<std::unique_ptr<Loop>> MakeUringLoop(const LoopOptions& options);
+
+// Whether MakeUringLoop can work here, and if not why (for `forebay doctor`).
+Status ProbeUring();
+
+}  // namespace forebay
