@@ -1,6 +1,5 @@
 #include "base/rng.h"
 
-#include <cstddef>
 
 namespace forebay {
 
