@@ -2,6 +2,9 @@
 # FOREBAY_BUNDLE (made by `make offline-bundle`) may hold headers for machines without packages.
 set(FOREBAY_BUNDLE "${CMAKE_SOURCE_DIR}/offline" CACHE PATH "Folder made by make offline-bundle")
 
+# Searched last: what the machine has comes first.
+list(APPEND CMAKE_SYSTEM_PREFIX_PATH ${FOREBAY_BUNDLE})
+
 find_package(PkgConfig QUIET)
 function(forebay_optional VAR MODULE)
   set(found OFF)
@@ -19,6 +22,13 @@ forebay_optional(FUSE fuse3)
 forebay_optional(UCX ucx)
 forebay_optional(JPEG libturbojpeg)
 forebay_optional(CURL libcurl)
+if(NOT FOREBAY_HAVE_URING AND EXISTS ${FOREBAY_BUNDLE}/lib/liburing.a)
+  add_library(PkgConfig::URING_PC STATIC IMPORTED GLOBAL)
+  set_target_properties(PkgConfig::URING_PC PROPERTIES
+    IMPORTED_LOCATION ${FOREBAY_BUNDLE}/lib/liburing.a
+    INTERFACE_INCLUDE_DIRECTORIES ${FOREBAY_BUNDLE}/include)
+  set(FOREBAY_HAVE_URING ON)
+endif()
 if(NOT FOREBAY_URING)
   set(FOREBAY_HAVE_URING OFF)
 endif()

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Builds the wheel in build/python and installs it into .venv; returns at once when no source is
+# newer than the last build.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+cd "$ROOT"
+use_venv
+
+stamp="$VENV/.built"
+sources() {
+  local d
+  for d in src include python bench/slowfs cmake; do
+    [ ! -d "$d" ] || find "$d" -type f ! -name '*.pyc' ! -name '*_test.cc' -print
+  done
+  printf '%s\n' CMakeLists.txt pyproject.toml
+}
+# The list of files catches removals, the times catch edits.
+list="$(sources | LC_ALL=C sort | sha256sum | cut -c1-16) $(find packages/python.txt -printf '%T@')"
+if [ -e "$stamp" ] && [ "$(cat "$stamp")" = "$list" ] && [ -x "$VENV/bin/forebay" ] &&
+  [ -z "$(sources | xargs -d '\n' -I{} find {} -newer "$stamp" -print -quit | head -n 1)" ]; then
+  exit 0
+fi
+
+say "build: package into .venv"
+began="$(mktemp "$VENV/.built.XXXXXX")"
+trap 'rm -f "$began"' EXIT
+printf '%s' "$list" >"$began"
+start=$SECONDS
+export CMAKE_BUILD_PARALLEL_LEVEL="$JOBS"
+verbose=(--quiet)
+[ -z "${V:-}" ] || verbose=(--verbose)
+if ! "$VENV/bin/python" -m pip install "${verbose[@]}" --disable-pip-version-check --no-build-isolation \
+  --no-deps --no-index --force-reinstall .; then
+  die "the build failed (make build V=1 shows every command)"
+fi
+# The stamp carries the time the build began: an edit made meanwhile is built next time.
+mv "$began" "$stamp"
+trap - EXIT
+say "build: done in $((SECONDS - start)) s"
+[ -x "$VENV/bin/slowfs" ] || warn "built without slowfs (libfuse3 not found)"

@@ -1,0 +1,22 @@
+# Sourced by the other scripts: the repository root, messages, the virtual environment on PATH.
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+VENV="$ROOT/.venv"
+JOBS="${JOBS:-$(nproc 2>/dev/null || echo 2)}"
+
+say() { printf '%s\n' "==> $*"; }
+warn() { printf '%s\n' "warning: $*" >&2; }
+die() {
+  printf '%s\n' "error: $*" >&2
+  exit 1
+}
+have() { command -v "$1" >/dev/null 2>&1; }
+
+# The venv comes first: it also holds cmake and ninja where the machine has none.
+use_venv() { export PATH="$VENV/bin:$PATH"; }
+
+# Our own C++ files, one a line.
+cpp_files() {
+  (cd "$ROOT" && for d in src include python bench fuzz tests examples; do
+    [ -d "$d" ] && find "$d" -type f \( -name '*.cc' -o -name '*.h' -o -name '*.c' \) -print
+  done | LC_ALL=C sort) || true
+}

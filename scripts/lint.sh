@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# All static checks; runs every one and fails at the end if any failed.
+# `lint.sh quick` runs those that need no tool beyond Python and the shell (make test uses it).
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+cd "$ROOT"
+use_venv
+
+failed=()
+check() {
+  local name="$1"
+  shift
+  if "$@"; then
+    printf '  ok    %s\n' "$name"
+  else
+    printf '  FAIL  %s\n' "$name"
+    failed+=("$name")
+  fi
+}
+
+shell_syntax() {
+  local file bad=0
+  for file in .ci/run scripts/*.sh $(find fuzz bench tests -name '*.sh' 2>/dev/null); do
+    bash -n "$file" || bad=1
+  done
+  return $bad
+}
+
+cpp_format() {
+  have clang-format-14 || { warn "clang-format-14 is not installed"; return 1; }
+  cpp_files | xargs -r clang-format-14 --dry-run -Werror
+}
+
+python_dirs() {
+  local d
+  for d in python tests scripts bench fuzz examples; do
+    [ ! -d "$d" ] || printf '%s\n' "$d"
+  done
+}
+
+# mypy sees the package with the generated stub beside it; without a build, a stub that allows all.
+types() {
+  ls python/forebay/*.py >/dev/null 2>&1 || { warn "python/forebay is empty"; return 0; }
+  local copy=build/mypy stub
+  rm -rf "$copy"
+  mkdir -p "$copy"
+  cp -r python/forebay "$copy/"
+  stub="$(find build/python .venv/lib -name _forebay.pyi -print -quit 2>/dev/null || true)"
+  if [ -n "$stub" ]; then
+    cp "$stub" "$copy/forebay/_forebay.pyi"
+  else
+    printf 'from typing import Any\ndef __getattr__(name: str) -> Any: ...\n' >"$copy/forebay/_forebay.pyi"
+  fi
+  (cd "$copy" && mypy --config-file "$ROOT/pyproject.toml" --no-error-summary forebay) |
+    sed 's#^forebay/#python/forebay/#'
+}
+
+check "include order" python tests/check_includes.py
+check "include order: self-test" python tests/check_includes.py --self-test
+check "documents" python tests/check_docs.py
+check "shell syntax" shell_syntax
+if [ "${1:-}" != quick ]; then
+  check "clang-format" cpp_format
+  check "ruff check" ruff check --quiet $(python_dirs)
+  check "ruff format" ruff format --check --quiet $(python_dirs)
+  check "mypy" types
+fi
+[ ${#failed[@]} -eq 0 ] || die "failed: $(IFS=,; echo "${failed[*]}") (make format repairs the format)"

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# The seeded tests over many seeds, then longer fuzzing.
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+cd "$ROOT"
+use_venv
+scripts/build.sh
+export FOREBAY_SEEDS="${FOREBAY_SEEDS:-1000}"
+say "soak: pytest -m seeds with FOREBAY_SEEDS=$FOREBAY_SEEDS"
+mkdir -p build/reports
+python -m pytest tests -m seeds --timeout=0 --junitxml=build/reports/soak.xml
+say "soak: fuzzers, ${FUZZ_SECONDS:-120} s each"
+fuzz/run.sh "${FUZZ_SECONDS:-120}"

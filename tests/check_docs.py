@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""Checks the documents: links lead somewhere, no path of one machine, every metric is described."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SKIPPED = {"build", ".venv", "offline", ".git", "dist", "out", "node_modules"}
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)")
+FENCE = re.compile(r"^(```|~~~).*?^\1", re.S | re.M)
+HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*$", re.M)
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|root|home/\w+)/")
+UNITS = "total|bytes|seconds|nanoseconds|ratio|samples|reads|slots|threads|info"
+METRIC = re.compile(rf'"(forebay_[a-z0-9_]+_(?:{UNITS}))[{{"]')
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that a Markdown page gets from its headings."""
+    found: set[str] = set()
+    for heading in HEADING.findall(FENCE.sub("", text)):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        found.add(re.sub(r"[^\w\- ]", "", plain.lower()).replace(" ", "-"))
+    return found
+
+
+def check_page(page: Path) -> list[str]:
+    text = page.read_text(encoding="utf-8")
+    name = page.relative_to(ROOT)
+    errors = []
+    prose = FENCE.sub(lambda m: "\n" * m.group(0).count("\n"), text)
+    for match in LINK.finditer(prose):
+        target = match.group(1)
+        if re.match(r"[a-z]+:", target):
+            continue
+        line = prose.count("\n", 0, match.start()) + 1
+        path, _, anchor = target.partition("#")
+        other = (page.parent / path).resolve() if path else page
+        if not other.exists():
+            errors.append(f"{name}:{line}: link to {target}: no such file")
+        elif anchor and other.suffix == ".md":
+            if anchor not in anchors(other.read_text(encoding="utf-8")):
+                errors.append(f"{name}:{line}: link to {target}: no such heading")
+    for match in MACHINE_PATH.finditer(text):
+        line = text.count("\n", 0, match.start()) + 1
+        errors.append(f"{name}:{line}: a path of one machine: {match.group(0)}")
+    return errors
+
+
+def check_metrics() -> list[str]:
+    used: dict[str, Path] = {}
+    for path in sorted((ROOT / "src").rglob("*.[ch]*")):
+        if path.suffix in {".cc", ".h"} and not path.stem.endswith("_test"):
+            for name in METRIC.findall(path.read_text(encoding="utf-8")):
+                used.setdefault(name, path.relative_to(ROOT))
+    page = ROOT / "docs" / "metrics.md"
+    described = page.read_text(encoding="utf-8") if page.exists() else ""
+    return [
+        f"{path}: metric {name} is not in docs/metrics.md"
+        for name, path in used.items()
+        if not re.search(rf"\b{name}\b", described)
+    ]
+
+
+def main() -> int:
+    errors: list[str] = []
+    for page in sorted(ROOT.rglob("*.md")):
+        if not SKIPPED & set(page.relative_to(ROOT).parts):
+            errors += check_page(page)
+    errors += check_metrics()
+    for error in errors:
+        print(error)
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
