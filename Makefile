@@ -5,6 +5,7 @@ SHELL := /bin/bash
 
 NAME ?= all
 ARGS ?=
+export PHASES V FUZZ_SECONDS
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

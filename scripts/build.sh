@@ -7,17 +7,15 @@ cd "$ROOT"
 use_venv
 
 stamp="$VENV/.built"
-sources() {
-  local d
-  for d in src include python bench/slowfs cmake; do
-    [ ! -d "$d" ] || find "$d" -type f ! -name '*.pyc' ! -name '*_test.cc' -print
-  done
-  printf '%s\n' CMakeLists.txt pyproject.toml
-}
+roots=(CMakeLists.txt pyproject.toml)
+for d in src include python bench/slowfs cmake; do
+  [ ! -d "$d" ] || roots+=("$d")
+done
+sources() { find "${roots[@]}" -type f ! -name '*.pyc' ! -name '*_test.cc' "$@"; }
 # The list of files catches removals, the times catch edits.
-list="$(sources | LC_ALL=C sort | sha256sum | cut -c1-16) $(find packages/python.txt -printf '%T@')"
+list="$(sources | LC_ALL=C sort | sha256sum | cut -c1-16)"
 if [ -e "$stamp" ] && [ "$(cat "$stamp")" = "$list" ] && [ -x "$VENV/bin/forebay" ] &&
-  [ -z "$(sources | xargs -d '\n' -I{} find {} -newer "$stamp" -print -quit | head -n 1)" ]; then
+  [ -z "$(sources -newer "$stamp" -print -quit)" ]; then
   exit 0
 fi
 

@@ -3,6 +3,9 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 VENV="$ROOT/.venv"
 JOBS="${JOBS:-$(nproc 2>/dev/null || echo 2)}"
 
+# Another clone of the same sources finds what this one compiled.
+export CCACHE_BASEDIR="${CCACHE_BASEDIR:-$ROOT}" CCACHE_NOHASHDIR=1
+
 say() { printf '%s\n' "==> $*"; }
 warn() { printf '%s\n' "warning: $*" >&2; }
 die() {

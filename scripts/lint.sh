@@ -28,7 +28,10 @@ shell_syntax() {
 
 cpp_format() {
   have clang-format-14 || { warn "clang-format-14 is not installed"; return 1; }
-  cpp_files | xargs -r clang-format-14 --dry-run -Werror
+  local bad
+  bad="$(cpp_files | xargs -r clang-format-14 --dry-run -Werror 2>&1 |
+    sed -n 's/^\([^:]*\):[0-9]*:.*clang-format-violations.*/\1/p' | sort | uniq -c)"
+  [ -z "$bad" ] || { printf 'places to format:\n%s\n' "$bad"; return 1; }
 }
 
 python_dirs() {

@@ -106,7 +106,8 @@ have ninja || extra+=(ninja)
 if ! "${pip[@]}" -r packages/python.txt "${extra[@]}"; then
   # No package index: the machine's own Python packages are the next best, and the offline bundle
   # brings the pure ones that the build needs.
-  warn "pip could not install packages/python.txt; using the packages of $PYTHON"
+  warn "pip could not install packages/python.txt; using the packages of $PYTHON" \
+    "(rm .venv/.setup-* && make setup to try again)"
   sed -i 's/^include-system-site-packages.*/include-system-site-packages = true/' "$VENV/pyvenv.cfg"
   if [ -d offline/python ]; then
     site="$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"

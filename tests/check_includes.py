@@ -2,8 +2,8 @@
 """Checks the order of folders in src/, the purity of the core, and a few forbidden calls.
 
 Each folder may include only itself and the folders before it in ORDER. The pure files decide and do
-nothing else: no clock, thread, file or randomness of the system, so that the engine and both simulators
-run the same code. Nothing in src/ ends the process: it may live in somebody's training program.
+nothing else: no clock, thread, file or randomness of the system, so that the engine and both
+simulators run the same code. Nothing in src/ ends the process: it may be somebody's training.
 
     check_includes.py              check the repository
     check_includes.py --self-test  prove that each rule catches a violation
@@ -63,7 +63,7 @@ LITERAL_OR_COMMENT = re.compile(
 
 
 def strip(text: str) -> str:
-    """The code with comments and literals blanked; lines keep their numbers, includes their names."""
+    """The code with comments and literals blanked; lines keep their numbers."""
 
     def blank(match: re.Match[str]) -> str:
         if match.group("include"):

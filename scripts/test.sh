@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# Everything that must pass before a change lands. All phases run even when one fails; at the end come
+# the duration of each, what did not run, and one line of counts.
+#
+#   make test                           all phases
+#   make test PHASES="checks dev"       some of: checks dev build pytest asan-ubsan tsan fuzz
+set -euo pipefail
+. "$(dirname "$0")/common.sh"
+cd "$ROOT"
+use_venv
+
+all_phases=(checks dev build pytest asan-ubsan tsan fuzz)
+read -ra phases <<<"${PHASES:-${all_phases[*]}}"
+reports=build/reports
+rm -rf "$reports"
+mkdir -p "$reports"
+
+export FOREBAY_SEEDS="${FOREBAY_SEEDS:-20}"
+export PYTHONDONTWRITEBYTECODE=1
+symbolizer="$(command -v llvm-symbolizer-14 || true)"
+export ASAN_OPTIONS="detect_stack_use_after_return=1:strict_string_checks=1${symbolizer:+:external_symbolizer_path=$symbolizer}"
+export UBSAN_OPTIONS="print_stacktrace=1${symbolizer:+:external_symbolizer_path=$symbolizer}"
+export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1${symbolizer:+:external_symbolizer_path=$symbolizer}"
+[ ! -f tests/tsan.supp ] || TSAN_OPTIONS+=":suppressions=$ROOT/tests/tsan.supp"
+
+# clang 14's tsan cannot map its shadow under strong address randomisation.
+plain_addresses=()
+if have setarch && setarch "$(uname -m)" -R true 2>/dev/null; then
+  plain_addresses=(setarch "$(uname -m)" -R)
+fi
+
+cpp_tests() {
+  local preset="$1" log="build/reports/cpp-$1.log"
+  shift
+  cmake --preset "$preset" >"$log" 2>&1 || { cat "$log"; return 1; }
+  # Sanitizer builds compile the tests and nothing else.
+  local target=all
+  [ "$preset" = dev ] || target=forebay_tests
+  "$@" cmake --build --preset "$preset" -j "$JOBS" --target "$target" >"$log" 2>&1 ||
+    { cat "$log"; return 1; }
+  if ! "$@" ctest --test-dir "build/$preset" -j "$JOBS" --timeout 300 --output-on-failure --no-tests=error \
+    --output-junit "$ROOT/$reports/cpp-$preset.xml" >"$log" 2>&1; then
+    grep -vE '^ *(Start +[0-9]+:|[0-9]+/[0-9]+ Test .* Passed )' "$log" || true
+    return 1
+  fi
+  grep -E 'tests passed' "$log"
+}
+
+run_checks() { scripts/lint.sh quick; }
+run_dev() { cpp_tests dev; }
+run_build() { scripts/build.sh; }
+run_pytest() {
+  timeout --foreground --kill-after=20 1200 python -m pytest tests -q -p no:cacheprovider \
+    -o junit_family=xunit1 --junitxml="$reports/pytest.xml"
+}
+run_asan-ubsan() { cpp_tests asan-ubsan; }
+run_tsan() {
+  have clang++-14 || { warn "clang-14 is not installed: the thread sanitizer cannot run"; return 1; }
+  cpp_tests tsan "${plain_addresses[@]}"
+}
+run_fuzz() {
+  [ -x fuzz/run.sh ] || { warn "fuzz/run.sh is missing"; return 1; }
+  timeout --foreground --kill-after=20 900 fuzz/run.sh "${FUZZ_SECONDS:-15}"
+}
+
+summary=()
+failed=()
+expected_reports=()
+for phase in "${phases[@]}"; do
+  case " ${all_phases[*]} " in
+    *" $phase "*) ;;
+    *) die "no phase '$phase'; there are: ${all_phases[*]}" ;;
+  esac
+  case "$phase" in
+    dev | asan-ubsan | tsan) expected_reports+=("cpp-$phase") ;;
+    pytest) expected_reports+=(pytest) ;;
+  esac
+  say "test: $phase"
+  start=$SECONDS
+  # A subshell in a condition would switch -e off inside it; this way each phase keeps it.
+  set +e
+  (
+    set -e
+    "run_$phase"
+  )
+  rc=$?
+  set -e
+  verdict=ok
+  if [ "$rc" -ne 0 ]; then
+    verdict=FAILED
+    failed+=("$phase")
+  fi
+  summary+=("$(printf '%-12s %-7s %4d s' "$phase" "$verdict" $((SECONDS - start)))")
+done
+
+echo
+say "test: phases"
+printf '  %s\n' "${summary[@]}"
+printf '  %-12s %-7s %4d s\n' total "" "$SECONDS"
+[ ${#phases[@]} -eq ${#all_phases[@]} ] || warn "only some phases ran: ${phases[*]}"
+rc=0
+[ ${#failed[@]} -eq 0 ] || rc=1
+python scripts/check_ran.py "$reports" "${expected_reports[@]}" --failed "${failed[*]:-}" || rc=1
+exit $rc
