@@ -45,7 +45,7 @@ without_tools() {
 
 warn_missing() {
   local name
-  warn "not installed, and apt or root is not available here:"
+  warn "could not be installed (no apt, no root, or apt-get failed):"
   for name in $1; do
     printf '  %-20s %s\n' "$name" "$(apt_cost "$name")" >&2
   done

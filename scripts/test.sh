@@ -50,6 +50,7 @@ run_checks() { scripts/lint.sh quick; }
 run_dev() { cpp_tests dev; }
 run_build() { scripts/build.sh; }
 run_pytest() {
+  scripts/build.sh # never against an older build
   timeout --foreground --kill-after=20 1200 python -m pytest tests -q -p no:cacheprovider \
     -o junit_family=xunit1 --junitxml="$reports/pytest.xml"
 }
