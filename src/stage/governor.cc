@@ -5,8 +5,7 @@
 namespace forebay {
 
 ReadGovernor::ReadGovernor(const Options& options)
-    : options_(options),
-      limit_(std::clamp(options.initial, options.minimum, options.maximum)) {}
+    : options_(options), limit_(std::clamp(options.initial, options.minimum, options.maximum)) {}
 
 void ReadGovernor::Fix(size_t limit) {
   fixed_ = std::min(limit, options_.maximum);
@@ -24,23 +23,43 @@ void ReadGovernor::OnRead(int64_t latency_ns, bool hungry) {
   if (++window_reads_ >= std::max<size_t>(8, limit_ / 2)) CloseWindow();
 }
 
+void ReadGovernor::MoveTo(size_t limit) {
+  limit = std::clamp(limit, options_.minimum, options_.maximum);
+  if (limit != limit_) to_skip_ = limit_;
+  limit_ = limit;
+}
+
 void ReadGovernor::CloseWindow() {
-  const double mean = window_ns_ / static_cast<double>(window_reads_);
+  constexpr double kWorthIt = 1.2;
+  constexpr double kChanged = 1.5;
+  constexpr size_t kProbeEvery = 64;
+  const double mean = std::max(1.0, window_ns_ / static_cast<double>(window_reads_));
   const bool hungry = 2 * window_hungry_ >= window_reads_;
+  const double rate = static_cast<double>(limit_) / mean;
   window_ns_ = 0;
   window_reads_ = 0;
   window_hungry_ = 0;
-  // One percent a window lets the base follow storage that became slower for good.
-  base_ns_ = base_ns_ == 0 ? mean : std::min(base_ns_ * 1.01, mean);
-  // Share of what is in flight that waits inside the storage (Little's law at the base latency).
-  const double queued = mean <= 0 ? 0 : 1.0 - base_ns_ / mean;
-  const size_t before = limit_;
-  if (hungry && queued < 0.25) {
-    limit_ = std::min(options_.maximum, limit_ * 2);
-  } else if (queued > 0.5) {
-    limit_ = std::max(options_.minimum, limit_ - limit_ / 4);
+
+  if (settled_ns_ != 0) {
+    const bool changed = mean > settled_ns_ * kChanged || mean < settled_ns_ / kChanged;
+    if (!hungry || (!changed && ++settled_windows_ < kProbeEvery)) return;
+    settled_ns_ = 0;
+    rate_before_ = 0;
   }
-  if (limit_ != before) to_skip_ = before;
+  if (rate_before_ != 0 && rate < rate_before_ * kWorthIt) {
+    // The last doubling brought nothing: undo it. What a read takes at the smaller limit follows.
+    settled_ns_ = mean / 2;
+    settled_windows_ = 0;
+    rate_before_ = 0;
+    MoveTo(limit_ / 2);
+    return;
+  }
+  if (!hungry || limit_ == options_.maximum) {
+    rate_before_ = 0;
+    return;
+  }
+  rate_before_ = rate;
+  MoveTo(limit_ * 2);
 }
 
 }  // namespace forebay

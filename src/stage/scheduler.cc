@@ -1,0 +1,846 @@
+#include "stage/scheduler.h"
+
+#include <algorithm>
+#include <cassert>
+#include <limits>
+#include <string>
+#include <utility>
+
+namespace forebay {
+namespace {
+
+constexpr uint16_t kMaxRefs = std::numeric_limits<uint16_t>::max();
+// Contiguous batches prepared ahead of the one the consumer holds.
+constexpr size_t kCopyDepth = 3;
+// Positions one call may plan, so that a lock held around it is short.
+constexpr size_t kPlanStep = 4096;
+
+}  // namespace
+
+Scheduler::Scheduler(const Options& options)
+    : options_(options), arena_(options.arena_bytes) {}
+
+DatasetId Scheduler::AddDataset(std::span<const uint32_t> lengths) {
+  Dataset dataset;
+  dataset.entries.resize(lengths.size());
+  dataset.crcs.resize(lengths.size());
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    dataset.entries[i].length = lengths[i];
+    dataset.rounded_bytes += ArenaAllocator::Rounded(lengths[i]);
+  }
+  dataset.mean_rounded = lengths.empty() ? 0 : dataset.rounded_bytes / lengths.size();
+  datasets_.push_back(std::move(dataset));
+  ChooseStaging();
+  return static_cast<DatasetId>(datasets_.size() - 1);
+}
+
+StreamId Scheduler::OpenStream(const StreamShape& shape) {
+  Stream stream;
+  stream.shape = shape;
+  stream.next_epoch = shape.first_epoch;
+  stream.next_first_position = shape.first_position;
+  streams_.push_back(std::move(stream));
+  ChooseStaging();
+  const auto id = static_cast<StreamId>(streams_.size() - 1);
+  WantOrder(streams_[id], id);
+  return id;
+}
+
+void Scheduler::CloseStream(StreamId id) {
+  Stream& stream = streams_[id];
+  DropWaiting(stream);
+  Unplan(stream);
+  stream.open = false;
+  ++stream.generation;
+  ChooseStaging();
+}
+
+void Scheduler::Seek(StreamId id, uint64_t epoch, uint64_t first_position) {
+  Stream& stream = streams_[id];
+  DropWaiting(stream);
+  Unplan(stream);
+  ++stream.generation;
+  stream.next_epoch = epoch;
+  stream.next_first_position = first_position;
+  stream.last_known = false;
+  stream.order_asked = false;
+  stream.batch_index = 0;
+  WantOrder(stream, id);
+}
+
+void Scheduler::EndHorizon(StreamId id) {
+  streams_[id].last_known = true;
+  streams_[id].due = true;
+}
+
+void Scheduler::WantOrder(Stream& stream, StreamId id) {
+  // The epoch being consumed and the one after it are known; look-ahead crosses the boundary.
+  if (!stream.open || stream.last_known || stream.order_asked || stream.epochs.size() >= 2) return;
+  if (stream.shape.epochs != 0 &&
+      stream.next_epoch >= stream.shape.first_epoch + stream.shape.epochs) {
+    stream.last_known = true;
+    return;
+  }
+  stream.order_asked = true;
+  orders_.push_back({id, stream.next_epoch, stream.next_first_position, stream.generation});
+}
+
+void Scheduler::ExtendOrder(StreamId id, uint64_t generation, uint64_t epoch,
+                            std::vector<SampleId> order, bool last) {
+  Stream& stream = streams_[id];
+  if (!stream.open || generation != stream.generation) return;
+  stream.epochs.push_back({epoch, std::move(order)});
+  stream.order_asked = false;
+  stream.next_epoch = epoch + 1;
+  stream.next_first_position = 0;
+  stream.last_known |= last;
+  stream.due = true;
+  WantOrder(stream, id);
+}
+
+// ---- memory ----------------------------------------------------------------------------------
+
+void Scheduler::ChooseStaging() {
+  ++frees_;   // shares change: what was blocked may go on
+  if (options_.staging_bytes != 0) {
+    staging_bytes_ = std::min(options_.staging_bytes, arena_.capacity());
+    return;
+  }
+  uint64_t batches = 0;
+  bool contiguous = false;
+  for (const Stream& stream : streams_) {
+    if (!stream.open) continue;
+    const uint64_t batch = stream.shape.batch_size * datasets_[stream.shape.dataset].mean_rounded;
+    // A contiguous stream holds copies beside the samples.
+    batches += stream.shape.contiguous ? (kCopyDepth + 2) * batch : 4 * batch;
+    contiguous |= stream.shape.contiguous;
+  }
+  uint64_t everything = 0;
+  for (const Dataset& dataset : datasets_) everything += dataset.rounded_bytes;
+  if (everything <= arena_.capacity() && !contiguous) {
+    staging_bytes_ = 0;   // every sample is kept where it lands
+    return;
+  }
+  constexpr uint64_t kFloor = uint64_t{64} << 20;
+  staging_bytes_ = std::min(arena_.capacity() / 2, std::max(batches, kFloor));
+  if (everything + batches <= arena_.capacity()) staging_bytes_ = batches;
+}
+
+uint64_t Scheduler::keep_quota() const {
+  return options_.keep ? arena_.capacity() - staging_bytes_ : 0;
+}
+
+void Scheduler::FreeBlock(DatasetId d, SampleId s) {
+  Entry& e = entry(d, s);
+  if (e.flags & kKept) {
+    kept_bytes_ -= arena_.size(e.block);
+    e.flags &= static_cast<uint8_t>(~kKept);
+  }
+  arena_.Free(e.block);
+  e.block = ArenaAllocator::kNone;
+  e.state = State::kAbsent;
+  ++frees_;
+}
+
+void Scheduler::MaybeFree(DatasetId d, SampleId s) {
+  const Entry& e = entry(d, s);
+  if (e.state == State::kResident && e.pins == 0 && e.ahead == 0 && !(e.flags & kKept)) {
+    FreeBlock(d, s);
+  }
+}
+
+// Finds a block for an absent sample and marks it reading. Look-ahead takes only what is free and
+// within the staging share; an urgent read makes room.
+bool Scheduler::Place(DatasetId d, SampleId s, bool urgent, StreamId for_stream) {
+  Entry& e = entry(d, s);
+  const uint64_t rounded = ArenaAllocator::Rounded(e.length);
+  const bool keep = kept_bytes_ + rounded <= keep_quota();
+  if (!urgent && !keep) {
+    // What is neither kept nor free is staging; streams share it evenly.
+    uint64_t active = 0;
+    for (const Stream& stream : streams_) active += stream.open && !stream.epochs.empty() ? 1 : 0;
+    const uint64_t staged = arena_.used() - kept_bytes_;
+    const uint64_t room = arena_.capacity() - keep_quota();
+    if (staged + rounded > room) return false;
+    if (active > 1) {
+      const uint64_t own = streams_[for_stream].window() * datasets_[d].mean_rounded;
+      if (own + rounded > room / active && own > 0 && staged + rounded > room / 2) return false;
+    }
+  }
+  ArenaAllocator::Block block = arena_.Allocate(e.length);
+  if (block == ArenaAllocator::kNone) {
+    if (!urgent || !MakeRoom(e.length, for_stream)) return false;
+    block = arena_.Allocate(e.length);
+    if (block == ArenaAllocator::kNone) return false;
+  }
+  Entry& placed = entry(d, s);
+  placed.block = block;
+  placed.offset = arena_.offset(block);
+  placed.state = State::kReading;
+  placed.flags &= static_cast<uint8_t>(~(kFailedSoon | kFailedNow | kUrgent));
+  if (urgent) placed.flags |= kUrgent;
+  if (keep && kept_bytes_ + rounded <= keep_quota()) {
+    placed.flags |= kKept;
+    kept_bytes_ += arena_.size(block);
+  }
+  return true;
+}
+
+bool Scheduler::MakeRoom(uint64_t bytes, StreamId for_stream) {
+  auto fits = [&] {
+    const ArenaAllocator::Block block = arena_.Allocate(bytes);
+    if (block == ArenaAllocator::kNone) return false;
+    arena_.Free(block);
+    return true;
+  };
+  while (!fits()) {
+    if (!RetractOne() && !EvictOne() && !StealOne(for_stream)) return false;
+  }
+  return true;
+}
+
+// Takes back the look-ahead position farthest from use, of the stream with the longest window.
+bool Scheduler::RetractOne() {
+  Stream* longest = nullptr;
+  uint64_t length = 0;
+  for (Stream& stream : streams_) {
+    if (!stream.open || stream.shape.itemised || stream.epochs.empty()) continue;
+    if (stream.window() > length) {
+      longest = &stream;
+      length = stream.window();
+    }
+  }
+  if (longest == nullptr) return false;
+  if (longest->cursor == 0) {
+    --longest->cursor_epoch;
+    longest->cursor = longest->epochs[longest->cursor_epoch].order.size();
+    if (longest->cursor == 0) return false;
+  }
+  --longest->cursor;
+  const SampleId s = longest->epochs[longest->cursor_epoch].order[longest->cursor];
+  UnplanPosition(*longest, s);
+  ++counters_.retracted;
+  return true;
+}
+
+bool Scheduler::EvictOne() {
+  if (kept_bytes_ == 0) return false;
+  for (DatasetId d = 0; d < datasets_.size(); ++d) {
+    Dataset& dataset = datasets_[d];
+    const auto n = static_cast<SampleId>(dataset.entries.size());
+    for (SampleId step = 0; step < n; ++step) {
+      const SampleId s = dataset.clock_hand;
+      dataset.clock_hand = s + 1 == n ? 0 : s + 1;
+      const Entry& e = dataset.entries[s];
+      if (e.state != State::kResident || e.pins != 0 || !(e.flags & kKept)) continue;
+      FreeBlock(d, s);
+      ++counters_.evicted;
+      return true;
+    }
+  }
+  return false;
+}
+
+// Pinned are a lease's samples less the missing ones, as multisets.
+void Scheduler::Unpin(const Lease& lease) {
+  std::unordered_map<SampleId, int> missing;
+  for (SampleId s : lease.missing) ++missing[s];
+  for (SampleId s : lease.samples) {
+    if (!missing.empty()) {
+      auto found = missing.find(s);
+      if (found != missing.end() && found->second-- > 0) continue;
+    }
+    --entry(lease.dataset, s).pins;
+    MaybeFree(lease.dataset, s);
+  }
+}
+
+// Unpins what a younger stream's waiting lease has gathered; it will be read again for it.
+bool Scheduler::StealOne(StreamId for_stream) {
+  for (auto it = pending_.rbegin(); it != pending_.rend(); ++it) {
+    Lease& lease = leases_.at(*it);
+    if (lease.stream <= for_stream || lease.handed_out) continue;
+    if (lease.copying || lease.missing.size() == lease.samples.size()) continue;
+    Unpin(lease);
+    lease.missing = lease.samples;
+    streams_[lease.stream].due = true;
+    return true;
+  }
+  return false;
+}
+
+// ---- look-ahead ------------------------------------------------------------------------------
+
+void Scheduler::UnplanPosition(Stream& stream, SampleId s) {
+  if (stream.shape.itemised) {
+    auto it = stream.outstanding.find(s);
+    if (it == stream.outstanding.end()) return;
+    if (it->second > 0) {
+      --entry(stream.shape.dataset, s).ahead;
+      MaybeFree(stream.shape.dataset, s);
+    }
+    if (--it->second <= 0) stream.outstanding.erase(it);
+    return;
+  }
+  --entry(stream.shape.dataset, s).ahead;
+  MaybeFree(stream.shape.dataset, s);
+}
+
+void Scheduler::Unplan(Stream& stream) {
+  if (stream.shape.itemised) {
+    for (const auto& [s, count] : stream.outstanding) {
+      if (count <= 0) continue;
+      Entry& e = entry(stream.shape.dataset, s);
+      e.ahead = static_cast<uint16_t>(e.ahead - count);
+      MaybeFree(stream.shape.dataset, s);
+    }
+    stream.outstanding.clear();
+    stream.fetched = 0;
+  } else {
+    for (size_t i = 0; i < stream.epochs.size() && i <= stream.cursor_epoch; ++i) {
+      const std::vector<SampleId>& order = stream.epochs[i].order;
+      const uint64_t begin = i == 0 ? stream.taken : 0;
+      const uint64_t end = i < stream.cursor_epoch ? order.size() : stream.cursor;
+      for (uint64_t p = begin; p < end; ++p) UnplanPosition(stream, order[p]);
+    }
+  }
+  stream.epochs.clear();
+  stream.taken = 0;
+  stream.cursor = 0;
+  stream.cursor_epoch = 0;
+}
+
+void Scheduler::DropWaiting(Stream& stream) {
+  std::vector<LeaseId> waiting(stream.queue.begin(), stream.queue.end());
+  stream.queue.clear();
+  for (LeaseId id : waiting) Release(id);
+}
+
+bool Scheduler::AdvanceCursor(Stream& stream, ReadAction* out, size_t* budget) {
+  const DatasetId d = stream.shape.dataset;
+  const auto id = static_cast<StreamId>(&stream - streams_.data());
+  while (*budget > 0 && stream.cursor_epoch < stream.epochs.size()) {
+    const std::vector<SampleId>& order = stream.epochs[stream.cursor_epoch].order;
+    if (stream.cursor == order.size()) {
+      if (stream.cursor_epoch + 1 == stream.epochs.size()) return false;
+      ++stream.cursor_epoch;
+      stream.cursor = 0;
+      continue;
+    }
+    const SampleId s = order[stream.cursor];
+    Entry& e = entry(d, s);
+    if (stream.shape.itemised) {
+      int32_t& balance = stream.outstanding[s];
+      if (balance < 0) {       // fetched before it was planned
+        if (++balance == 0) stream.outstanding.erase(s);
+        ++stream.cursor;
+        --*budget;
+        continue;
+      }
+    }
+    if (e.ahead == kMaxRefs) return false;
+    bool read = false;
+    if (e.state == State::kAbsent && !(e.flags & kFailedSoon)) {
+      if (!Place(d, s, false, id)) {
+        stream.blocked_at = frees_;
+        if (stream.shape.itemised && stream.outstanding[s] == 0) stream.outstanding.erase(s);
+        return false;
+      }
+      read = true;
+    }
+    if (stream.shape.itemised) ++stream.outstanding[s];
+    ++entry(d, s).ahead;
+    ++stream.cursor;
+    --*budget;
+    if (read) {
+      const Entry& placed = entry(d, s);
+      *out = {d, s, placed.offset, placed.length};
+      return true;
+    }
+  }
+  return false;
+}
+
+void Scheduler::NextReads(size_t limit, std::vector<ReadAction>* out) {
+  auto start = [&](const ReadAction& action) {
+    out->push_back(action);
+    ++in_flight_;
+    ++counters_.reads;
+    counters_.read_bytes += action.length;
+  };
+  bool starving = false;
+  for (size_t i = 0; i < pending_.size(); ++i) {
+    const LeaseId id = pending_[i];
+    Lease& lease = leases_.at(id);
+    if (!lease.blocked) continue;
+    if (!lease.missing.empty()) AskMissing(id, lease);
+    StartCopyIfDue(id, lease);
+    if (lease.ready()) streams_[lease.stream].due = true;
+    starving |= lease.blocked;
+  }
+  // Leases wait for these: they go first, and past the limit.
+  while (!urgent_.empty()) {
+    start(urgent_.front());
+    urgent_.pop_front();
+  }
+  if (starving) return;
+  size_t budget = kPlanStep;
+  size_t idle = 0;
+  while (in_flight_ < limit && idle < streams_.size() && budget > 0) {
+    Stream& stream = streams_[next_stream_ % streams_.size()];
+    ++next_stream_;
+    ReadAction action;
+    if (stream.open && stream.blocked_at != frees_ && AdvanceCursor(stream, &action, &budget)) {
+      start(action);
+      idle = 0;
+    } else {
+      ++idle;
+    }
+  }
+}
+
+// ---- leases ----------------------------------------------------------------------------------
+
+// Starts reads for what a lease misses and nobody reads yet. Only the lease that its stream hands out
+// next makes room for itself; while it cannot, look-ahead stands still.
+void Scheduler::AskMissing(LeaseId id, Lease& lease) {
+  const std::deque<LeaseId>& queue = streams_[lease.stream].queue;
+  const bool first = queue.empty() || queue.front() == id;
+  lease.blocked = false;
+  for (size_t i = 0; i < lease.missing.size();) {
+    const SampleId s = lease.missing[i];
+    Entry& e = entry(lease.dataset, s);
+    if (e.state == State::kResident && e.pins < kMaxRefs) {
+      ++e.pins;
+      lease.missing[i] = lease.missing.back();
+      lease.missing.pop_back();
+      continue;
+    }
+    if (e.state == State::kReading) e.flags |= kUrgent;
+    if (e.state == State::kAbsent && !(e.flags & kFailedNow)) {
+      if (!Place(lease.dataset, s, first, lease.stream)) {
+        lease.blocked = first;
+        return;
+      }
+      const Entry& placed = entry(lease.dataset, s);
+      urgent_.push_back({lease.dataset, s, placed.offset, placed.length});
+    }
+    ++i;
+  }
+}
+
+LeaseId Scheduler::MakeBatchLease(StreamId id, Stream& stream) {
+  const std::vector<SampleId>& order = stream.epochs.front().order;
+  const uint64_t n = std::min<uint64_t>(stream.shape.batch_size, order.size() - stream.taken);
+  const DatasetId d = stream.shape.dataset;
+  Lease lease;
+  lease.stream = id;
+  lease.dataset = d;
+  lease.epoch = stream.epochs.front().epoch;
+  lease.index = stream.batch_index++;
+  lease.samples.assign(order.begin() + static_cast<int64_t>(stream.taken),
+                       order.begin() + static_cast<int64_t>(stream.taken + n));
+  const uint64_t planned = stream.cursor_epoch > 0 ? order.size() : stream.cursor;
+  for (uint64_t i = 0; i < n; ++i) {
+    const SampleId s = lease.samples[i];
+    Entry& e = entry(d, s);
+    if (stream.taken + i < planned) --e.ahead;
+    lease.bytes += ArenaAllocator::Rounded(e.length);
+    if (e.state == State::kResident && e.pins < kMaxRefs) {
+      ++e.pins;
+      ++counters_.hits;
+      counters_.hit_bytes += e.length;
+    } else {
+      lease.missing.push_back(s);
+    }
+  }
+  stream.taken += n;
+  if (stream.cursor_epoch == 0 && stream.cursor < stream.taken) stream.cursor = stream.taken;
+  lease.copy_wanted = stream.shape.contiguous;
+  const LeaseId lease_id = next_lease_++;
+  leased_bytes_ += lease.bytes;
+  const bool pending = !lease.missing.empty() || lease.copy_wanted;
+  leases_.emplace(lease_id, std::move(lease));
+  if (pending) pending_.push_back(lease_id);
+  return lease_id;
+}
+
+void Scheduler::StartCopyIfDue(LeaseId id, Lease& lease) {
+  if (!lease.missing.empty() || !lease.copy_wanted || lease.copying) return;
+  uint64_t bytes = 0;
+  for (SampleId s : lease.samples) bytes += entry(lease.dataset, s).length;
+  lease.block = arena_.Allocate(bytes);
+  if (lease.block == ArenaAllocator::kNone) {
+    const bool first = streams_[lease.stream].queue.front() == id;
+    if (!first || !MakeRoom(bytes, lease.stream)) {
+      lease.blocked = first;
+      return;
+    }
+    lease.block = arena_.Allocate(bytes);
+  }
+  lease.blocked = false;
+  lease.copying = true;
+  lease.copy_wanted = false;
+  CopyAction copy;
+  copy.lease = id;
+  copy.dest = arena_.offset(lease.block);
+  for (SampleId s : lease.samples) {
+    const Entry& e = entry(lease.dataset, s);
+    copy.from.push_back(e.offset);
+    copy.lengths.push_back(e.length);
+  }
+  copies_.push_back(std::move(copy));
+}
+
+void Scheduler::OnCopyDone(LeaseId id) {
+  auto it = leases_.find(id);
+  if (it == leases_.end()) return;
+  Lease& lease = it->second;
+  lease.copying = false;
+  for (SampleId s : lease.samples) {
+    --entry(lease.dataset, s).pins;
+    MaybeFree(lease.dataset, s);
+  }
+  std::erase(pending_, id);
+  if (lease.released) {
+    Drop(id);
+    return;
+  }
+  streams_[lease.stream].due = true;
+}
+
+void Scheduler::Fill(const Lease& lease, Handout* out) const {
+  out->epoch = lease.epoch;
+  out->index = lease.index;
+  out->samples = lease.samples;
+  const size_t n = lease.samples.size();
+  out->offsets.resize(n);
+  out->lengths.resize(n);
+  uint64_t at = lease.block == ArenaAllocator::kNone ? 0 : arena_.offset(lease.block);
+  for (size_t i = 0; i < n; ++i) {
+    const Entry& e = entry(lease.dataset, lease.samples[i]);
+    out->lengths[i] = e.length;
+    if (lease.block == ArenaAllocator::kNone) {
+      out->offsets[i] = e.offset;
+    } else {
+      out->offsets[i] = at;
+      at += e.length;
+    }
+  }
+}
+
+bool Scheduler::FindFailure(Lease& lease, Handout* out) {
+  for (SampleId s : lease.missing) {
+    Entry& e = entry(lease.dataset, s);
+    if (!(e.flags & kFailedNow)) continue;
+    e.flags &= static_cast<uint8_t>(~kFailedNow);   // the next ask reads again
+    out->failed = s;
+    out->epoch = lease.epoch;
+    out->index = lease.index;
+    return true;
+  }
+  return false;
+}
+
+Scheduler::Take Scheduler::Finish(LeaseId id, Lease& lease, Handout* out) {
+  if (lease.bytes > arena_.capacity() ||
+      (streams_[lease.stream].shape.contiguous && 2 * lease.bytes > arena_.capacity())) {
+    out->bytes = lease.bytes;
+    return Take::kTooLarge;
+  }
+  if (!lease.missing.empty()) {
+    if (FindFailure(lease, out)) return Take::kFailed;
+    AskMissing(id, lease);
+  }
+  StartCopyIfDue(id, lease);
+  if (!lease.ready()) return Take::kPending;
+  std::erase(pending_, id);
+  lease.handed_out = true;
+  out->lease = id;
+  Fill(lease, out);
+  return Take::kReady;
+}
+
+Scheduler::Take Scheduler::TakeBatch(StreamId id, Handout* out) {
+  Stream& stream = streams_[id];
+  stream.due = false;
+  if (!stream.open) return Take::kEndOfStream;
+  // A contiguous stream prepares several batches; the others only the one asked for.
+  const size_t depth = stream.shape.contiguous ? kCopyDepth : 1;
+  bool ended = false;
+  while (stream.queue.size() < depth && !stream.epochs.empty()) {
+    const uint64_t left = stream.epochs.front().order.size() - stream.taken;
+    if (left == 0 || (stream.shape.drop_last && left < stream.shape.batch_size)) {
+      ended = true;
+      break;
+    }
+    stream.queue.push_back(MakeBatchLease(id, stream));
+  }
+  if (stream.queue.empty()) {
+    if (ended) {
+      // Positions a dropped last batch had planned are given up.
+      const std::vector<SampleId>& order = stream.epochs.front().order;
+      const uint64_t planned = stream.cursor_epoch > 0 ? order.size() : stream.cursor;
+      for (uint64_t p = stream.taken; p < planned; ++p) UnplanPosition(stream, order[p]);
+      stream.epochs.pop_front();
+      stream.taken = 0;
+      stream.batch_index = 0;
+      if (stream.cursor_epoch > 0) {
+        --stream.cursor_epoch;
+      } else {
+        stream.cursor = 0;
+      }
+      WantOrder(stream, id);
+      return Take::kEndOfEpoch;
+    }
+    if (stream.last_known) return Take::kEndOfStream;
+    WantOrder(stream, id);
+    return Take::kPending;
+  }
+  const LeaseId head = stream.queue.front();
+  const Take result = Finish(head, leases_.at(head), out);
+  if (result == Take::kReady) stream.queue.pop_front();
+  if (result == Take::kReady || result == Take::kPending) {
+    for (LeaseId waiting : stream.queue) {
+      if (waiting == head) continue;
+      Lease& lease = leases_.at(waiting);
+      if (!lease.missing.empty()) AskMissing(waiting, lease);
+      StartCopyIfDue(waiting, lease);
+    }
+  }
+  return result;
+}
+
+Scheduler::Take Scheduler::FetchSample(StreamId id, SampleId sample, LeaseId* lease_id,
+                                       Handout* out) {
+  Stream& stream = streams_[id];
+  stream.due = false;
+  if (*lease_id == kNoLease) {
+    Lease lease;
+    lease.stream = id;
+    lease.dataset = stream.shape.dataset;
+    Entry& e = entry(lease.dataset, sample);
+    lease.samples = {sample};
+    lease.bytes = ArenaAllocator::Rounded(e.length);
+    if (stream.shape.itemised) {
+      int32_t& balance = stream.outstanding[sample];
+      if (balance > 0) --e.ahead;
+      if (--balance == 0) stream.outstanding.erase(sample);
+      if (++stream.fetched == (stream.epochs.empty() ? 0 : stream.epochs.front().order.size())) {
+        // The front epoch is consumed; the balance by sample carries what is out of order.
+        if (stream.cursor_epoch > 0) {
+          --stream.cursor_epoch;
+          stream.epochs.pop_front();
+          stream.fetched = 0;
+        } else if (stream.cursor == stream.epochs.front().order.size()) {
+          stream.cursor = 0;
+          stream.epochs.pop_front();
+          stream.fetched = 0;
+        }
+        WantOrder(stream, id);
+      }
+    }
+    if (e.state == State::kResident && e.pins < kMaxRefs) {
+      ++e.pins;
+      ++counters_.hits;
+      counters_.hit_bytes += e.length;
+    } else {
+      lease.missing = {sample};
+    }
+    *lease_id = next_lease_++;
+    leased_bytes_ += lease.bytes;
+    if (!lease.missing.empty()) pending_.push_back(*lease_id);
+    leases_.emplace(*lease_id, std::move(lease));
+  }
+  Lease& lease = leases_.at(*lease_id);
+  return Finish(*lease_id, lease, out);
+}
+
+void Scheduler::Drop(LeaseId id) {
+  auto it = leases_.find(id);
+  Lease& lease = it->second;
+  if (lease.block != ArenaAllocator::kNone) {
+    arena_.Free(lease.block);
+    ++frees_;
+  }
+  leased_bytes_ -= lease.bytes;
+  leases_.erase(it);
+  for (Stream& stream : streams_) {
+    if (!stream.queue.empty()) stream.due = true;   // room may have come free for it
+  }
+}
+
+void Scheduler::Release(LeaseId id) {
+  auto it = leases_.find(id);
+  if (it == leases_.end()) return;
+  Lease& lease = it->second;
+  if (lease.copying) {      // the copier still reads and writes: the end of the copy frees
+    lease.released = true;
+    return;
+  }
+  if (lease.block == ArenaAllocator::kNone) {
+    Unpin(lease);
+  }
+  if (!lease.handed_out) std::erase(pending_, id);
+  Drop(id);
+}
+
+// ---- events ----------------------------------------------------------------------------------
+
+void Scheduler::OnReadDone(DatasetId d, SampleId s, bool ok, uint32_t crc) {
+  --in_flight_;
+  Entry& e = entry(d, s);
+  assert(e.state == State::kReading);
+  if (ok) {
+    uint32_t& known = datasets_[d].crcs[s];
+    if ((e.flags & kCrcKnown) && known != crc) {
+      if (!(e.flags & kSuspect)) {
+        // Either this read or the first was corrupted, or the file changed: a second look tells.
+        e.flags |= kSuspect;
+        known = crc;
+        urgent_.push_back({d, s, e.offset, e.length});
+        return;
+      }
+      ++counters_.changed;
+    } else if (e.flags & kSuspect) {
+      ++counters_.changed;   // twice the same new bytes: the file has changed
+    }
+    known = crc;
+    e.flags |= kCrcKnown;
+    e.flags &= static_cast<uint8_t>(~kSuspect);
+    e.state = State::kResident;
+  } else {
+    ++counters_.failed_reads;
+    const bool urgent = (e.flags & kUrgent) != 0;
+    FreeBlock(d, s);
+    e.flags |= urgent ? kFailedNow : kFailedSoon;
+  }
+  e.flags &= static_cast<uint8_t>(~kUrgent);
+  bool wanted = false;
+  for (LeaseId id : pending_) {
+    Lease& lease = leases_.at(id);
+    if (lease.dataset != d) continue;
+    for (size_t i = 0; i < lease.missing.size();) {
+      if (lease.missing[i] != s) {
+        ++i;
+        continue;
+      }
+      wanted = true;
+      if (!ok || e.pins == kMaxRefs) {
+        streams_[lease.stream].due = true;
+        break;
+      }
+      ++e.pins;
+      lease.missing[i] = lease.missing.back();
+      lease.missing.pop_back();
+    }
+    if (wanted && lease.missing.empty()) {
+      streams_[lease.stream].due = true;
+      StartCopyIfDue(id, lease);
+    }
+  }
+  if (!ok && !wanted) e.flags &= static_cast<uint8_t>(~kFailedNow);
+  if (ok) MaybeFree(d, s);
+}
+
+std::vector<CopyAction> Scheduler::NextCopies() { return std::exchange(copies_, {}); }
+std::vector<OrderAction> Scheduler::NextOrders() { return std::exchange(orders_, {}); }
+
+bool Scheduler::IsDue(StreamId stream) const { return streams_[stream].due; }
+
+StallCause Scheduler::WaitCause(StreamId id) const {
+  const Stream& stream = streams_[id];
+  const Lease* lease = nullptr;
+  for (LeaseId candidate : pending_) {
+    const Lease& l = leases_.at(candidate);
+    if (l.stream == id) {
+      lease = &l;
+      break;
+    }
+  }
+  if (lease == nullptr) return stream.epochs.empty() ? StallCause::kPlan : StallCause::kSource;
+  for (SampleId s : lease->missing) {
+    if (entry(lease->dataset, s).state == State::kReading) return StallCause::kSource;
+  }
+  if (!lease->missing.empty()) return StallCause::kMemory;
+  return lease->copying ? StallCause::kDecode : StallCause::kMemory;
+}
+
+bool Scheduler::OnlyReleaseHelps(StreamId id) const {
+  if (in_flight_ != 0 || !urgent_.empty() || !copies_.empty()) return false;
+  if (streams_[id].due) return false;
+  for (LeaseId candidate : pending_) {
+    const Lease& l = leases_.at(candidate);
+    if (l.copying) return false;
+    if (l.stream == id) return true;
+  }
+  return false;
+}
+
+bool Scheduler::Hungry() const {
+  for (const Stream& stream : streams_) {
+    if (!stream.open || stream.epochs.empty() || stream.blocked_at == frees_) continue;
+    if (stream.window() < in_flight_ + 2 * uint64_t{stream.shape.batch_size}) return true;
+  }
+  return false;
+}
+
+std::string Scheduler::CheckInvariants() const {
+  uint64_t used = 0;
+  uint64_t kept = 0;
+  std::vector<std::vector<uint32_t>> pins(datasets_.size());
+  std::vector<std::vector<uint32_t>> ahead(datasets_.size());
+  for (size_t d = 0; d < datasets_.size(); ++d) {
+    pins[d].resize(datasets_[d].entries.size());
+    ahead[d].resize(datasets_[d].entries.size());
+  }
+  uint64_t leased = 0;
+  for (const auto& [id, lease] : leases_) {
+    leased += lease.bytes;
+    if (lease.block != ArenaAllocator::kNone) used += arena_.size(lease.block);
+    if (lease.block != ArenaAllocator::kNone && !lease.copying) continue;
+    for (SampleId s : lease.samples) ++pins[lease.dataset][s];
+    for (SampleId s : lease.missing) --pins[lease.dataset][s];
+  }
+  if (leased != leased_bytes_) return "leased bytes do not add up";
+  for (const Stream& stream : streams_) {
+    if (stream.shape.itemised) {
+      for (const auto& [s, n] : stream.outstanding) {
+        if (n > 0) ahead[stream.shape.dataset][s] += static_cast<uint32_t>(n);
+      }
+      continue;
+    }
+    for (size_t i = 0; i < stream.epochs.size() && i <= stream.cursor_epoch; ++i) {
+      const auto& order = stream.epochs[i].order;
+      const uint64_t begin = i == 0 ? stream.taken : 0;
+      const uint64_t end = i < stream.cursor_epoch ? order.size() : stream.cursor;
+      for (uint64_t p = begin; p < end; ++p) ++ahead[stream.shape.dataset][order[p]];
+    }
+  }
+  for (size_t d = 0; d < datasets_.size(); ++d) {
+    for (SampleId s = 0; s < datasets_[d].entries.size(); ++s) {
+      const Entry& e = datasets_[d].entries[s];
+      const std::string where = " (sample " + std::to_string(s) + ")";
+      if (e.pins != pins[d][s]) return "pins do not add up" + where;
+      if (e.ahead != ahead[d][s]) return "look-ahead does not add up" + where;
+      if ((e.state == State::kAbsent) != (e.block == ArenaAllocator::kNone)) {
+        return "block without state" + where;
+      }
+      if (e.state != State::kResident && e.pins != 0) return "pinned but not resident" + where;
+      if (e.block != ArenaAllocator::kNone) used += arena_.size(e.block);
+      if (e.flags & kKept) {
+        if (e.block == ArenaAllocator::kNone) return "kept without a block" + where;
+        kept += arena_.size(e.block);
+      }
+      if (e.state == State::kResident && e.pins == 0 && e.ahead == 0 && !(e.flags & kKept)) {
+        return "resident without a reason" + where;
+      }
+    }
+  }
+  if (used != arena_.used()) return "arena bytes do not add up";
+  if (kept != kept_bytes_) return "kept bytes do not add up";
+  if (used > arena_.capacity()) return "more than the arena";
+  return {};
+}
+
+}  // namespace forebay

@@ -1,0 +1,277 @@
+// Scheduler: decides what is read, where it lands in the arena, what stays and what goes.
+//
+// Pure: events in, actions out; no clock, no thread, no I/O. One thread at a time (the engine holds
+// its mutex). The same code runs under the engine, under virtual time in tests and in simulators.
+//
+// Every sample of a data set has an Entry: absent, reading or resident. References hold it:
+//   ahead  positions of some stream's look-ahead window that will use it,
+//   pins   leases that hand it out now (or will, once their missing samples have arrived),
+//   kept   the memory tier holds it for later epochs.
+// A resident sample without any of the three is freed at once. Keeping the samples that were read
+// first, and never replacing them, is optimal when each sample is used once an epoch: no policy can
+// have more hits an epoch than the tier has room.
+//
+// A lease is made when a consumer asks and becomes ready when its last sample has arrived. What it
+// misses is read ahead of everything else. When memory is short for it, room is made, in this order:
+// look-ahead farthest from use is taken back, the memory tier gives up samples, leases of younger
+// streams that still wait give up theirs. So the oldest waiting stream always gets on.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "catalog/catalog.h"
+#include "metrics/stall.h"
+#include "stage/allocator.h"
+
+namespace forebay {
+
+using DatasetId = uint32_t;
+using StreamId = uint32_t;
+using LeaseId = uint64_t;
+inline constexpr LeaseId kNoLease = 0;
+
+struct ReadAction {
+  DatasetId dataset = 0;
+  SampleId sample = 0;
+  uint64_t offset = 0;     // in the arena
+  uint32_t length = 0;
+};
+
+// Copy (later: decode) the samples of a lease into its contiguous block.
+struct CopyAction {
+  LeaseId lease = kNoLease;
+  uint64_t dest = 0;
+  std::vector<uint64_t> from;
+  std::vector<uint32_t> lengths;
+};
+
+struct OrderAction {
+  StreamId stream = 0;
+  uint64_t epoch = 0;
+  uint64_t first_position = 0;   // global position to start from
+  uint64_t generation = 0;       // an answer for an older generation is ignored
+};
+
+struct StreamShape {
+  DatasetId dataset = 0;
+  uint32_t batch_size = 1;
+  bool drop_last = false;     // drop an epoch's last batch when it is not full
+  bool contiguous = false;    // batches are copied into one piece, ahead of time
+  bool itemised = false;      // samples are fetched one by one, in roughly the declared order
+  uint64_t first_epoch = 0;
+  uint64_t first_position = 0;
+  uint64_t epochs = 0;        // 0: the horizon is extended without end
+};
+
+class Scheduler {
+ public:
+  struct Options {
+    uint64_t arena_bytes = 0;
+    uint64_t staging_bytes = 0;   // share that stays free of kept samples; 0: chosen from the streams
+    bool keep = true;             // false: no memory tier (every sample is read for each use)
+  };
+  enum class Take : uint8_t { kReady, kPending, kEndOfEpoch, kEndOfStream, kFailed, kTooLarge };
+
+  struct Handout {                // what a ready lease gives
+    LeaseId lease = kNoLease;
+    uint64_t epoch = 0;
+    uint64_t index = 0;           // of the batch in its epoch
+    std::vector<SampleId> samples;
+    std::vector<uint64_t> offsets;
+    std::vector<uint32_t> lengths;
+    SampleId failed = 0;          // with kFailed
+    uint64_t bytes = 0;           // with kTooLarge: what the batch needs
+  };
+
+  struct Counters {
+    uint64_t reads = 0, read_bytes = 0, failed_reads = 0;
+    uint64_t hits = 0, hit_bytes = 0;       // resident when asked for
+    uint64_t evicted = 0;                   // kept samples given up
+    uint64_t retracted = 0;                 // look-ahead taken back
+    uint64_t changed = 0;                   // samples whose bytes differ from an earlier read
+  };
+
+  explicit Scheduler(const Options& options);
+
+  DatasetId AddDataset(std::span<const uint32_t> lengths);
+  StreamId OpenStream(const StreamShape& shape);
+  // Forgets the stream's window; its leases stay valid until released.
+  void CloseStream(StreamId stream);
+  // Starts over at an epoch and global position; leases that still wait are cancelled.
+  void Seek(StreamId stream, uint64_t epoch, uint64_t first_position);
+  // Answers an OrderAction. `last`: the stream ends after this epoch.
+  void ExtendOrder(StreamId stream, uint64_t generation, uint64_t epoch,
+                   std::vector<SampleId> order, bool last);
+  // Declares that no epoch follows those known.
+  void EndHorizon(StreamId stream);
+  uint64_t generation(StreamId stream) const { return streams_.at(stream).generation; }
+
+  // The stream's next batch. kPending: ask again after the next event (the lease is being filled).
+  // kEndOfEpoch is returned once between epochs. Fills `out` with kReady and kFailed; after kFailed the
+  // next call tries the same batch again.
+  Take TakeBatch(StreamId stream, Handout* out);
+  // One sample by number. `*lease` is kNoLease at first, and names the pending lease on later calls.
+  Take FetchSample(StreamId stream, SampleId sample, LeaseId* lease, Handout* out);
+  // Gives back a ready lease, or cancels a pending one.
+  void Release(LeaseId lease);
+
+  // Reads to start now, at most `in_flight_limit` under way in all. Appends to `out`.
+  void NextReads(size_t in_flight_limit, std::vector<ReadAction>* out);
+  // Moves out copies and orders that have become due since the last call.
+  std::vector<CopyAction> NextCopies();
+  std::vector<OrderAction> NextOrders();
+
+  void OnReadDone(DatasetId dataset, SampleId sample, bool ok, uint32_t crc);
+  void OnCopyDone(LeaseId lease);
+
+  // Whether a pending lease of the stream became ready, failed, or may now find room, since it was
+  // last asked.
+  bool IsDue(StreamId stream) const;
+  // Why the stream's pending lease waits.
+  StallCause WaitCause(StreamId stream) const;
+  // Nothing is under way that could end the wait: only a Release can.
+  bool OnlyReleaseHelps(StreamId stream) const;
+  // True when finished samples ahead of some active stream are few: more parallel reads would help.
+  bool Hungry() const;
+
+  size_t in_flight() const { return in_flight_; }
+  uint64_t used_bytes() const { return arena_.used(); }
+  uint64_t kept_bytes() const { return kept_bytes_; }
+  uint64_t capacity() const { return arena_.capacity(); }
+  uint64_t leased_bytes() const { return leased_bytes_; }
+  size_t lease_count() const { return leases_.size(); }
+  const Counters& counters() const { return counters_; }
+
+  // Bytes of bookkeeping for a data set of n samples, so that the engine can charge the budget.
+  static uint64_t MetadataBytes(uint64_t samples) { return samples * kBytesPerSample; }
+
+  // Checks every invariant; for tests. Empty when all hold.
+  std::string CheckInvariants() const;
+
+ private:
+  enum class State : uint8_t { kAbsent, kReading, kResident };
+  // Entry flags.
+  static constexpr uint8_t kKept = 1;
+  static constexpr uint8_t kUrgent = 2;     // the read under way was asked for by a lease
+  static constexpr uint8_t kFailedSoon = 4; // look-ahead read failed; the lease will try again
+  static constexpr uint8_t kFailedNow = 8;  // an urgent read failed; the lease reports it
+  static constexpr uint8_t kCrcKnown = 16;
+  static constexpr uint8_t kSuspect = 32;   // the last read's checksum differed; read once more
+
+  struct Entry {
+    uint64_t offset = 0;
+    ArenaAllocator::Block block = ArenaAllocator::kNone;
+    uint32_t length = 0;
+    uint16_t pins = 0;
+    uint16_t ahead = 0;
+    State state = State::kAbsent;
+    uint8_t flags = 0;
+  };
+  // Entry 24, checksum 4, allocator node 40, two epochs' orders and the permutation being made 12.
+  static constexpr uint64_t kBytesPerSample = 80;
+
+  struct Dataset {
+    std::vector<Entry> entries;
+    std::vector<uint32_t> crcs;
+    uint64_t rounded_bytes = 0;
+    uint64_t mean_rounded = 0;
+    SampleId clock_hand = 0;     // where the search for a kept sample to give up goes on
+  };
+  struct Epoch {
+    uint64_t epoch = 0;
+    std::vector<SampleId> order;
+  };
+  struct Lease {
+    StreamId stream = 0;
+    DatasetId dataset = 0;
+    uint64_t epoch = 0;
+    uint64_t index = 0;
+    std::vector<SampleId> samples;
+    std::vector<SampleId> missing;    // not pinned yet; a repeated sample stands here repeatedly
+    uint64_t bytes = 0;
+    ArenaAllocator::Block block = ArenaAllocator::kNone;   // contiguous copy
+    bool blocked = false;             // found no room for what it misses
+    bool copy_wanted = false;
+    bool copying = false;
+    bool handed_out = false;
+    bool released = false;            // given back while its copy was under way
+    bool ready() const { return missing.empty() && !copy_wanted && !copying; }
+  };
+  struct Stream {
+    StreamShape shape;
+    bool open = true;
+    bool last_known = false;          // the horizon ends with the last of `epochs`
+    bool order_asked = false;
+    uint64_t next_epoch = 0;
+    uint64_t next_first_position = 0; // only the first epoch after a Seek starts inside
+    uint64_t generation = 1;
+    std::deque<Epoch> epochs;
+    uint64_t taken = 0;               // positions of epochs.front() that leases have
+    uint64_t batch_index = 0;
+    size_t cursor_epoch = 0;          // look-ahead: next position to plan
+    uint64_t cursor = 0;
+    uint64_t blocked_at = 0;          // value of frees_ when look-ahead last found no room
+    std::deque<LeaseId> queue;        // leases not handed out yet, in order (contiguous: several)
+    bool due = false;
+    // Itemised streams: planned minus fetched, by sample.
+    std::unordered_map<SampleId, int32_t> outstanding;
+    uint64_t fetched = 0;
+
+    uint64_t window() const {         // positions planned and not taken
+      if (shape.itemised) return outstanding.size();
+      return cursor_epoch == 0 ? cursor - taken : epochs[0].order.size() - taken + cursor;
+    }
+  };
+
+  Entry& entry(DatasetId d, SampleId s) { return datasets_[d].entries[s]; }
+  const Entry& entry(DatasetId d, SampleId s) const { return datasets_[d].entries[s]; }
+
+  void ChooseStaging();
+  uint64_t keep_quota() const;
+  void MaybeFree(DatasetId d, SampleId s);
+  void FreeBlock(DatasetId d, SampleId s);
+  bool Place(DatasetId d, SampleId s, bool urgent, StreamId for_stream);
+  bool MakeRoom(uint64_t bytes, StreamId for_stream);
+  bool RetractOne();
+  bool EvictOne();
+  bool StealOne(StreamId for_stream);
+  void Unplan(Stream& stream);
+  void UnplanPosition(Stream& stream, SampleId s);
+  void DropWaiting(Stream& stream);
+  void WantOrder(Stream& stream, StreamId id);
+  // Plans positions until one needs a read (true, *out filled), or nothing more can be planned.
+  bool AdvanceCursor(Stream& stream, ReadAction* out, size_t* budget);
+  LeaseId MakeBatchLease(StreamId id, Stream& stream);
+  void AskMissing(LeaseId id, Lease& lease);
+  void Unpin(const Lease& lease);
+  void StartCopyIfDue(LeaseId id, Lease& lease);
+  void Fill(const Lease& lease, Handout* out) const;
+  Take Finish(LeaseId id, Lease& lease, Handout* out);
+  bool FindFailure(Lease& lease, Handout* out);
+  void Drop(LeaseId id);
+
+  const Options options_;
+  ArenaAllocator arena_;
+  uint64_t staging_bytes_ = 0;
+  uint64_t kept_bytes_ = 0;
+  uint64_t leased_bytes_ = 0;
+  size_t in_flight_ = 0;
+  uint64_t frees_ = 1;                // blocks freed so far: tells a stream that room may be there
+  std::vector<Dataset> datasets_;
+  std::vector<Stream> streams_;
+  StreamId next_stream_ = 0;          // round robin
+  std::unordered_map<LeaseId, Lease> leases_;
+  std::vector<LeaseId> pending_;      // leases with something missing
+  LeaseId next_lease_ = 1;
+  std::deque<ReadAction> urgent_;     // placed, not yet handed to the driver
+  std::vector<CopyAction> copies_;
+  std::vector<OrderAction> orders_;
+  Counters counters_;
+};
+
+}  // namespace forebay
