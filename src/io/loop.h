@@ -15,27 +15,33 @@
 namespace forebay {
 
 struct ReadOp {
-  uint64_t tag = 0;         // returned in the completion
-  int fd = -1;              // >= 0: an open descriptor, which stays open; else `path` is opened and closed
+  uint64_t tag = 0;  // returned in the completion
+  int fd = -1;       // >= 0: an open descriptor, which stays open; else `path` is opened and closed
   const char* path = nullptr;  // must stay valid until the completion is reaped
   uint64_t offset = 0;
-  std::span<std::byte> dest;   // must stay valid until the completion is reaped
+  std::span<std::byte> dest;  // must stay valid until the completion is reaped
   // True: the file must end exactly at offset + dest.size(). A longer one is reported through
   // Completion::longer, at no extra request (one more byte is asked for in the same read).
   bool expect_end = false;
+  // True: Completion::crc is filled; by the thread that read where there is one, else by Reap.
+  bool checksum = false;
 };
 
 struct Completion {
   uint64_t tag = 0;
-  int error = 0;         // errno of the open or read, 0 otherwise
-  uint64_t bytes = 0;    // bytes in dest; fewer than asked means the file ended there
-  bool longer = false;   // only with expect_end
-  int64_t latency_ns = 0;  // from the start of the open (or read) to its end
+  int error = 0;           // errno of the open or read, 0 otherwise
+  uint64_t bytes = 0;      // bytes in dest; fewer than asked means the file ended there
+  bool longer = false;     // only with expect_end
+  uint32_t crc = 0;        // CRC-32C of those bytes; only with checksum and without an error
+  int64_t latency_ns = 0;  // from the start of the open (or read) to its end; io_uring: from Submit
 };
 
 class Loop {
  public:
-  virtual ~Loop() = default;  // waits for what is in flight; nothing touches `dest` afterwards
+  // Waits for what is in flight; nothing touches `dest` afterwards. Ops that no thread has begun
+  // may be discarded. In a forked child destroying is the only call allowed, and it waits for
+  // nothing.
+  virtual ~Loop() = default;
 
   // Takes a prefix of `ops` and returns its length; 0 when the loop is full. Never blocks.
   virtual size_t Submit(std::span<const ReadOp> ops) = 0;
@@ -54,7 +60,7 @@ struct LoopOptions {
   Status Validate() const;
 };
 
-// Threads doing open, preadv, close. Stacks are small (64 KiB usable).
+// Threads doing open, preadv, close. Stacks are small (128 KiB, thread-local storage included).
 Result<std::unique_ptr<Loop>> MakeThreadLoop(const LoopOptions& options);
 
 // io_uring; kUnimplemented when the build or the kernel lacks it, or a policy forbids it.

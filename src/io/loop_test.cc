@@ -1,0 +1,399 @@
+// One conformance suite for every Loop.
+#include "io/loop.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/crc32c.h"
+#include "base/owned.h"
+#include "base/rng.h"
+
+namespace forebay {
+namespace {
+
+struct Kind {
+  const char* name;
+  Result<std::unique_ptr<Loop>> (*make)(const LoopOptions&);
+  Status (*probe)();
+};
+
+class LoopTest : public testing::TestWithParam<Kind> {
+ protected:
+  void SetUp() override {
+    const Status usable = GetParam().probe();
+    if (!usable.ok()) GTEST_SKIP() << "NOT TESTED: " << usable.ToString();
+    std::string pattern = testing::TempDir() + "forebay_loop_XXXXXX";
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+  }
+  void TearDown() override {
+    std::error_code ignored;
+    if (!folder_.empty()) std::filesystem::remove_all(folder_, ignored);
+  }
+
+  std::unique_ptr<Loop> Make(size_t max_in_flight) {
+    Result<std::unique_ptr<Loop>> loop = GetParam().make({.max_in_flight = max_in_flight});
+    EXPECT_TRUE(loop.has_value()) << loop.status().ToString();
+    return loop ? std::move(*loop) : nullptr;
+  }
+
+  std::string Path(const std::string& name) const { return folder_ + "/" + name; }
+
+  std::vector<std::byte> WriteFile(const std::string& name, size_t size, uint64_t seed) {
+    std::vector<std::byte> bytes(size);
+    SplitMix64 rng(seed);
+    for (std::byte& b : bytes) b = static_cast<std::byte>(rng.Next());
+    const OwnedFd fd(open(Path(name).c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600));
+    EXPECT_TRUE(fd.valid());
+    EXPECT_EQ(write(fd.get(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+    return bytes;
+  }
+
+  // Polls and reaps until `count` ops are done; each tag may come once.
+  static std::map<uint64_t, Completion> Collect(Loop& loop, size_t count) {
+    std::map<uint64_t, Completion> all;
+    std::vector<Completion> out(7);
+    while (all.size() < count) {
+      pollfd waiting{loop.event_fd(), POLLIN, 0};
+      if (poll(&waiting, 1, 60'000) != 1) {
+        ADD_FAILURE() << "only " << all.size() << " of " << count << " completed";
+        return all;
+      }
+      const size_t n = loop.Reap(out);
+      for (size_t i = 0; i < n; ++i) {
+        EXPECT_TRUE(all.emplace(out[i].tag, out[i]).second) << "twice: " << out[i].tag;
+      }
+    }
+    EXPECT_EQ(loop.Reap(out), 0u);
+    return all;
+  }
+
+  static Completion RunOne(Loop& loop, const ReadOp& op) {
+    EXPECT_EQ(loop.Submit(std::span(&op, 1)), 1u);
+    return Collect(loop, 1)[op.tag];
+  }
+
+  std::string folder_;
+};
+
+size_t CountOpenFds() {
+  size_t count = 0;
+  DIR* folder = opendir("/proc/self/fd");
+  while (readdir(folder) != nullptr) ++count;
+  closedir(folder);
+  return count;
+}
+
+TEST_P(LoopTest, ReadsEverySize) {
+  auto loop = Make(4);
+  for (size_t size : {0u, 1u, 511u, 4096u, 112'640u, 9u << 20, 20u << 20}) {
+    const auto expected = WriteFile("f", size, size);
+    std::vector<std::byte> dest(size);
+    const std::string path = Path("f");
+    const Completion done = RunOne(
+        *loop,
+        {.tag = size, .path = path.c_str(), .dest = dest, .expect_end = true, .checksum = true});
+    EXPECT_EQ(done.error, 0);
+    EXPECT_EQ(done.bytes, size);
+    EXPECT_FALSE(done.longer);
+    EXPECT_EQ(done.crc, Crc32c(expected));
+    EXPECT_GT(done.latency_ns, 0);
+    EXPECT_TRUE(dest == expected) << size;
+  }
+}
+
+TEST_P(LoopTest, RandomReadsFromASeed) {
+  constexpr uint64_t kSeed = 20240607;
+  SplitMix64 rng(kSeed);
+  auto loop = Make(16);
+  std::vector<std::vector<std::byte>> files;
+  std::vector<std::string> paths;
+  std::vector<OwnedFd> fds;
+  for (size_t i = 0; i < 8; ++i) {
+    files.push_back(WriteFile(std::to_string(i), 1 + rng.Below(600'000), rng.Next()));
+    paths.push_back(Path(std::to_string(i)));
+    fds.emplace_back(open(paths.back().c_str(), O_RDONLY | O_CLOEXEC));
+  }
+  const size_t open_before = CountOpenFds();
+  constexpr size_t kOps = 1500;
+  struct Expected {
+    size_t file, offset, bytes;
+    bool longer;
+    std::vector<std::byte> dest;
+  };
+  std::vector<Expected> expected(kOps);
+  size_t submitted = 0;
+  size_t finished = 0;
+  std::vector<bool> seen(kOps);
+  std::vector<ReadOp> batch;
+  std::vector<Completion> out(5);
+  while (finished < kOps) {
+    while (batch.size() < 1 + rng.Below(20) && submitted + batch.size() < kOps) {
+      const size_t tag = submitted + batch.size();
+      Expected& e = expected[tag];
+      e.file = rng.Below(files.size());
+      const size_t size = files[e.file].size();
+      e.offset = rng.Below(size + 100);  // some begin beyond the end
+      const size_t left = e.offset < size ? size - e.offset : 0;
+      const size_t wanted = rng.Below(3) == 0 ? left : rng.Below(size + 200);
+      const bool expect_end = rng.Below(2) == 0;
+      e.bytes = std::min(wanted, left);
+      e.longer = expect_end && wanted < left;
+      e.dest.resize(wanted);
+      const bool by_fd = rng.Below(2) == 0;
+      batch.push_back({.tag = tag,
+                       .fd = by_fd ? fds[e.file].get() : -1,
+                       .path = by_fd ? nullptr : paths[e.file].c_str(),
+                       .offset = e.offset,
+                       .dest = e.dest,
+                       .expect_end = expect_end,
+                       .checksum = true});
+    }
+    const size_t taken = loop->Submit(batch);
+    ASSERT_LE(taken, batch.size());
+    submitted += taken;
+    batch.erase(batch.begin(), batch.begin() + static_cast<ptrdiff_t>(taken));
+    // What was not taken keeps its tag, so the batch must stay as it is until it is.
+    pollfd waiting{loop->event_fd(), POLLIN, 0};
+    if (submitted > finished) {
+      ASSERT_EQ(poll(&waiting, 1, 60'000), 1) << "seed " << kSeed;
+    }
+    const size_t n = loop->Reap(out);
+    for (size_t i = 0; i < n; ++i, ++finished) {
+      const Completion& c = out[i];
+      ASSERT_LT(c.tag, submitted);
+      ASSERT_FALSE(seen[c.tag]) << "seed " << kSeed << " op " << c.tag;
+      seen[c.tag] = true;
+      Expected& e = expected[c.tag];
+      ASSERT_EQ(c.error, 0) << strerror(c.error);
+      ASSERT_EQ(c.bytes, e.bytes);
+      ASSERT_EQ(c.longer, e.longer) << "seed " << kSeed << " op " << c.tag;
+      const std::byte* from = files[e.file].data() + std::min(e.offset, files[e.file].size());
+      ASSERT_EQ(std::memcmp(e.dest.data(), from, e.bytes), 0);
+      ASSERT_EQ(c.crc, Crc32c(std::span(from, e.bytes)));
+      e.dest = {};
+    }
+  }
+  EXPECT_EQ(loop->Reap(out), 0u);
+  loop.reset();
+  EXPECT_LE(CountOpenFds(), open_before) << "descriptors leaked, or given ones were closed";
+  for (const OwnedFd& fd : fds) EXPECT_GE(fcntl(fd.get(), F_GETFD), 0);
+}
+
+TEST_P(LoopTest, ReportsErrors) {
+  auto loop = Make(4);
+  std::vector<std::byte> dest(100);
+  const std::string missing = Path("missing");
+  Completion done = RunOne(*loop, {.tag = 1, .path = missing.c_str(), .dest = dest});
+  EXPECT_EQ(done.error, ENOENT);
+  EXPECT_EQ(done.bytes, 0u);
+  done = RunOne(*loop, {.tag = 2, .path = folder_.c_str(), .dest = dest});
+  EXPECT_EQ(done.error, EISDIR);
+  const std::string endless(5000, 'x');
+  done = RunOne(*loop, {.tag = 3, .path = endless.c_str(), .dest = dest});
+  EXPECT_EQ(done.error, ENAMETOOLONG);
+  // The loop still works.
+  WriteFile("f", 100, 1);
+  const std::string path = Path("f");
+  done = RunOne(*loop, {.tag = 4, .path = path.c_str(), .dest = dest});
+  EXPECT_EQ(done.error, 0);
+  EXPECT_EQ(done.bytes, 100u);
+}
+
+TEST_P(LoopTest, ShortAndLongFiles) {
+  auto loop = Make(4);
+  const auto bytes = WriteFile("f", 100, 1);
+  const std::string path = Path("f");
+  std::vector<std::byte> dest(150);
+  Completion done =
+      RunOne(*loop, {.tag = 1, .path = path.c_str(), .dest = dest, .expect_end = true});
+  EXPECT_EQ(done.error, 0);
+  EXPECT_EQ(done.bytes, 100u);
+  EXPECT_FALSE(done.longer);
+  dest.resize(99);
+  done = RunOne(*loop, {.tag = 2, .path = path.c_str(), .dest = dest, .expect_end = true});
+  EXPECT_EQ(done.bytes, 99u);
+  EXPECT_TRUE(done.longer);
+  EXPECT_EQ(std::memcmp(dest.data(), bytes.data(), 99), 0);
+  done = RunOne(*loop, {.tag = 3, .path = path.c_str(), .dest = dest});
+  EXPECT_FALSE(done.longer);
+  done = RunOne(*loop, {.tag = 4, .path = path.c_str(), .dest = {}, .expect_end = true});
+  EXPECT_EQ(done.bytes, 0u);
+  EXPECT_TRUE(done.longer);
+}
+
+TEST_P(LoopTest, EventFdFollowsCompletions) {
+  auto loop = Make(8);
+  EXPECT_EQ(loop->capacity(), 8u);
+  pollfd waiting{loop->event_fd(), POLLIN, 0};
+  EXPECT_EQ(poll(&waiting, 1, 0), 0);
+  Completion one;
+  EXPECT_EQ(loop->Reap(std::span(&one, 1)), 0u);
+  WriteFile("f", 10, 1);
+  const std::string path = Path("f");
+  std::vector<std::byte> dest(3 * 10);
+  for (uint64_t tag = 0; tag < 3; ++tag) {
+    const ReadOp op{
+        .tag = tag, .path = path.c_str(), .dest = std::span(dest).subspan(tag * 10, 10)};
+    ASSERT_EQ(loop->Submit(std::span(&op, 1)), 1u);
+  }
+  // One at a time: it stays readable while completions wait.
+  for (int got = 0; got < 3;) {
+    ASSERT_EQ(poll(&waiting, 1, 60'000), 1);
+    got += static_cast<int>(loop->Reap(std::span(&one, 1)));
+  }
+  // A signal may come late, for a completion that is reaped already; Reap drains it, too.
+  int readable = 1;
+  for (int tries = 0; tries < 1000 && readable != 0; ++tries) {
+    EXPECT_EQ(loop->Reap(std::span(&one, 1)), 0u);
+    readable = poll(&waiting, 1, 1);
+  }
+  EXPECT_EQ(readable, 0);
+}
+
+// Ops on FIFOs block in open() until somebody opens the other end.
+class BlockedOps {
+ public:
+  BlockedOps(const std::string& folder, size_t count) : dest_(count) {
+    for (size_t i = 0; i < count; ++i) {
+      paths_.push_back(folder + "/fifo" + std::to_string(i));
+      EXPECT_EQ(mkfifo(paths_.back().c_str(), 0600), 0);
+    }
+    for (size_t i = 0; i < count; ++i) {
+      ops_.push_back({.tag = i, .path = paths_[i].c_str(), .dest = std::span(dest_).subspan(i, 1)});
+    }
+  }
+  const std::vector<ReadOp>& ops() const { return ops_; }
+  // Succeeds once a reader of the FIFO is inside open().
+  bool HasReader(size_t i) {
+    const OwnedFd fd(open(paths_[i].c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
+    return fd.valid();
+  }
+  // Waits for the reader; its read then fails (ESPIPE) or meets the end of the file.
+  void Release(size_t i) {
+    for (int tries = 0; tries < 6000 && !HasReader(i); ++tries) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
+
+ private:
+  std::vector<std::string> paths_;
+  std::vector<std::byte> dest_;
+  std::vector<ReadOp> ops_;
+};
+
+TEST_P(LoopTest, SubmitTakesAPrefixAndAllOverlap) {
+  constexpr size_t kInFlight = 40;
+  auto loop = Make(kInFlight);
+  BlockedOps blocked(folder_, kInFlight + 10);
+  EXPECT_EQ(loop->Submit(blocked.ops()), kInFlight);
+  EXPECT_EQ(loop->Submit(std::span(blocked.ops()).subspan(kInFlight)), 0u);
+  Completion one;
+  EXPECT_EQ(loop->Reap(std::span(&one, 1)), 0u);
+  // Released in reverse: the last can only be inside open() while all before it are blocked.
+  for (size_t i = kInFlight; i > 0; --i) blocked.Release(i - 1);
+  const auto done = Collect(*loop, kInFlight);
+  EXPECT_EQ(done.size(), kInFlight);
+  for (const auto& [tag, completion] : done) {
+    EXPECT_TRUE(completion.error == ESPIPE || completion.bytes == 0);
+  }
+  EXPECT_EQ(loop->Submit(std::span(blocked.ops()).subspan(kInFlight)), 10u);
+  for (size_t i = 0; i < 10; ++i) blocked.Release(kInFlight + i);
+  Collect(*loop, 10);
+}
+
+TEST_P(LoopTest, OneStuckReadDelaysNoOther) {
+  auto loop = Make(4);
+  BlockedOps blocked(folder_, 3);
+  ASSERT_EQ(loop->Submit(blocked.ops()), 3u);
+  const auto bytes = WriteFile("f", 1000, 1);
+  const std::string path = Path("f");
+  for (uint64_t tag = 100; tag < 150; ++tag) {
+    std::vector<std::byte> dest(1000);
+    const Completion done = RunOne(*loop, {.tag = tag, .path = path.c_str(), .dest = dest});
+    EXPECT_EQ(done.bytes, 1000u);
+    EXPECT_EQ(dest, bytes);
+  }
+  for (size_t i = 0; i < 3; ++i) blocked.Release(i);
+  Collect(*loop, 3);
+}
+
+TEST_P(LoopTest, DestructionWaitsForWhatIsInFlight) {
+  auto loop = Make(4);
+  BlockedOps blocked(folder_, 4);
+  ASSERT_EQ(loop->Submit(blocked.ops()), 4u);
+  // Ops that were not begun are discarded, so nobody may ever open their FIFOs.
+  std::jthread releaser([&](const std::stop_token& stop) {
+    for (size_t i = 0; !stop.stop_requested(); i = (i + 1) % 4) {
+      blocked.HasReader(i);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+  loop.reset();
+  releaser.request_stop();
+
+  loop = Make(64);
+  const auto bytes = WriteFile("f", 500'000, 1);
+  const std::string path = Path("f");
+  std::vector<std::vector<std::byte>> dest(64, std::vector<std::byte>(bytes.size()));
+  std::vector<ReadOp> ops;
+  for (auto& d : dest) ops.push_back({.path = path.c_str(), .dest = d});
+  ASSERT_EQ(loop->Submit(ops), 64u);
+  loop.reset();
+  // Under AddressSanitizer a late write into these is a failure.
+  dest.clear();
+}
+
+TEST_P(LoopTest, ForkedChildDestroysWithoutWaiting) {
+  auto loop = Make(8);
+  BlockedOps blocked(folder_, 4);
+  ASSERT_EQ(loop->Submit(blocked.ops()), 4u);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(30);
+    loop.reset();
+    _exit(0);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  // The parent's ops are untouched.
+  for (size_t i = 0; i < 4; ++i) blocked.Release(i);
+  EXPECT_EQ(Collect(*loop, 4).size(), 4u);
+  const auto bytes = WriteFile("f", 1000, 1);
+  const std::string path = Path("f");
+  std::vector<std::byte> dest(1000);
+  EXPECT_EQ(RunOne(*loop, {.tag = 9, .path = path.c_str(), .dest = dest}).bytes, 1000u);
+  EXPECT_EQ(dest, bytes);
+}
+
+TEST_P(LoopTest, RefusesBadOptions) {
+  EXPECT_EQ(GetParam().make({.max_in_flight = 0}).error().code(), Code::kInvalidArgument);
+  EXPECT_EQ(GetParam().make({.max_in_flight = 5000}).error().code(), Code::kInvalidArgument);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, LoopTest,
+                         testing::Values(Kind{"threads", &MakeThreadLoop, [] { return Status(); }},
+                                         Kind{"uring", &MakeUringLoop, &ProbeUring}),
+                         [](const testing::TestParamInfo<Kind>& kind) {
+                           return std::string(kind.param.name);
+                         });
+
+}  // namespace
+}  // namespace forebay

@@ -1,0 +1,312 @@
+// Each op is one chain of requests, openat -> readv -> close, on a registered file slot, so that
+// only the op's end comes back to the submitting thread. The head carries IOSQE_ASYNC: a kernel
+// worker runs the whole chain, because an open, and a read without it, may otherwise block inside
+// the submission (FUSE and NFS opens do), and page cache copies would all run on the submitting
+// thread.
+//
+// Every request posts exactly one completion, also when its chain breaks, so an op is over when as
+// many completions came as it has requests. The queues hold every request of every op: the
+// completion queue cannot overflow.
+#include "io/loop.h"
+
+#ifdef FOREBAY_HAVE_URING
+
+#include <fcntl.h>
+#include <liburing.h>
+#include <sys/eventfd.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/crc32c.h"
+#include "base/owned.h"
+
+namespace forebay {
+namespace {
+
+constexpr unsigned kRequestsPerOp = 3;
+enum Step : uint64_t { kOpen = 0, kRead = 1, kClose = 2 };
+
+Status Unimplemented(std::string_view why) {
+  return Status(Code::kUnimplemented, StrCat("io_uring is not usable here: ", why));
+}
+
+// Why io_uring_setup failed, in words that name the remedy.
+Status SetupStatus(int error) {
+  if (error == ENOSYS) return Unimplemented("this kernel is built without it");
+  if (error == EINVAL) return Unimplemented("it needs Linux 5.19 or newer");
+  if (error == EPERM || error == EACCES) {
+    char setting = '0';
+    const OwnedFd fd(open("/proc/sys/kernel/io_uring_disabled", O_RDONLY | O_CLOEXEC));
+    if (fd.valid() && read(fd.get(), &setting, 1) == 1 && setting != '0') {
+      return Unimplemented(StrCat("kernel.io_uring_disabled is ", setting));
+    }
+    return Unimplemented("a security policy (seccomp, as containers use) forbids it");
+  }
+  return ErrnoStatus(error, "io_uring_setup");
+}
+
+class Ring {
+ public:
+  Ring() = default;
+  Ring(const Ring&) = delete;
+  Ring& operator=(const Ring&) = delete;
+  ~Ring() {
+    if (!open_) return;
+    if (getpid() == creator_) {
+      io_uring_queue_exit(&ring_);
+    } else {
+      // The ring's memory is not inherited (MADV_DONTFORK), and something else may lie there by
+      // now.
+      close(ring_.ring_fd);
+    }
+  }
+
+  // Ready for `ops` chains at a time, or the reason why not.
+  Status Open(unsigned ops) {
+    io_uring_params params{};
+    params.flags = IORING_SETUP_SUBMIT_ALL;
+    if (const int r = io_uring_queue_init_params(ops * kRequestsPerOp, &ring_, &params); r < 0) {
+      return SetupStatus(-r);
+    }
+    open_ = true;
+    if (const int r = io_uring_ring_dontfork(&ring_); r < 0) {
+      return ErrnoStatus(-r, "keep the ring's memory from forked children");
+    }
+    FOREBAY_RETURN_IF_ERROR(CheckOpcodes());
+    if (const int r = io_uring_register_files_sparse(&ring_, ops); r < 0) {
+      if (r == -EINVAL) return Unimplemented("sparse file tables need Linux 5.19 or newer");
+      return ErrnoStatus(-r, StrCat("register ", ops, " file slots with io_uring"));
+    }
+    unsigned workers[2] = {ops, ops};
+    if (const int r = io_uring_register_iowq_max_workers(&ring_, workers); r < 0) {
+      if (r == -EINVAL) return Unimplemented("IORING_REGISTER_IOWQ_MAX_WORKERS is missing");
+      return ErrnoStatus(-r, StrCat("allow ", ops, " io_uring workers"));
+    }
+    return Status();
+  }
+
+  io_uring* get() { return &ring_; }
+
+ private:
+  Status CheckOpcodes() {
+    struct Free {
+      void operator()(io_uring_probe* probe) const { io_uring_free_probe(probe); }
+    };
+    const std::unique_ptr<io_uring_probe, Free> probe(io_uring_get_probe_ring(&ring_));
+    if (!probe) return Unimplemented("the kernel cannot list its operations");
+    constexpr std::pair<int, std::string_view> kNeeded[] = {
+        {IORING_OP_OPENAT, "OPENAT"}, {IORING_OP_READV, "READV"}, {IORING_OP_CLOSE, "CLOSE"}};
+    for (const auto& [opcode, name] : kNeeded) {
+      if (!io_uring_opcode_supported(probe.get(), opcode)) {
+        return Unimplemented(StrCat("the kernel lacks IORING_OP_", name));
+      }
+    }
+    return Status();
+  }
+
+  io_uring ring_{};
+  bool open_ = false;
+  const pid_t creator_ = getpid();
+};
+
+class UringLoop final : public Loop {
+ public:
+  UringLoop(size_t capacity, OwnedFd event_fd) : slots_(capacity), event_fd_(std::move(event_fd)) {
+    free_.reserve(capacity);
+    for (size_t i = capacity; i > 0; --i) free_.push_back(static_cast<uint32_t>(i - 1));
+  }
+
+  ~UringLoop() override {
+    if (getpid() != creator_) return;
+    Completion ignored;
+    while (free_.size() < slots_.size()) {
+      io_uring_submit_and_wait(ring_.get(), 1);
+      TakeCompletions(std::span(&ignored, 1));
+    }
+  }
+
+  Status Open() {
+    FOREBAY_RETURN_IF_ERROR(ring_.Open(static_cast<unsigned>(slots_.size())));
+    if (const int r = io_uring_register_eventfd(ring_.get(), event_fd_.get()); r < 0) {
+      return ErrnoStatus(-r, "register an eventfd with io_uring");
+    }
+    return Status();
+  }
+
+  size_t Submit(std::span<const ReadOp> ops) override {
+    const size_t taken = std::min(ops.size(), free_.size());
+    if (taken == 0) return 0;
+    const Nanos now = SteadyClock().Now();
+    for (const ReadOp& op : ops.first(taken)) {
+      const uint32_t index = free_.back();
+      free_.pop_back();
+      Slot& slot = slots_[index];
+      slot.op = op;
+      slot.done = Completion{.tag = op.tag};
+      slot.start = now;
+      Queue(index);
+    }
+    Flush();
+    return taken;
+  }
+
+  size_t Reap(std::span<Completion> out) override {
+    uint64_t count;
+    [[maybe_unused]] const ssize_t n = read(event_fd_.get(), &count, sizeof count);
+    const size_t taken = TakeCompletions(out);
+    if (io_uring_sq_ready(ring_.get()) > 0) Flush();
+    // The eventfd is drained, and completions that did not fit in `out` wait.
+    if (io_uring_cq_ready(ring_.get()) > 0) Signal();
+    return taken;
+  }
+
+  int event_fd() const override { return event_fd_.get(); }
+  size_t capacity() const override { return slots_.size(); }
+  const char* name() const override { return "io_uring"; }
+
+ private:
+  struct Slot {
+    ReadOp op;
+    Completion done;
+    Nanos start = 0;
+    unsigned waiting = 0;  // completions still to come
+    int results[kRequestsPerOp] = {};
+    iovec parts[2] = {};
+    std::byte beyond{};  // receives the byte after the expected end
+  };
+
+  // Prepares the requests for what is left of the slot's op.
+  void Queue(uint32_t index) {
+    Slot& slot = slots_[index];
+    const bool opens = slot.op.fd < 0;
+    slot.waiting = 0;
+    std::fill(std::begin(slot.results), std::end(slot.results), 0);
+    if (opens) {
+      io_uring_sqe* sqe = NextSqe(index);
+      // Without O_CLOEXEC: a registered slot is in no descriptor table, and the kernel refuses
+      // both.
+      io_uring_prep_openat_direct(sqe, AT_FDCWD, slot.op.path, O_RDONLY, 0, index);
+      Label(sqe, index, kOpen);
+      sqe->flags |= IOSQE_ASYNC | IOSQE_IO_LINK;
+    }
+    slot.parts[0] = {slot.op.dest.data() + slot.done.bytes, slot.op.dest.size() - slot.done.bytes};
+    slot.parts[1] = {&slot.beyond, 1};
+    io_uring_sqe* sqe = NextSqe(index);
+    io_uring_prep_readv(sqe, opens ? static_cast<int>(index) : slot.op.fd, slot.parts,
+                        slot.op.expect_end ? 2 : 1, slot.op.offset + slot.done.bytes);
+    Label(sqe, index, kRead);
+    // Hard link: the file is closed however the read ends, and a short read breaks a plain link.
+    sqe->flags |= opens ? IOSQE_FIXED_FILE | IOSQE_IO_HARDLINK : IOSQE_ASYNC;
+    if (opens) {
+      sqe = NextSqe(index);
+      io_uring_prep_close_direct(sqe, index);
+      Label(sqe, index, kClose);
+    }
+  }
+
+  io_uring_sqe* NextSqe(uint32_t index) {
+    ++slots_[index].waiting;
+    return io_uring_get_sqe(ring_.get());
+  }
+
+  static void Label(io_uring_sqe* sqe, uint32_t index, Step step) {
+    io_uring_sqe_set_data64(sqe, (static_cast<uint64_t>(index) << 2) | step);
+  }
+
+  // What the kernel cannot take now (memory) stays queued; the signal brings the next Reap.
+  void Flush() {
+    const unsigned ready = io_uring_sq_ready(ring_.get());
+    if (ready > 0 && io_uring_submit(ring_.get()) != static_cast<int>(ready)) Signal();
+  }
+
+  void Signal() {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t n = write(event_fd_.get(), &one, sizeof one);
+  }
+
+  // Handles completions until `out` is full or none are left.
+  size_t TakeCompletions(std::span<Completion> out) {
+    size_t taken = 0;
+    io_uring_cqe* cqe = nullptr;
+    while (taken < out.size() && io_uring_peek_cqe(ring_.get(), &cqe) == 0) {
+      const uint64_t label = io_uring_cqe_get_data64(cqe);
+      const uint32_t index = static_cast<uint32_t>(label >> 2);
+      Slot& slot = slots_[index];
+      slot.results[label & 3] = cqe->res;
+      io_uring_cqe_seen(ring_.get(), cqe);
+      if (--slot.waiting > 0) continue;
+      if (!Advance(slot)) {
+        Queue(index);
+        continue;
+      }
+      slot.done.latency_ns = SteadyClock().Now() - slot.start;
+      if (slot.op.checksum && slot.done.error == 0) {
+        slot.done.crc = Crc32c(slot.op.dest.first(slot.done.bytes));
+      }
+      out[taken++] = slot.done;
+      free_.push_back(index);
+    }
+    return taken;
+  }
+
+  // Accounts for one finished chain; true when the op is over. After a short read the rest is read
+  // by another chain, which opens the file again: rare, and cheaper than keeping every file open.
+  static bool Advance(Slot& slot) {
+    const int opened = slot.results[kOpen];
+    const int got = opened < 0 ? opened : slot.results[kRead];
+    if (got == -EINTR) return false;
+    if (got < 0) {
+      slot.done.error = -got;
+      return true;
+    }
+    const size_t missing = slot.parts[0].iov_len;
+    slot.done.longer = static_cast<size_t>(got) > missing;
+    slot.done.bytes += std::min(static_cast<size_t>(got), missing);
+    return got == 0 || slot.done.bytes == slot.op.dest.size();
+  }
+
+  const pid_t creator_ = getpid();
+  std::vector<Slot> slots_;  // never resized: the kernel holds pointers into it
+  std::vector<uint32_t> free_;
+  const OwnedFd event_fd_;
+  Ring ring_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Loop>> MakeUringLoop(const LoopOptions& options) {
+  FOREBAY_RETURN_IF_ERROR(options.Validate());
+  OwnedFd event_fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!event_fd.valid()) return ErrnoStatus(errno, "eventfd");
+  auto loop = std::make_unique<UringLoop>(options.max_in_flight, std::move(event_fd));
+  FOREBAY_RETURN_IF_ERROR(loop->Open());
+  return std::unique_ptr<Loop>(std::move(loop));
+}
+
+Status ProbeUring() { return Ring().Open(1); }
+
+}  // namespace forebay
+
+#else
+
+namespace forebay {
+
+Status ProbeUring() {
+  return Status(Code::kUnimplemented,
+                "io_uring is not usable here: this build has no liburing "
+                "(install liburing-dev and configure again)");
+}
+
+Result<std::unique_ptr<Loop>> MakeUringLoop(const LoopOptions&) { return ProbeUring(); }
+
+}  // namespace forebay
+
+#endif  // FOREBAY_HAVE_URING
