@@ -1,0 +1,82 @@
+// FileSystem: a folder shown read-only through FUSE, as slow as a StorageModel says.
+//
+// The source folder is asked as soon as a request arrives; only the answer waits. Below `.slowfs`
+// in the root lie control files, in no listing and without delay:
+//   stats     counters as JSON
+//   settings  the model's settings as text; one write of key=value lines changes them
+//   reset     any write sets the counters back
+#pragma once
+
+#include <dirent.h>
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/owned.h"
+#include "base/status.h"
+#include "base/thread_annotations.h"
+#include "slowfs/counters.h"
+#include "slowfs/inode_table.h"
+#include "slowfs/reply_queue.h"
+#include "source/storage_model.h"
+
+namespace forebay::slowfs {
+
+class FileSystem {
+ public:
+  struct Options {
+    std::string source;
+    StorageSettings settings;
+    bool cache = false;  // the kernel may keep data, attributes and names
+  };
+
+  static Result<std::unique_ptr<FileSystem>> Open(const Options& options);
+
+  // The session's operations; its user data must be the FileSystem.
+  static const fuse_lowlevel_ops& Operations();
+
+  // Starts the threads that answer: call it after the process has forked for the last time.
+  void Start();
+  // Answers at once whatever still waits. Call it after the session's loop and before the session
+  // is destroyed.
+  void Drain();
+
+ private:
+  struct Operation;  // the functions that FUSE calls
+  struct Parked {    // swallowed by a stall without end
+    OpKind kind;
+    uint64_t bytes;
+    std::unique_ptr<Reply> reply;
+  };
+
+  FileSystem(OwnedFd source, const Options& options);
+
+  // Answers `reply` when the model says so, with the error that it says.
+  void Answer(OpKind kind, uint64_t bytes, Nanos arrived, Reply reply);
+  void Deliver(StorageModel::Decision decision, uint64_t bytes, Reply reply);
+  // Looks `path` up in the source folder, for the kernel to know. Returns 0 or an errno value.
+  int FillEntry(std::string path, fuse_entry_param& entry);
+  // Appends a line of a listing if it fits into `space`; returns the space that it needs.
+  size_t AddEntry(fuse_req_t request, const std::string& folder, const dirent& entry, bool plus,
+                  char* out, size_t space);
+
+  Status ChangeSettings(std::string_view text);
+  std::string SettingsText();
+
+  const OwnedFd source_;
+  const bool cache_;
+  const double timeout_s_;  // how long the kernel may keep names and attributes
+
+  InodeTable inodes_;
+  Counters counters_;
+  ReplyQueue queue_;
+
+  Mutex mutex_;
+  StorageModel model_ GUARDED_BY(mutex_);
+  std::vector<Parked> parked_ GUARDED_BY(mutex_);
+  std::string rejected_ GUARDED_BY(mutex_);  // why the last change of settings was refused
+};
+
+}  // namespace forebay::slowfs
