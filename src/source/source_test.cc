@@ -1,0 +1,706 @@
+// One conformance suite for every Source, and what is particular to each.
+#include "source/source.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/crc32c.h"
+#include "base/owned.h"
+#include "base/rng.h"
+#include "io/loop.h"
+#include "source/delay_source.h"
+#include "source/fault_source.h"
+#include "source/null_source.h"
+#include "source/shard_fds.h"
+
+namespace forebay {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+Bytes RandomBytes(size_t size, uint64_t seed) {
+  Bytes bytes(size);
+  SplitMix64 rng(seed);
+  for (std::byte& b : bytes) b = static_cast<std::byte>(rng.Next());
+  return bytes;
+}
+
+void WriteFile(const std::string& path, std::span<const std::byte> bytes) {
+  const OwnedFd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600));
+  ASSERT_TRUE(fd.valid()) << path;
+  ASSERT_EQ(write(fd.get(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+}
+
+template <typename T>
+void AppendNumber(Bytes& out, T value) {
+  const auto* bytes = reinterpret_cast<const std::byte*>(&value);
+  out.insert(out.end(), bytes, bytes + sizeof value);
+}
+
+void AppendTfRecord(Bytes& out, const Bytes& data) {
+  const uint64_t length = data.size();
+  AppendNumber(out, length);
+  AppendNumber(out, MaskCrc(Crc32c(std::as_bytes(std::span(&length, 1)))));
+  out.insert(out.end(), data.begin(), data.end());
+  AppendNumber(out, MaskCrc(Crc32c(data)));
+}
+
+bool WaitReadable(const Source& source) {
+  pollfd waiting{source.event_fd(), POLLIN, 0};
+  return poll(&waiting, 1, 60'000) == 1;
+}
+
+std::map<uint64_t, SourceDone> Collect(Source& source, size_t count) {
+  std::map<uint64_t, SourceDone> all;
+  std::vector<SourceDone> out(5);
+  while (all.size() < count) {
+    if (!WaitReadable(source)) {
+      ADD_FAILURE() << "only " << all.size() << " of " << count << " completed";
+      return all;
+    }
+    const size_t n = source.Reap(out);
+    for (size_t i = 0; i < n; ++i) {
+      const uint64_t tag = out[i].tag;
+      EXPECT_TRUE(all.emplace(tag, std::move(out[i])).second) << "twice: " << tag;
+    }
+  }
+  EXPECT_EQ(source.Reap(out), 0u);
+  return all;
+}
+
+SourceDone ReadOne(Source& source, SampleId sample, std::span<std::byte> dest) {
+  const SourceRead read{.tag = 7, .sample = sample, .dest = dest};
+  EXPECT_EQ(source.Submit(std::span(&read, 1)), 1u);
+  return std::move(Collect(source, 1)[7]);
+}
+
+// A data set of files and one of shards, in a folder of its own.
+class DataSet {
+ public:
+  DataSet() {
+    std::string pattern = testing::TempDir() + "forebay_source_XXXXXX";
+    EXPECT_NE(mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+  }
+  ~DataSet() {
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+  }
+
+  void MakeFiles(std::span<const size_t> sizes) {
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      samples_.push_back(RandomBytes(sizes[i], i + 1));
+      paths_.push_back(folder_ + "/" + std::to_string(i) + ".bin");
+      WriteFile(paths_.back(), samples_.back());
+    }
+    Keep(BuildFileList(paths_, {}));
+  }
+
+  void MakeTfRecords(size_t shards, size_t each) {
+    for (size_t s = 0; s < shards; ++s) {
+      Bytes shard;
+      for (size_t i = 0; i < each; ++i) {
+        samples_.push_back(RandomBytes(100 + 37 * i, s * each + i + 1));
+        AppendTfRecord(shard, samples_.back());
+      }
+      paths_.push_back(folder_ + "/shard-" + std::to_string(10 + s) + ".tfrecord");
+      WriteFile(paths_.back(), shard);
+    }
+    Keep(BuildCatalog(folder_, {}));
+  }
+
+  const Catalog& catalog() const { return *catalog_; }
+  const std::string& folder() const { return folder_; }
+  const std::string& path(size_t i) const { return paths_[i]; }
+  const Bytes& sample(size_t i) const { return samples_[i]; }
+  size_t size() const { return samples_.size(); }
+
+ private:
+  void Keep(Result<std::unique_ptr<Catalog>> catalog) {
+    ASSERT_TRUE(catalog.has_value()) << catalog.status().ToString();
+    catalog_ = *std::move(catalog);
+    ASSERT_EQ(catalog_->size(), samples_.size());
+  }
+
+  std::string folder_;
+  std::vector<std::string> paths_;
+  std::vector<Bytes> samples_;
+  std::unique_ptr<Catalog> catalog_;
+};
+
+Result<std::unique_ptr<Source>> MakeThreads(const Catalog& catalog, size_t max_in_flight) {
+  return MakePosixSource(catalog,
+                         {.max_in_flight = max_in_flight, .io = PosixSourceOptions::Io::kThreads});
+}
+
+Result<std::unique_ptr<Source>> MakeUring(const Catalog& catalog, size_t max_in_flight) {
+  return MakePosixSource(catalog,
+                         {.max_in_flight = max_in_flight, .io = PosixSourceOptions::Io::kUring});
+}
+
+Result<std::unique_ptr<Source>> MakeDelayed(const Catalog& catalog, size_t max_in_flight) {
+  Result<std::unique_ptr<Source>> inner = MakeThreads(catalog, max_in_flight);
+  if (!inner) return inner;
+  DelayOptions options;
+  options.storage.open = kMilli / 2;
+  options.storage.read = kMilli / 2;
+  options.storage.jitter = 0.9;
+  auto source = DelaySource::Make(*std::move(inner), options);
+  if (!source) return source.error();
+  return std::unique_ptr<Source>(*std::move(source));
+}
+
+Result<std::unique_ptr<Source>> MakeNull(const Catalog&, size_t max_in_flight) {
+  return MakeNullSource(max_in_flight);
+}
+
+struct Kind {
+  const char* name;
+  Result<std::unique_ptr<Source>> (*make)(const Catalog&, size_t);
+  bool needs_uring = false;
+  bool stores = true;  // false: bytes are FillNullSample's
+};
+
+class SourceTest : public testing::TestWithParam<Kind> {
+ protected:
+  void SetUp() override {
+    if (!GetParam().needs_uring) return;
+    const Status usable = ProbeUring();
+    if (!usable.ok()) GTEST_SKIP() << "NOT TESTED: " << usable.ToString();
+  }
+  std::unique_ptr<Source> Make(size_t max_in_flight) {
+    auto source = GetParam().make(data_.catalog(), max_in_flight);
+    EXPECT_TRUE(source.has_value()) << source.status().ToString();
+    return source ? *std::move(source) : nullptr;
+  }
+  Bytes Expected(SampleId sample) const {
+    if (GetParam().stores) return data_.sample(sample);
+    Bytes bytes(data_.catalog().length(sample));
+    FillNullSample(sample, bytes);
+    return bytes;
+  }
+  // Reads `count` random samples in random batches.
+  void ReadMany(Source& source, size_t count, uint64_t seed) {
+    SplitMix64 rng(seed);
+    std::deque<Bytes> dests;
+    std::vector<SampleId> samples;
+    std::vector<bool> seen(count);
+    std::vector<SourceRead> batch;
+    std::vector<SourceDone> out(6);
+    size_t submitted = 0;
+    size_t finished = 0;
+    while (finished < count) {
+      while (batch.size() < 1 + rng.Below(12) && samples.size() < count) {
+        samples.push_back(static_cast<SampleId>(rng.Below(data_.size())));
+        dests.emplace_back(data_.catalog().length(samples.back()));
+        batch.push_back(
+            {.tag = samples.size() - 1, .sample = samples.back(), .dest = dests.back()});
+      }
+      const size_t taken = source.Submit(batch);
+      submitted += taken;
+      ASSERT_LE(submitted - finished, source.capacity());
+      batch.erase(batch.begin(), batch.begin() + static_cast<ptrdiff_t>(taken));
+      if (submitted > finished) {
+        ASSERT_TRUE(WaitReadable(source)) << "seed " << seed;
+      }
+      const size_t n = source.Reap(out);
+      for (size_t i = 0; i < n; ++i, ++finished) {
+        const uint64_t tag = out[i].tag;
+        ASSERT_LT(tag, submitted);
+        ASSERT_FALSE(seen[tag]) << "twice: " << tag;
+        seen[tag] = true;
+        ASSERT_TRUE(out[i].status.ok()) << out[i].status.ToString();
+        const Bytes expected = Expected(samples[tag]);
+        ASSERT_TRUE(dests[tag] == expected) << "seed " << seed << " sample " << samples[tag];
+        ASSERT_EQ(out[i].crc, Crc32c(expected));
+        ASSERT_GE(out[i].latency_ns, 0);
+      }
+    }
+    EXPECT_EQ(source.Reap(out), 0u);
+  }
+
+  DataSet data_;
+};
+
+TEST_P(SourceTest, FilesFromASeed) {
+  const size_t sizes[] = {0, 1, 100, 4096, 65'537, 112'640, 3 << 20};
+  data_.MakeFiles(sizes);
+  auto source = Make(8);
+  ReadMany(*source, 300, 1);
+}
+
+TEST_P(SourceTest, ShardsFromASeed) {
+  data_.MakeTfRecords(5, 40);
+  auto source = Make(16);
+  ReadMany(*source, 1000, 2);
+}
+
+TEST_P(SourceTest, SubmitTakesAPrefixAndReapNeverBlocks) {
+  const size_t sizes[] = {10, 20, 30, 40, 50};
+  data_.MakeFiles(sizes);
+  auto source = Make(3);
+  EXPECT_EQ(source->capacity(), 3u);
+  EXPECT_FALSE(source->Describe().empty());
+  std::vector<SourceDone> out(8);
+  EXPECT_EQ(source->Reap(out), 0u);
+  std::vector<Bytes> dests;
+  std::vector<SourceRead> reads;
+  for (SampleId i = 0; i < 5; ++i) dests.emplace_back(sizes[i]);
+  for (SampleId i = 0; i < 5; ++i) reads.push_back({.tag = i, .sample = i, .dest = dests[i]});
+  EXPECT_EQ(source->Submit(reads), 3u);
+  EXPECT_EQ(source->Submit(std::span(reads).subspan(3)), 0u);
+  EXPECT_EQ(Collect(*source, 3).size(), 3u);
+  EXPECT_EQ(source->Submit(std::span(reads).subspan(3)), 2u);
+  EXPECT_EQ(Collect(*source, 2).size(), 2u);
+}
+
+TEST_P(SourceTest, DestructionWithReadsInFlight) {
+  const std::vector<size_t> sizes(30, 200'000);
+  data_.MakeFiles(sizes);
+  auto source = Make(30);
+  std::vector<Bytes> dests(30, Bytes(200'000));
+  std::vector<SourceRead> reads;
+  for (SampleId i = 0; i < 30; ++i) reads.push_back({.tag = i, .sample = i, .dest = dests[i]});
+  EXPECT_EQ(source->Submit(reads), 30u);
+  source.reset();
+  dests.clear();
+}
+
+TEST_P(SourceTest, ForkedChildDestroysWithoutWaiting) {
+  data_.MakeTfRecords(3, 4);
+  auto source = Make(4);
+  ReadMany(*source, 40, 3);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(30);
+    source.reset();
+    _exit(0);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  ReadMany(*source, 40, 4);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, SourceTest,
+    testing::Values(Kind{"posix_threads", &MakeThreads},
+                    Kind{.name = "posix_uring", .make = &MakeUring, .needs_uring = true},
+                    Kind{"delayed", &MakeDelayed},
+                    Kind{.name = "null", .make = &MakeNull, .stores = false}),
+    [](const testing::TestParamInfo<Kind>& kind) { return std::string(kind.param.name); });
+
+// What a user reads when the data set is not what the catalog says.
+
+class PosixSourceTest : public testing::Test {
+ protected:
+  void Open(const PosixSourceOptions& options = {}) {
+    auto source = MakePosixSource(data_.catalog(), options);
+    ASSERT_TRUE(source.has_value()) << source.status().ToString();
+    source_ = *std::move(source);
+  }
+  SourceDone Read(SampleId sample) {
+    Bytes dest(data_.catalog().length(sample));
+    return ReadOne(*source_, sample, dest);
+  }
+  void ExpectMessage(const Status& status, Code code, std::initializer_list<std::string> parts) {
+    EXPECT_EQ(status.code(), code) << status.ToString();
+    for (const std::string& part : parts) {
+      EXPECT_NE(status.message().find(part), std::string::npos)
+          << "\"" << part << "\" not in: " << status.ToString();
+    }
+  }
+
+  DataSet data_;
+  std::unique_ptr<Source> source_;
+};
+
+TEST_F(PosixSourceTest, VanishedFile) {
+  const size_t sizes[] = {10, 10};
+  data_.MakeFiles(sizes);
+  Open();
+  unlink(data_.path(1).c_str());
+  EXPECT_TRUE(Read(0).status.ok());
+  ExpectMessage(Read(1).status, Code::kNotFound,
+                {data_.path(1), "the data set changed since it was indexed",
+                 "run `forebay index --rebuild " + data_.catalog().root() + "`"});
+}
+
+TEST_F(PosixSourceTest, ShrunkAndGrownFiles) {
+  const size_t sizes[] = {1000, 1000};
+  data_.MakeFiles(sizes);
+  Open();
+  WriteFile(data_.path(0), RandomBytes(600, 1));
+  WriteFile(data_.path(1), RandomBytes(1001, 1));
+  ExpectMessage(Read(0).status, Code::kChanged,
+                {data_.path(0), "expected 1000 bytes at offset 0", "found 600"});
+  ExpectMessage(Read(1).status, Code::kChanged,
+                {data_.path(1), "expected 1000 bytes", "found more"});
+}
+
+TEST_F(PosixSourceTest, FolderInPlaceOfAFile) {
+  const size_t sizes[] = {10};
+  data_.MakeFiles(sizes);
+  Open();
+  unlink(data_.path(0).c_str());
+  std::filesystem::create_directory(data_.path(0));
+  ExpectMessage(Read(0).status, Code::kChanged, {data_.path(0), "folder"});
+}
+
+TEST_F(PosixSourceTest, DamagedRecord) {
+  data_.MakeTfRecords(1, 5);
+  Open();
+  EXPECT_TRUE(Read(2).status.ok());
+  const uint64_t offset = data_.catalog().extent(2).offset;
+  const OwnedFd fd(open(data_.path(0).c_str(), O_RDWR));
+  const std::byte damaged = data_.sample(2)[10] ^ std::byte{4};
+  ASSERT_EQ(pwrite(fd.get(), &damaged, 1, static_cast<off_t>(offset) + 10), 1);
+  ExpectMessage(Read(2).status, Code::kDataLoss,
+                {data_.path(0), "offset " + std::to_string(offset), "CRC-32C"});
+  EXPECT_TRUE(Read(3).status.ok());
+}
+
+TEST_F(PosixSourceTest, TruncatedShard) {
+  data_.MakeTfRecords(1, 5);
+  Open();
+  const Extent last = data_.catalog().extent(4);
+  ASSERT_EQ(truncate(data_.path(0).c_str(), static_cast<off_t>(last.offset) + 9), 0);
+  ExpectMessage(Read(4).status, Code::kChanged,
+                {data_.path(0), "at offset " + std::to_string(last.offset), "found 9"});
+}
+
+TEST_F(PosixSourceTest, RefusesWrongReads) {
+  const size_t sizes[] = {10};
+  data_.MakeFiles(sizes);
+  Open();
+  Bytes dest(9);
+  ExpectMessage(ReadOne(*source_, 0, dest).status, Code::kInvalidArgument,
+                {"has 10 bytes", "destination has 9"});
+  ExpectMessage(ReadOne(*source_, 1, dest).status, Code::kInvalidArgument, {"does not exist"});
+  EXPECT_TRUE(Read(0).status.ok());
+}
+
+TEST_F(PosixSourceTest, MoreShardsThanDescriptors) {
+  data_.MakeTfRecords(12, 3);
+  Open({.max_in_flight = 4, .max_open_shards = 2});
+  for (int round = 0; round < 5; ++round) {
+    for (SampleId sample = 0; sample < data_.size(); ++sample) {
+      Bytes dest(data_.catalog().length(sample));
+      const SourceDone done = ReadOne(*source_, sample, dest);
+      ASSERT_TRUE(done.status.ok()) << done.status.ToString();
+      ASSERT_TRUE(dest == data_.sample(sample));
+    }
+  }
+}
+
+TEST_F(PosixSourceTest, WaitsForDescriptors) {
+  const size_t sizes[] = {10};
+  data_.MakeFiles(sizes);
+  Open();
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = 3;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  const SourceDone failed = Read(0);
+  Bytes dest(10);
+  const SourceRead read{.tag = 1, .sample = 0, .dest = dest};
+  EXPECT_EQ(source_->Submit(std::span(&read, 1)), 1u);
+  // The first attempt has failed once the loop is readable; the second finds descriptors.
+  EXPECT_TRUE(WaitReadable(*source_));
+  SourceDone done;
+  EXPECT_EQ(source_->Reap(std::span(&done, 1)), 0u);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(failed.status.code(), Code::kResourceExhausted) << failed.status.ToString();
+  EXPECT_EQ(failed.retries, 3u);
+  const auto all = Collect(*source_, 1);
+  EXPECT_TRUE(all.at(1).status.ok());
+  EXPECT_GE(all.at(1).retries, 1u);
+}
+
+// Fails the first `failures` ops that `picks` chooses.
+class FlakyLoop final : public Loop {
+ public:
+  FlakyLoop(std::unique_ptr<Loop> inner, int error, size_t failures,
+            std::function<bool(const ReadOp&)> picks)
+      : inner_(std::move(inner)), error_(error), failures_(failures), picks_(std::move(picks)) {}
+
+  size_t Submit(std::span<const ReadOp> ops) override {
+    const size_t taken = inner_->Submit(ops);
+    for (const ReadOp& op : ops.first(taken)) {
+      if (failures_ == 0 || !picks_(op)) continue;
+      --failures_;
+      failing_.insert({op.tag, true});
+    }
+    return taken;
+  }
+  size_t Reap(std::span<Completion> out) override {
+    const size_t taken = inner_->Reap(out);
+    for (Completion& done : out.first(taken)) {
+      if (failing_.erase(done.tag) > 0) done.error = error_;
+    }
+    return taken;
+  }
+  int event_fd() const override { return inner_->event_fd(); }
+  size_t capacity() const override { return inner_->capacity(); }
+  const char* name() const override { return "flaky"; }
+
+ private:
+  std::unique_ptr<Loop> inner_;
+  const int error_;
+  size_t failures_;
+  std::function<bool(const ReadOp&)> picks_;
+  std::map<uint64_t, bool> failing_;
+};
+
+std::unique_ptr<Source> MakeFlaky(const Catalog& catalog, int error, size_t failures,
+                                  std::function<bool(const ReadOp&)> picks) {
+  auto loop = MakeThreadLoop({.max_in_flight = 8});
+  auto source = MakePosixSourceOn(
+      catalog, {},
+      std::make_unique<FlakyLoop>(*std::move(loop), error, failures, std::move(picks)));
+  EXPECT_TRUE(source.has_value());
+  return *std::move(source);
+}
+
+TEST_F(PosixSourceTest, ErrorsThatPassAreRetried) {
+  const size_t sizes[] = {1000};
+  data_.MakeFiles(sizes);
+  for (const int error : {EIO, EAGAIN, ESTALE, ETIMEDOUT}) {
+    source_ = MakeFlaky(data_.catalog(), error, 2, [](const ReadOp&) { return true; });
+    const SourceDone done = Read(0);
+    EXPECT_TRUE(done.status.ok()) << done.status.ToString();
+    EXPECT_EQ(done.retries, 2u);
+  }
+}
+
+TEST_F(PosixSourceTest, ErrorsThatStayAreReported) {
+  const size_t sizes[] = {1000};
+  data_.MakeFiles(sizes);
+  source_ = MakeFlaky(data_.catalog(), EIO, 4, [](const ReadOp&) { return true; });
+  const SourceDone done = Read(0);
+  ExpectMessage(done.status, Code::kUnavailable,
+                {data_.path(0), "1000 bytes at offset 0", "Input/output error", "4 attempts"});
+  EXPECT_EQ(done.retries, 3u);
+  EXPECT_TRUE(Read(0).status.ok());
+}
+
+TEST_F(PosixSourceTest, ARetryDelaysNoOtherRead) {
+  const size_t sizes[] = {1000, 500};
+  data_.MakeFiles(sizes);
+  source_ =
+      MakeFlaky(data_.catalog(), EIO, 3, [](const ReadOp& op) { return op.dest.size() == 1000; });
+  Bytes slow(1000);
+  const SourceRead read{.tag = 99, .sample = 0, .dest = slow};
+  ASSERT_EQ(source_->Submit(std::span(&read, 1)), 1u);
+  // These all pass while the first waits: its pauses add up to 310 ms.
+  size_t before = 0;
+  bool slow_done = false;
+  while (!slow_done) {
+    Bytes dest(500);
+    const SourceRead quick{.tag = 1, .sample = 1, .dest = dest};
+    ASSERT_EQ(source_->Submit(std::span(&quick, 1)), 1u);
+    for (bool quick_done = false; !quick_done;) {
+      ASSERT_TRUE(WaitReadable(*source_));
+      SourceDone done;
+      if (source_->Reap(std::span(&done, 1)) == 0) continue;
+      EXPECT_TRUE(done.status.ok());
+      quick_done = done.tag == 1;
+      if (!quick_done) {
+        slow_done = true;
+        EXPECT_EQ(done.retries, 3u);
+      }
+    }
+    ++before;
+  }
+  EXPECT_GT(before, 3u);
+  EXPECT_TRUE(slow == data_.sample(0));
+}
+
+TEST_F(PosixSourceTest, AStaleShardDescriptorIsReplaced) {
+  data_.MakeTfRecords(1, 3);
+  size_t by_descriptor = 0;
+  source_ = MakeFlaky(data_.catalog(), ESTALE, 1, [&](const ReadOp& op) {
+    by_descriptor += op.fd >= 0 ? 1 : 0;
+    return op.fd >= 0;
+  });
+  // Reads go by path until the opener has delivered.
+  for (int i = 0; i < 100'000 && by_descriptor == 0; ++i) {
+    ASSERT_TRUE(Read(1).status.ok());
+  }
+  EXPECT_EQ(by_descriptor, 1u);
+  EXPECT_TRUE(Read(1).status.ok());
+}
+
+TEST(ShardFds, KeepsWhatIsUsedAndEvictsTheRest) {
+  DataSet data;
+  std::vector<std::string> paths;
+  for (int i = 0; i < 4; ++i) {
+    paths.push_back(data.folder() + "/" + std::to_string(i));
+    WriteFile(paths.back(), {});
+  }
+  ShardFds shards(2);
+  const auto acquire = [&](ObjectId object) {
+    int fd = -1;
+    for (int i = 0; i < 6000 && fd < 0; ++i) {
+      fd = shards.Acquire(object, paths[object]);
+      if (fd < 0) usleep(1000);
+    }
+    EXPECT_GE(fd, 0);
+    return fd;
+  };
+  const int held = acquire(0);
+  acquire(1);
+  shards.Release(1);
+  acquire(2);  // in place of 1, the only one that nobody uses
+  EXPECT_EQ(shards.open_count(), 2u);
+  EXPECT_EQ(shards.Acquire(0, paths[0]), held);
+  shards.Release(0);
+  // Both are in use: a third has no place.
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(shards.Acquire(3, paths[3]), -1);
+    usleep(1000);
+  }
+  shards.Shrink();
+  EXPECT_EQ(shards.open_count(), 2u);
+  shards.Forget(0);
+  EXPECT_EQ(shards.Acquire(0, paths[0]), -1);
+  EXPECT_GE(fcntl(held, F_GETFD), 0) << "still used";
+  shards.Release(0);
+  shards.Release(2);
+  shards.Shrink();
+  EXPECT_LE(shards.open_count(), 1u);
+}
+
+TEST(DelaySource, StallsUntilApplied) {
+  auto source = DelaySource::Make(*MakeNullSource(4), [] {
+    DelayOptions options;
+    options.storage.stall = StorageSettings::kForever;
+    return options;
+  }());
+  ASSERT_TRUE(source.has_value()) << source.status().ToString();
+  Bytes dest(100);
+  const SourceRead read{.tag = 1, .sample = 5, .dest = dest};
+  ASSERT_EQ((*source)->Submit(std::span(&read, 1)), 1u);
+  SourceDone done;
+  EXPECT_EQ((*source)->Reap(std::span(&done, 1)), 0u);
+  pollfd waiting{(*source)->event_fd(), POLLIN, 0};
+  EXPECT_EQ(poll(&waiting, 1, 0), 0);
+  ASSERT_TRUE((*source)->Apply({}).ok());
+  EXPECT_TRUE(Collect(**source, 1).at(1).status.ok());
+}
+
+TEST(DelaySource, NoSoonerThanTheModel) {
+  DelayOptions options;
+  options.storage.open = 3 * kMilli;
+  options.storage.read = 4 * kMilli;
+  auto source = DelaySource::Make(*MakeNullSource(4), options);
+  ASSERT_TRUE(source.has_value());
+  Bytes dest(100);
+  const Nanos start = SteadyClock().Now();
+  const SourceDone done = ReadOne(**source, 3, dest);
+  EXPECT_TRUE(done.status.ok());
+  EXPECT_GE(done.latency_ns, 7 * kMilli);
+  EXPECT_GE(SteadyClock().Now() - start, 7 * kMilli);
+}
+
+TEST(DelaySource, ErrorsOfTheModel) {
+  DelayOptions options;
+  options.storage.eio_rate = 1;
+  auto source = DelaySource::Make(*MakeNullSource(4), options);
+  ASSERT_TRUE(source.has_value());
+  Bytes dest(100);
+  const SourceDone done = ReadOne(**source, 3, dest);
+  EXPECT_EQ(done.status.code(), Code::kUnavailable) << done.status.ToString();
+}
+
+struct Tally {
+  size_t ok = 0, unavailable = 0, changed = 0, flipped = 0;
+  bool operator==(const Tally&) const = default;
+};
+
+Tally ReadWithFaults(const FaultOptions& options, FaultCounts& counts) {
+  auto source = FaultSource::Make(*MakeNullSource(8), options);
+  EXPECT_TRUE(source.has_value());
+  Tally tally;
+  for (SampleId sample = 0; sample < 1000; ++sample) {
+    Bytes dest(64);
+    const SourceDone done = ReadOne(**source, sample, dest);
+    if (done.status.code() == Code::kUnavailable) ++tally.unavailable;
+    if (done.status.code() == Code::kChanged) ++tally.changed;
+    if (!done.status.ok()) continue;
+    Bytes truth(64);
+    FillNullSample(sample, truth);
+    EXPECT_EQ(done.crc, Crc32c(truth));
+    if (dest == truth) {
+      ++tally.ok;
+    } else {
+      ++tally.flipped;
+      EXPECT_NE(Crc32c(dest), done.crc);
+    }
+  }
+  counts = (*source)->counts();
+  return tally;
+}
+
+TEST(FaultSource, EachKindIsCountedAndRepeatable) {
+  const FaultOptions options{.seed = 5, .error = 0.1, .short_read = 0.05, .flip = 0.2};
+  FaultCounts counts;
+  const Tally tally = ReadWithFaults(options, counts);
+  EXPECT_EQ(tally.unavailable, counts.error);
+  EXPECT_EQ(tally.changed, counts.short_read);
+  EXPECT_EQ(tally.flipped, counts.flip);
+  EXPECT_EQ(tally.ok + counts.error + counts.short_read + counts.flip, 1000u);
+  EXPECT_GT(counts.error, 50u);
+  EXPECT_GT(counts.short_read, 20u);
+  EXPECT_GT(counts.flip, 120u);
+  FaultCounts again;
+  EXPECT_EQ(ReadWithFaults(options, again), tally);
+}
+
+TEST(FaultSource, HangsUntilReleased) {
+  auto source = FaultSource::Make(*MakeNullSource(2), {.hang = 1});
+  ASSERT_TRUE(source.has_value());
+  Bytes dest(10);
+  const std::vector<SourceRead> reads(3, {.tag = 1, .sample = 1, .dest = dest});
+  ASSERT_EQ((*source)->Submit(std::span(reads).first(1)), 1u);
+  SourceDone done;
+  EXPECT_EQ((*source)->Reap(std::span(&done, 1)), 0u);
+  EXPECT_EQ((*source)->Reap(std::span(&done, 1)), 0u);
+  EXPECT_EQ((*source)->counts().hang, 1u);
+  pollfd waiting{(*source)->event_fd(), POLLIN, 0};
+  EXPECT_EQ(poll(&waiting, 1, 0), 0);
+  // A read that hangs keeps its place.
+  EXPECT_EQ((*source)->Submit(std::span(reads).subspan(1)), 1u);
+  EXPECT_EQ((*source)->Reap(std::span(&done, 1)), 0u);
+  (*source)->Release();
+  EXPECT_EQ(poll(&waiting, 1, 0), 1);
+  std::vector<SourceDone> out(4);
+  EXPECT_EQ((*source)->Reap(out), 2u);
+  EXPECT_TRUE(out[0].status.ok());
+  EXPECT_EQ(poll(&waiting, 1, 0), 0);
+}
+
+TEST(FaultSource, RefusesBadOptions) {
+  EXPECT_FALSE(FaultSource::Make(*MakeNullSource(1), {.error = -0.1}).has_value());
+  EXPECT_FALSE(FaultSource::Make(*MakeNullSource(1), {.error = 0.6, .flip = 0.6}).has_value());
+}
+
+}  // namespace
+}  // namespace forebay
