@@ -20,7 +20,12 @@ constexpr size_t kPlanStep = 4096;
 Scheduler::Scheduler(const Options& options)
     : options_(options), arena_(options.arena_bytes) {}
 
-DatasetId Scheduler::AddDataset(std::span<const uint32_t> lengths) {
+DatasetId Scheduler::AddDataset(std::span<const uint32_t> lengths, uint64_t metadata_bytes) {
+  if (metadata_bytes > 0) {
+    // The youngest possible stream asks, so that no waiting lease is robbed for it.
+    if (!MakeRoom(metadata_bytes, ~StreamId{0})) return kNoRoom;
+    metadata_bytes_ += arena_.size(arena_.Allocate(metadata_bytes));
+  }
   Dataset dataset;
   dataset.entries.resize(lengths.size());
   dataset.crcs.resize(lengths.size());
@@ -117,17 +122,19 @@ void Scheduler::ChooseStaging() {
   }
   uint64_t everything = 0;
   for (const Dataset& dataset : datasets_) everything += dataset.rounded_bytes;
-  if (everything <= arena_.capacity() && !contiguous) {
+  const uint64_t usable = arena_.capacity() - metadata_bytes_;
+  if (everything <= usable && !contiguous) {
     staging_bytes_ = 0;   // every sample is kept where it lands
     return;
   }
   constexpr uint64_t kFloor = uint64_t{64} << 20;
-  staging_bytes_ = std::min(arena_.capacity() / 2, std::max(batches, kFloor));
-  if (everything + batches <= arena_.capacity()) staging_bytes_ = batches;
+  staging_bytes_ = std::min(usable / 2, std::max(batches, kFloor));
+  if (everything + batches <= usable) staging_bytes_ = batches;
 }
 
 uint64_t Scheduler::keep_quota() const {
-  return options_.keep ? arena_.capacity() - staging_bytes_ : 0;
+  const uint64_t usable = arena_.capacity() - metadata_bytes_;
+  return options_.keep ? usable - std::min(usable, staging_bytes_) : 0;
 }
 
 void Scheduler::FreeBlock(DatasetId d, SampleId s) {
@@ -159,8 +166,8 @@ bool Scheduler::Place(DatasetId d, SampleId s, bool urgent, StreamId for_stream)
     // What is neither kept nor free is staging; streams share it evenly.
     uint64_t active = 0;
     for (const Stream& stream : streams_) active += stream.open && !stream.epochs.empty() ? 1 : 0;
-    const uint64_t staged = arena_.used() - kept_bytes_;
-    const uint64_t room = arena_.capacity() - keep_quota();
+    const uint64_t staged = arena_.used() - kept_bytes_ - metadata_bytes_;
+    const uint64_t room = arena_.capacity() - metadata_bytes_ - keep_quota();
     if (staged + rounded > room) return false;
     if (active > 1) {
       const uint64_t own = streams_[for_stream].window() * datasets_[d].mean_rounded;
@@ -543,8 +550,9 @@ bool Scheduler::FindFailure(Lease& lease, Handout* out) {
 }
 
 Scheduler::Take Scheduler::Finish(LeaseId id, Lease& lease, Handout* out) {
-  if (lease.bytes > arena_.capacity() ||
-      (streams_[lease.stream].shape.contiguous && 2 * lease.bytes > arena_.capacity())) {
+  const uint64_t usable = arena_.capacity() - metadata_bytes_;
+  if (lease.bytes > usable ||
+      (streams_[lease.stream].shape.contiguous && 2 * lease.bytes > usable)) {
     out->bytes = lease.bytes;
     return Take::kTooLarge;
   }
@@ -746,7 +754,23 @@ void Scheduler::OnReadDone(DatasetId d, SampleId s, bool ok, uint32_t crc) {
 std::vector<CopyAction> Scheduler::NextCopies() { return std::exchange(copies_, {}); }
 std::vector<OrderAction> Scheduler::NextOrders() { return std::exchange(orders_, {}); }
 
+ReadAction Scheduler::PlaceOf(DatasetId d, SampleId s) const {
+  const Entry& e = entry(d, s);
+  return {d, s, e.offset, e.length};
+}
+
 bool Scheduler::IsDue(StreamId stream) const { return streams_[stream].due; }
+
+bool Scheduler::FirstMissing(StreamId id, DatasetId* dataset, SampleId* sample) const {
+  for (LeaseId candidate : pending_) {
+    const Lease& lease = leases_.at(candidate);
+    if (lease.stream != id || lease.missing.empty()) continue;
+    *dataset = lease.dataset;
+    *sample = lease.missing.front();
+    return true;
+  }
+  return false;
+}
 
 StallCause Scheduler::WaitCause(StreamId id) const {
   const Stream& stream = streams_[id];
@@ -786,7 +810,7 @@ bool Scheduler::Hungry() const {
 }
 
 std::string Scheduler::CheckInvariants() const {
-  uint64_t used = 0;
+  uint64_t used = metadata_bytes_;
   uint64_t kept = 0;
   std::vector<std::vector<uint32_t>> pins(datasets_.size());
   std::vector<std::vector<uint32_t>> ahead(datasets_.size());

@@ -98,7 +98,10 @@ class Scheduler {
 
   explicit Scheduler(const Options& options);
 
-  DatasetId AddDataset(std::span<const uint32_t> lengths);
+  // `metadata_bytes` are set aside in the arena, untouched: what the tables take elsewhere counts
+  // against the same budget. kNoRoom when they do not fit.
+  static constexpr DatasetId kNoRoom = ~DatasetId{0};
+  DatasetId AddDataset(std::span<const uint32_t> lengths, uint64_t metadata_bytes = 0);
   StreamId OpenStream(const StreamShape& shape);
   // Forgets the stream's window; its leases stay valid until released.
   void CloseStream(StreamId stream);
@@ -129,9 +132,14 @@ class Scheduler {
   void OnReadDone(DatasetId dataset, SampleId sample, bool ok, uint32_t crc);
   void OnCopyDone(LeaseId lease);
 
+  // Where a sample that is being read lands.
+  ReadAction PlaceOf(DatasetId dataset, SampleId sample) const;
+
   // Whether a pending lease of the stream became ready, failed, or may now find room, since it was
   // last asked.
   bool IsDue(StreamId stream) const;
+  // A sample that the stream's pending lease misses; false when there is none.
+  bool FirstMissing(StreamId stream, DatasetId* dataset, SampleId* sample) const;
   // Why the stream's pending lease waits.
   StallCause WaitCause(StreamId stream) const;
   // Nothing is under way that could end the wait: only a Release can.
@@ -259,6 +267,7 @@ class Scheduler {
   ArenaAllocator arena_;
   uint64_t staging_bytes_ = 0;
   uint64_t kept_bytes_ = 0;
+  uint64_t metadata_bytes_ = 0;
   uint64_t leased_bytes_ = 0;
   size_t in_flight_ = 0;
   uint64_t frees_ = 1;                // blocks freed so far: tells a stream that room may be there

@@ -1,0 +1,683 @@
+#include "stage/engine.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+#include "base/crc32c.h"
+#include "base/fork.h"
+#include "base/system_memory.h"
+
+namespace forebay {
+namespace {
+
+constexpr uint64_t kMinimumBudget = uint64_t{8} << 20;
+// What an engine takes beside arena and tables: code pages made private, queues, allocator slack.
+constexpr uint64_t kFixedBytes = uint64_t{2} << 20;
+// Stack and thread-local pages a reader thread touches (measured: 12 to 20 KiB).
+constexpr uint64_t kThreadBytes = 24 << 10;
+constexpr size_t kEpochsKept = 1000;
+constexpr Nanos kSlice = 100 * kMilli;   // longest single sleep of any wait
+constexpr size_t kReapAtOnce = 64;
+
+uint64_t Tag(DatasetId dataset, SampleId sample) { return uint64_t{dataset} << 32 | sample; }
+
+// A small budget cannot fill many reads anyway; do not spend it on stacks.
+size_t ThreadsFor(const EngineOptions& options, uint64_t budget) {
+  return std::clamp<size_t>(budget / (uint64_t{512} << 10), 8, options.max_in_flight);
+}
+
+std::string MiB(uint64_t bytes) {
+  const uint64_t tenths = (bytes * 10) >> 20;
+  return StrCat(tenths / 10, ".", tenths % 10, " MiB");
+}
+
+}  // namespace
+
+Status EngineOptions::Validate() const {
+  if (memory != 0 && memory < kMinimumBudget) {
+    return Status(Code::kInvalidArgument, StrCat("memory is ", memory, " bytes; an engine needs at least ",
+                                                 MiB(kMinimumBudget)));
+  }
+  if (max_in_flight < 1 || max_in_flight > 4096) {
+    return Status(Code::kInvalidArgument, StrCat("max_in_flight is ", max_in_flight, "; it takes 1 to 4096"));
+  }
+  if (in_flight > max_in_flight) {
+    return Status(Code::kInvalidArgument,
+                  StrCat("in_flight is ", in_flight, ", above max_in_flight ", max_in_flight));
+  }
+  if (copy_threads < 1 || copy_threads > 256) {
+    return Status(Code::kInvalidArgument, StrCat("copy_threads is ", copy_threads, "; it takes 1 to 256"));
+  }
+  return Status();
+}
+
+Result<EnginePtr> Engine::Create(const EngineOptions& options) {
+  FOREBAY_RETURN_IF_ERROR(options.Validate());
+  const uint64_t budget = options.memory != 0 ? options.memory : DefaultBudget();
+  if (budget < kMinimumBudget) {
+    return Status(Code::kResourceExhausted,
+                  StrCat("only ", MiB(budget), " of memory can be used here and an engine needs ",
+                         MiB(kMinimumBudget), "; free some, or pass memory="));
+  }
+  EngineOptions chosen = options;
+  chosen.max_in_flight = ThreadsFor(options, budget);
+  chosen.in_flight = std::min(chosen.in_flight, chosen.max_in_flight);
+  const uint64_t overhead = kFixedBytes + kThreadBytes * chosen.max_in_flight;
+  EnginePtr engine(new Engine(chosen, budget, (budget - overhead) / 4096 * 4096));
+  FOREBAY_RETURN_IF_ERROR(engine->Start());
+  return engine;
+}
+
+Engine::Engine(const EngineOptions& options, uint64_t budget, uint64_t arena_bytes)
+    : options_(options),
+      budget_(budget),
+      fork_generation_(ForkGeneration()),
+      reads_total_(registry_.AddCounter("forebay_source_reads_total", "Reads finished by the source")),
+      read_bytes_total_(registry_.AddCounter("forebay_source_read_bytes_total", "Bytes read from the source")),
+      read_errors_total_(registry_.AddCounter("forebay_source_errors_total",
+                                              "Reads that failed after all retries")),
+      read_retries_total_(registry_.AddCounter("forebay_source_retries_total",
+                                               "Read attempts repeated after a passing error")),
+      corrupt_total_(registry_.AddCounter("forebay_source_corrupt_samples_total",
+                                          "Samples that arrived with other bytes than were read")),
+      samples_total_(registry_.AddCounter("forebay_stage_samples_total", "Samples handed to consumers")),
+      sample_bytes_total_(registry_.AddCounter("forebay_stage_sample_bytes_total",
+                                               "Bytes handed to consumers")),
+      changed_total_(registry_.AddCounter("forebay_source_changed_samples_total",
+                                          "Samples whose bytes differ from an earlier read")),
+      evicted_total_(registry_.AddCounter("forebay_stage_evicted_samples_total",
+                                          "Kept samples given up for a waiting batch")),
+      arena_used_(registry_.AddGauge("forebay_stage_arena_used_bytes", "Bytes of the arena in use")),
+      arena_peak_(registry_.AddGauge("forebay_stage_arena_peak_bytes", "Most bytes of the arena in use")),
+      kept_bytes_(registry_.AddGauge("forebay_stage_kept_bytes", "Bytes the memory tier keeps")),
+      in_flight_(registry_.AddGauge("forebay_source_in_flight_reads", "Source reads under way")),
+      in_flight_limit_(registry_.AddGauge("forebay_source_in_flight_limit_reads",
+                                          "Source reads allowed at once")),
+      leases_(registry_.AddGauge("forebay_stage_leases", "Batches on loan or being filled")),
+      reads_knob_(registry_.AddKnob("source_reads_in_flight", 0,
+                                    static_cast<int64_t>(options.max_in_flight),
+                                    static_cast<int64_t>(options.in_flight),
+                                    "source reads at once; 0 lets the governor choose")),
+      scheduler_({.arena_bytes = arena_bytes, .keep = options.keep}),
+      governor_({.minimum = std::min<size_t>(4, options.max_in_flight),
+                 .maximum = options.max_in_flight,
+                 .initial = 32}) {
+  for (size_t i = 0; i < kStallCauses; ++i) {
+    stall_[i] = &registry_.AddCounter(StrCat("forebay_stall_", kStallCauseNames[i], "_nanoseconds_total"),
+                                      StrCat("Time consumers waited, charged to: ", kStallCauseNames[i]));
+  }
+}
+
+Status Engine::Start() {
+  uint64_t arena_bytes = 0;
+  {
+    MutexLock lock(mutex_);
+    arena_bytes = scheduler_.capacity();
+  }
+  memfd_ = OwnedFd(memfd_create("forebay", MFD_CLOEXEC));
+  if (!memfd_.valid()) return ErrnoStatus(errno, "memfd_create for the sample arena");
+  if (ftruncate(memfd_.get(), static_cast<off_t>(arena_bytes)) != 0) {
+    return ErrnoStatus(errno, StrCat("reserving an arena of ", MiB(arena_bytes)));
+  }
+  void* base = mmap(nullptr, arena_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
+                    memfd_.get(), 0);
+  if (base == MAP_FAILED) return ErrnoStatus(errno, StrCat("mapping an arena of ", MiB(arena_bytes)));
+  arena_ = Mapping(base, arena_bytes);
+  // Huge pages spare page faults where the kernel allows them for shared memory; a refusal is fine.
+  (void)madvise(base, arena_bytes, MADV_HUGEPAGE);
+  wake_fd_ = OwnedFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  progress_fd_ = OwnedFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_fd_.valid() || !progress_fd_.valid()) return ErrnoStatus(errno, "eventfd");
+  loop_ = std::jthread([this](std::stop_token stop) { RunLoop(stop); });
+  planner_ = std::jthread([this](std::stop_token stop) { RunPlanner(stop); });
+  return Status();
+}
+
+void EngineDelete::operator()(Engine* engine) const {
+  if (engine == nullptr || engine->fork_generation_ != ForkGeneration()) return;
+  delete engine;
+}
+
+Engine::~Engine() {
+  if (!loop_.joinable()) return;
+  loop_.request_stop();
+  planner_.request_stop();
+  for (std::jthread& copier : copiers_) copier.request_stop();
+  WakeLoop();
+  order_ready_.notify_all();
+  copy_ready_.notify_all();
+  loop_.join();
+  planner_.join();
+  copiers_.clear();
+  std::deque<DatasetState> datasets;
+  size_t flying = 0;
+  {
+    MutexLock lock(mutex_);
+    datasets.swap(datasets_);
+    flying = scheduler_.in_flight() - outbox_.size();
+  }
+  for (DatasetState& dataset : datasets) flying -= dataset.backlog.size();
+  // Drain what the sources still have; a read stuck in the kernel must not hang the exit.
+  const Nanos until = SteadyClock().Now() + 2 * kSecond;
+  std::array<SourceDone, kReapAtOnce> done;
+  while (flying > 0 && SteadyClock().Now() < until) {
+    std::vector<pollfd> fds;
+    for (DatasetState& dataset : datasets) fds.push_back({dataset.source->event_fd(), POLLIN, 0});
+    poll(fds.data(), fds.size(), 50);
+    for (DatasetState& dataset : datasets) flying -= dataset.source->Reap(done);
+  }
+  if (flying > 0) {
+    for (DatasetState& dataset : datasets) {
+      (void)dataset.source.release();
+      // The source refers to the catalog: it is left behind too.
+      (void)new std::shared_ptr<const Catalog>(dataset.catalog);
+    }
+    (void)new Mapping(std::move(arena_));
+  }
+}
+
+Status Engine::Alive() const {
+  if (fork_generation_ == ForkGeneration()) return Status();
+  return Status(Code::kCancelled,
+                "this engine belongs to the parent process; a forked child makes its own");
+}
+
+const Catalog& Engine::catalog(DatasetId dataset) const {
+  MutexLock lock(mutex_);
+  return *datasets_.at(dataset).catalog;
+}
+
+Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
+                                     std::unique_ptr<Source> source) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  if (source == nullptr) {
+    PosixSourceOptions posix;
+    posix.max_in_flight = options_.max_in_flight;
+    posix.io = options_.io;
+    Result<std::unique_ptr<Source>> made = MakePosixSource(*catalog, posix);
+    if (!made) return made.error();
+    source = *std::move(made);
+  }
+  std::vector<uint32_t> lengths(catalog->size());
+  for (SampleId s = 0; s < lengths.size(); ++s) lengths[s] = catalog->length(s);
+  MutexLock lock(mutex_);
+  const DatasetId id = scheduler_.AddDataset(lengths, Scheduler::MetadataBytes(lengths.size()));
+  if (id == Scheduler::kNoRoom) {
+    return Status(Code::kResourceExhausted,
+                  StrCat("the tables of ", lengths.size(), " samples need ",
+                         MiB(Scheduler::MetadataBytes(lengths.size())), ", more than the budget of ",
+                         MiB(budget_), " has left; raise memory="));
+  }
+  DatasetState state;
+  state.catalog = std::move(catalog);
+  state.source = std::move(source);
+  datasets_.push_back(std::move(state));
+  WakeLoop();   // it polls the new source's descriptor from now on
+  return id;
+}
+
+Result<StreamId> Engine::OpenStream(const StreamOptions& options) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  if (options.shape.batch_size == 0) {
+    return Status(Code::kInvalidArgument, "batch_size is 0; it must be at least 1");
+  }
+  MutexLock lock(mutex_);
+  if (options.shape.dataset >= datasets_.size()) {
+    return Status(Code::kInvalidArgument, StrCat("data set ", options.shape.dataset, " does not exist"));
+  }
+  if (!options.declared) {
+    FOREBAY_RETURN_IF_ERROR(options.sampler.Validate());
+    const size_t size = datasets_[options.shape.dataset].catalog->size();
+    if (options.sampler.size != size) {
+      return Status(Code::kInvalidArgument, StrCat("the sampler is for ", options.sampler.size,
+                                                   " samples, the data set has ", size));
+    }
+  }
+  if (options.shape.contiguous && !copiers_started_) {
+    copiers_started_ = true;
+    for (size_t i = 0; i < options_.copy_threads; ++i) {
+      copiers_.emplace_back([this](std::stop_token stop) { RunCopier(stop); });
+    }
+  }
+  streams_.emplace_back();
+  streams_.back().options = options;
+  const StreamId id = scheduler_.OpenStream(options.shape);
+  Collect();
+  return id;
+}
+
+Result<Engine::StreamState*> Engine::FindStream(StreamId stream) {
+  if (stream >= streams_.size()) {
+    return Status(Code::kInvalidArgument, StrCat("stream ", stream, " does not exist"));
+  }
+  return &streams_[stream];
+}
+
+Status Engine::CloseStream(StreamId id) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  MutexLock lock(mutex_);
+  const Result<StreamState*> state = FindStream(id);
+  if (!state) return state.error();
+  if (!(*state)->open) return Status();
+  (*state)->open = false;
+  scheduler_.CloseStream(id);
+  Collect();
+  (*state)->ready.notify_all();
+  return Status();
+}
+
+Status Engine::Seek(StreamId id, uint64_t epoch, uint64_t position) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  MutexLock lock(mutex_);
+  const Result<StreamState*> found = FindStream(id);
+  if (!found) return found.error();
+  StreamState& state = **found;
+  if (!state.options.declared && position % state.options.sampler.world != 0) {
+    return Status(Code::kInvalidArgument,
+                  StrCat("position ", position, " is not a multiple of the world size ",
+                         state.options.sampler.world,
+                         "; resume with the same global batch (batch_size times world size)"));
+  }
+  if (state.in_epoch) CloseEpoch(state, SteadyClock().Now());
+  scheduler_.Seek(id, epoch, position);
+  Collect();
+  return Status();
+}
+
+Status Engine::Declare(StreamId id, uint64_t epoch, std::vector<SampleId> order, bool last) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  MutexLock lock(mutex_);
+  const Result<StreamState*> state = FindStream(id);
+  if (!state) return state.error();
+  if (!(*state)->options.declared) {
+    return Status(Code::kInvalidArgument, "this stream makes its own order from its sampler");
+  }
+  const size_t size = datasets_[(*state)->options.shape.dataset].catalog->size();
+  for (SampleId s : order) {
+    if (s >= size) {
+      return Status(Code::kInvalidArgument,
+                    StrCat("sample ", s, " is not in the data set of ", size, " samples"));
+    }
+  }
+  scheduler_.ExtendOrder(id, scheduler_.generation(id), epoch, std::move(order), last);
+  Collect();
+  (*state)->ready.notify_all();
+  return Status();
+}
+
+// ---- consumers -------------------------------------------------------------------------------
+
+Status Engine::TooLarge(uint64_t bytes) const {
+  return Status(Code::kResourceExhausted,
+                StrCat("a batch of ", bytes, " bytes does not fit the memory budget of ", budget_,
+                       " bytes; lower batch_size or raise memory="));
+}
+
+Status Engine::HeldByLeases() const {
+  return Status(Code::kResourceExhausted,
+                StrCat("the next batch finds no room: ", scheduler_.lease_count(),
+                       " batches that were not released hold ", scheduler_.leased_bytes(),
+                       " of the memory budget of ", budget_,
+                       " bytes; let go of earlier batches, lower batch_size or raise memory="));
+}
+
+Status Engine::Failure(StreamState& state, SampleId sample) {
+  const auto it = failures_.find({state.options.shape.dataset, sample});
+  if (it == failures_.end()) return Status(Code::kInternal, "a read failed without a reason");
+  Status status = std::move(it->second);
+  failures_.erase(it);
+  return status;
+}
+
+void Engine::OpenEpoch(StreamState& state, Nanos now) {
+  state.in_epoch = true;
+  state.epoch_start = now;
+  state.last_handout = now;
+  const DatasetState& dataset = datasets_[state.options.shape.dataset];
+  state.reads_at_start = dataset.reads;
+  state.bytes_at_start = dataset.read_bytes;
+  state.epochs.emplace_back();
+  if (state.epochs.size() > kEpochsKept) state.epochs.pop_front();
+}
+
+void Engine::CloseEpoch(StreamState& state, Nanos now) {
+  const DatasetState& dataset = datasets_[state.options.shape.dataset];
+  EpochStats& stats = state.epochs.back();
+  stats.wall_ns = now - state.epoch_start;
+  stats.source_reads = dataset.reads - state.reads_at_start;
+  stats.source_bytes = dataset.read_bytes - state.bytes_at_start;
+  state.in_epoch = false;
+}
+
+void Engine::Account(StreamState& state, const BatchLoan& loan, Nanos now) {
+  EpochStats& stats = state.epochs.back();
+  uint64_t bytes = 0;
+  for (uint32_t length : loan.lengths) bytes += length;
+  stats.epoch = loan.epoch;
+  ++stats.batches;
+  stats.samples += loan.samples.size();
+  stats.bytes += bytes;
+  stats.batch_us.push_back(static_cast<uint32_t>(
+      std::min<Nanos>((now - state.last_handout) / kMicro, ~uint32_t{0})));
+  state.last_handout = now;
+  samples_total_.Add(loan.samples.size());
+  sample_bytes_total_.Add(bytes);
+}
+
+Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId sample,
+                             BatchLoan* out) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  const Nanos start = SteadyClock().Now();
+  Nanos now = start;
+  Nanos blocked_since = -1;
+  MutexLock lock(mutex_);
+  const Result<StreamState*> found = FindStream(id);
+  if (!found) return found.error();
+  StreamState& state = **found;
+  if (fetch != nullptr && sample >= datasets_[state.options.shape.dataset].catalog->size()) {
+    return Status(Code::kInvalidArgument, StrCat("sample ", sample, " is not in the data set"));
+  }
+  if (!state.in_epoch) OpenEpoch(state, start);
+
+  Scheduler::Handout handout;
+  handout.samples.swap(out->samples);
+  handout.offsets.swap(out->offsets);
+  handout.lengths.swap(out->lengths);
+  while (true) {
+    if (!state.open) return Status(Code::kCancelled, "the stream was closed");
+    const Scheduler::Take take = fetch != nullptr
+                                     ? scheduler_.FetchSample(id, sample, fetch, &handout)
+                                     : scheduler_.TakeBatch(id, &handout);
+    Collect();
+    switch (take) {
+      case Scheduler::Take::kReady: {
+        out->lease = handout.lease;
+        out->stream = id;
+        out->dataset = state.options.shape.dataset;
+        out->epoch = handout.epoch;
+        out->index = handout.index;
+        out->samples.swap(handout.samples);
+        out->offsets.swap(handout.offsets);
+        out->lengths.swap(handout.lengths);
+        Account(state, *out, SteadyClock().Now());
+        return TakeKind::kBatch;
+      }
+      case Scheduler::Take::kEndOfEpoch:
+        CloseEpoch(state, SteadyClock().Now());
+        return TakeKind::kEndOfEpoch;
+      case Scheduler::Take::kEndOfStream:
+        if (state.epochs.back().batches == 0) state.epochs.pop_back();
+        state.in_epoch = false;
+        return TakeKind::kEndOfStream;
+      case Scheduler::Take::kFailed: return Failure(state, handout.failed);
+      case Scheduler::Take::kTooLarge: return TooLarge(handout.bytes);
+      case Scheduler::Take::kPending: break;
+    }
+    const Nanos left = wait - (now - start);
+    if (left <= 0) return TakeKind::kPending;
+    if (scheduler_.OnlyReleaseHelps(id)) {
+      if (blocked_since < 0) blocked_since = now;
+      if (now - blocked_since > options_.release_wait) return HeldByLeases();
+    } else {
+      blocked_since = -1;
+    }
+    // The wait is charged to what the batch lacks as the wait begins.
+    const StallCause cause = scheduler_.WaitCause(id);
+    state.ready.wait_for(lock.native(), std::chrono::nanoseconds(std::min(left, kSlice)),
+                         [&]() NO_THREAD_SAFETY_ANALYSIS { return scheduler_.IsDue(id) || !state.open; });
+    const Nanos after = SteadyClock().Now();
+    state.epochs.back().wait_ns[static_cast<size_t>(cause)] += after - now;
+    stall_[static_cast<size_t>(cause)]->Add(static_cast<uint64_t>(after - now));
+    now = after;
+  }
+}
+
+Result<TakeKind> Engine::Take(StreamId stream, Nanos wait, BatchLoan* out) {
+  return Ask(stream, wait, nullptr, 0, out);
+}
+
+Result<TakeKind> Engine::Fetch(StreamId stream, SampleId sample, Nanos wait, LeaseId* lease,
+                               BatchLoan* out) {
+  return Ask(stream, wait, lease, sample, out);
+}
+
+Status Engine::Release(LeaseId lease) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  MutexLock lock(mutex_);
+  scheduler_.Release(lease);
+  Collect();
+  return Status();
+}
+
+int Engine::progress_fd() {
+  progress_wanted_.store(true, std::memory_order_relaxed);
+  return progress_fd_.get();
+}
+
+std::vector<EpochStats> Engine::Stats(StreamId id) const {
+  MutexLock lock(mutex_);
+  if (id >= streams_.size()) return {};
+  const StreamState& state = streams_[id];
+  std::vector<EpochStats> out(state.epochs.begin(), state.epochs.end());
+  if (state.in_epoch && !out.empty()) {
+    const DatasetState& dataset = datasets_[state.options.shape.dataset];
+    out.back().wall_ns = SteadyClock().Now() - state.epoch_start;
+    out.back().source_reads = dataset.reads - state.reads_at_start;
+    out.back().source_bytes = dataset.read_bytes - state.bytes_at_start;
+  }
+  return out;
+}
+
+std::string Engine::WaitingFor(StreamId id) const {
+  MutexLock lock(mutex_);
+  if (id >= streams_.size()) return "nothing";
+  DatasetId dataset = 0;
+  SampleId sample = 0;
+  const StallCause cause = scheduler_.WaitCause(id);
+  std::string what(kStallCauseNames[static_cast<size_t>(cause)]);
+  if (scheduler_.FirstMissing(id, &dataset, &sample)) {
+    const Catalog& catalog = *datasets_[dataset].catalog;
+    what += StrCat(": ", catalog.root(), "/", catalog.SampleName(sample));
+  }
+  return what;
+}
+
+size_t Engine::in_flight() const {
+  MutexLock lock(mutex_);
+  return scheduler_.in_flight();
+}
+
+size_t Engine::in_flight_limit() const {
+  MutexLock lock(mutex_);
+  return governor_.limit();
+}
+
+// ---- threads ---------------------------------------------------------------------------------
+
+void Engine::WakeLoop() {
+  const uint64_t one = 1;
+  (void)!write(wake_fd_.get(), &one, sizeof one);
+}
+
+void Engine::Collect() {
+  governor_.Fix(static_cast<size_t>(reads_knob_.value()));
+  scheduler_.NextReads(governor_.limit(), &outbox_);
+  for (OrderAction& order : scheduler_.NextOrders()) {
+    if (streams_[order.stream].options.declared) continue;
+    order_work_.push_back(order);
+    order_ready_.notify_one();
+  }
+  for (CopyAction& copy : scheduler_.NextCopies()) {
+    copy_work_.push_back(std::move(copy));
+    copy_ready_.notify_one();
+  }
+  if (!outbox_.empty() && !loop_awake_) {
+    loop_awake_ = true;
+    WakeLoop();
+  }
+  arena_used_.Set(scheduler_.used_bytes());
+  arena_peak_.Raise(scheduler_.used_bytes());
+  kept_bytes_.Set(scheduler_.kept_bytes());
+  in_flight_.Set(scheduler_.in_flight());
+  in_flight_limit_.Set(governor_.limit());
+  leases_.Set(scheduler_.lease_count());
+  changed_total_.Set(scheduler_.counters().changed);
+  evicted_total_.Set(scheduler_.counters().evicted);
+}
+
+void Engine::Finished(DatasetState& dataset, SourceDone& done) {
+  const auto id = static_cast<DatasetId>(done.tag >> 32);
+  const auto sample = static_cast<SampleId>(done.tag);
+  read_retries_total_.Add(done.retries);
+  if (options_.verify && done.status.ok()) {
+    const ReadAction place = scheduler_.PlaceOf(id, sample);
+    if (Crc32c({arena_.data() + place.offset, place.length}) != done.crc) {
+      corrupt_total_.Add(1);
+      constexpr int kRereads = 3;
+      if (++rereads_[done.tag] <= kRereads) {
+        outbox_.push_back(place);
+        return;
+      }
+      done.status = Status(Code::kDataLoss, StrCat(dataset.catalog->root(), "/", dataset.catalog->SampleName(sample),
+                                                   ": the bytes that arrived do not match their checksum, ",
+                                                   kRereads + 1, " times in a row"));
+    }
+    rereads_.erase(done.tag);
+  }
+  if (done.status.ok()) {
+    const uint32_t length = dataset.catalog->length(sample);
+    ++dataset.reads;
+    dataset.read_bytes += length;
+    reads_total_.Add(1);
+    read_bytes_total_.Add(length);
+    governor_.OnRead(done.latency_ns, scheduler_.Hungry());
+  } else {
+    read_errors_total_.Add(1);
+    failures_.insert_or_assign({id, sample}, done.status);
+  }
+  scheduler_.OnReadDone(id, sample, done.status.ok(), done.crc);
+}
+
+void Engine::RunLoop(std::stop_token stop) {
+  std::vector<DatasetState*> datasets;
+  std::vector<SourceDone> done(kReapAtOnce);
+  std::vector<SourceRead> batch;
+  std::vector<pollfd> fds;
+  std::vector<ReadAction> reads;
+  while (!stop.stop_requested()) {
+    bool busy = false;
+    bool arrived = false;
+    {
+      MutexLock lock(mutex_);
+      datasets.clear();
+      for (DatasetState& dataset : datasets_) datasets.push_back(&dataset);
+    }
+    for (DatasetState* dataset : datasets) {
+      const size_t n = dataset->source->Reap(done);
+      if (n == 0) continue;
+      busy |= n == done.size();
+      arrived = true;
+      MutexLock lock(mutex_);
+      for (size_t i = 0; i < n; ++i) Finished(*dataset, done[i]);
+      Collect();
+      for (StreamId id = 0; id < streams_.size(); ++id) {
+        if (scheduler_.IsDue(id)) streams_[id].ready.notify_all();
+      }
+    }
+    {
+      MutexLock lock(mutex_);
+      Collect();
+      // Under the same lock: a read may name a data set added since the top of the loop.
+      for (size_t i = datasets.size(); i < datasets_.size(); ++i) datasets.push_back(&datasets_[i]);
+      reads.swap(outbox_);
+      // From here on a consumer with new reads must wake us.
+      loop_awake_ = !reads.empty() || busy;
+    }
+    for (const ReadAction& read : reads) datasets[read.dataset]->backlog.push_back(read);
+    reads.clear();
+    for (DatasetState* dataset : datasets) {
+      batch.clear();
+      for (const ReadAction& read : dataset->backlog) {
+        batch.push_back({Tag(read.dataset, read.sample), read.sample,
+                         {arena_.data() + read.offset, read.length}});
+      }
+      if (batch.empty()) continue;
+      const size_t taken = dataset->source->Submit(batch);
+      dataset->backlog.erase(dataset->backlog.begin(),
+                             dataset->backlog.begin() + static_cast<int64_t>(taken));
+    }
+    if (arrived && progress_wanted_.load(std::memory_order_relaxed)) {
+      const uint64_t one = 1;
+      (void)!write(progress_fd_.get(), &one, sizeof one);
+    }
+    if (busy) continue;
+    fds.clear();
+    fds.push_back({wake_fd_.get(), POLLIN, 0});
+    for (DatasetState* dataset : datasets) fds.push_back({dataset->source->event_fd(), POLLIN, 0});
+    poll(fds.data(), fds.size(), static_cast<int>(kSlice / kMilli));
+    if (fds[0].revents & POLLIN) {
+      uint64_t count;
+      (void)!read(wake_fd_.get(), &count, sizeof count);
+    }
+  }
+}
+
+void Engine::RunPlanner(std::stop_token stop) {
+  while (!stop.stop_requested()) {
+    OrderAction work;
+    SamplerSpec sampler;
+    {
+      MutexLock lock(mutex_);
+      order_ready_.wait_for(lock.native(), std::chrono::nanoseconds(kSlice),
+                            [&]() NO_THREAD_SAFETY_ANALYSIS {
+                              return stop.stop_requested() || !order_work_.empty();
+                            });
+      if (order_work_.empty()) continue;
+      work = order_work_.front();
+      order_work_.pop_front();
+      sampler = streams_[work.stream].options.sampler;
+    }
+    std::vector<SampleId> order = EpochOrder(sampler, work.epoch, work.first_position);
+    MutexLock lock(mutex_);
+    scheduler_.ExtendOrder(work.stream, work.generation, work.epoch, std::move(order), false);
+    Collect();
+    streams_[work.stream].ready.notify_all();
+  }
+}
+
+void Engine::RunCopier(std::stop_token stop) {
+  while (!stop.stop_requested()) {
+    CopyAction work;
+    {
+      MutexLock lock(mutex_);
+      copy_ready_.wait_for(lock.native(), std::chrono::nanoseconds(kSlice),
+                           [&]() NO_THREAD_SAFETY_ANALYSIS {
+                             return stop.stop_requested() || !copy_work_.empty();
+                           });
+      if (copy_work_.empty()) continue;
+      work = std::move(copy_work_.front());
+      copy_work_.pop_front();
+    }
+    uint64_t at = work.dest;
+    for (size_t i = 0; i < work.from.size(); ++i) {
+      if (work.lengths[i] != 0) {
+        std::memcpy(arena_.data() + at, arena_.data() + work.from[i], work.lengths[i]);
+      }
+      at += work.lengths[i];
+    }
+    MutexLock lock(mutex_);
+    scheduler_.OnCopyDone(work.lease);
+    Collect();
+    for (StreamId id = 0; id < streams_.size(); ++id) {
+      if (scheduler_.IsDue(id)) streams_[id].ready.notify_all();
+    }
+  }
+}
+
+}  // namespace forebay

@@ -1,0 +1,211 @@
+// Engine: owns the budget, the arena, the sources and many streams, and runs the scheduler.
+//
+// All sample memory is one memfd, addressed by offsets, so that another process can map it. One
+// thread (the loop) talks to the sources; one makes the orders of coming epochs; a few copy batches
+// of contiguous streams. Consumers call from any thread.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/owned.h"
+#include "base/status.h"
+#include "base/thread_annotations.h"
+#include "catalog/catalog.h"
+#include "metrics/registry.h"
+#include "metrics/stall.h"
+#include "plan/sampler.h"
+#include "source/source.h"
+#include "stage/governor.h"
+#include "stage/scheduler.h"
+
+namespace forebay {
+
+struct EngineOptions {
+  // Bytes for everything the engine holds: arena, tables, stacks. 0: DefaultBudget().
+  uint64_t memory = 0;
+  size_t max_in_flight = 256;     // source reads
+  size_t in_flight = 0;           // fixed number instead of the governor's; 0: governed
+  PosixSourceOptions::Io io = PosixSourceOptions::Io::kAuto;
+  size_t copy_threads = 2;
+  bool keep = true;               // samples stay in memory for later epochs
+  bool verify = false;            // check each sample's bytes once more as they arrive; costs a pass
+  // How long a consumer waits for memory that only its own unreleased batches hold.
+  Nanos release_wait = 10 * kSecond;
+  Status Validate() const;
+};
+
+struct StreamOptions {
+  StreamShape shape;
+  // The order is made here from `sampler`; otherwise the client declares it.
+  bool declared = false;
+  SamplerSpec sampler;
+};
+
+// A batch on loan: nobody touches its memory until it is released.
+struct BatchLoan {
+  LeaseId lease = kNoLease;
+  StreamId stream = 0;
+  DatasetId dataset = 0;
+  uint64_t epoch = 0;
+  uint64_t index = 0;
+  std::vector<SampleId> samples;
+  std::vector<uint64_t> offsets;     // into the arena
+  std::vector<uint32_t> lengths;
+};
+
+enum class TakeKind : uint8_t { kBatch, kPending, kEndOfEpoch, kEndOfStream };
+
+class Engine;
+
+// Deletes an engine in the process that made it; in a forked child its threads do not exist and its
+// locks may be held by them, so it is left alone.
+struct EngineDelete {
+  void operator()(Engine* engine) const;
+};
+using EnginePtr = std::unique_ptr<Engine, EngineDelete>;
+
+class Engine {
+ public:
+  static Result<EnginePtr> Create(const EngineOptions& options);
+  // Stops the threads. Reads that hang in the kernel for more than two seconds are left behind with the
+  // memory they write to, so that a dead mount cannot hang the exit.
+  ~Engine();
+
+  // `source` null: a posix source over the catalog.
+  Result<DatasetId> AddDataset(std::shared_ptr<const Catalog> catalog,
+                               std::unique_ptr<Source> source = nullptr);
+  Result<StreamId> OpenStream(const StreamOptions& options);
+  Status CloseStream(StreamId stream);
+  // The next batch is the one at `position` (global, counted over all ranks) of `epoch`.
+  Status Seek(StreamId stream, uint64_t epoch, uint64_t position);
+  // Declared streams: one more epoch is known.
+  Status Declare(StreamId stream, uint64_t epoch, std::vector<SampleId> order, bool last);
+
+  // Waits at most `wait` for the stream's next batch; kPending when it is not there by then. An error
+  // leaves the stream where it is: the next call tries the same batch again.
+  Result<TakeKind> Take(StreamId stream, Nanos wait, BatchLoan* out);
+  // One sample. `*lease` is kNoLease on the first call and names the pending request on later ones.
+  Result<TakeKind> Fetch(StreamId stream, SampleId sample, Nanos wait, LeaseId* lease, BatchLoan* out);
+  Status Release(LeaseId lease);
+
+  const std::byte* base() const { return arena_.data(); }
+  uint64_t arena_bytes() const { return arena_.size(); }
+  int arena_fd() const { return memfd_.get(); }
+  uint64_t budget() const { return budget_; }
+  const Catalog& catalog(DatasetId dataset) const;
+  Registry& registry() { return registry_; }
+  // Readable after samples have arrived; for a driver that polls Fetch for many clients.
+  int progress_fd();
+
+  // Finished epochs and the current one, oldest first.
+  std::vector<EpochStats> Stats(StreamId stream) const;
+  // What a pending Take waits for, in words: "source: reading /data/x.jpg".
+  std::string WaitingFor(StreamId stream) const;
+  // Source reads under way now / the limit.
+  size_t in_flight() const;
+  size_t in_flight_limit() const;
+
+ private:
+  struct DatasetState {
+    std::shared_ptr<const Catalog> catalog;   // shared with the loaders that named it
+    std::unique_ptr<Source> source;
+    std::deque<ReadAction> backlog;           // loop thread only
+    uint64_t reads = 0;
+    uint64_t read_bytes = 0;
+  };
+  struct StreamState {
+    StreamOptions options;
+    bool open = true;
+    std::condition_variable ready;
+    std::deque<EpochStats> epochs;
+    bool in_epoch = false;
+    Nanos epoch_start = 0;
+    Nanos last_handout = 0;
+    uint64_t reads_at_start = 0;
+    uint64_t bytes_at_start = 0;
+  };
+
+  explicit Engine(const EngineOptions& options, uint64_t budget, uint64_t arena_bytes);
+  friend struct EngineDelete;
+  // kCancelled in a forked child.
+  Status Alive() const;
+  Status Start();
+  void RunLoop(std::stop_token stop);
+  void RunPlanner(std::stop_token stop);
+  void RunCopier(std::stop_token stop);
+  void Finished(DatasetState& dataset, SourceDone& done) REQUIRES(mutex_);
+  // Collects actions after any event; wakes whoever has work.
+  void Collect() REQUIRES(mutex_);
+  void WakeLoop();
+  Result<StreamState*> FindStream(StreamId stream) REQUIRES(mutex_);
+  Status TooLarge(uint64_t bytes) const REQUIRES(mutex_);
+  Status HeldByLeases() const REQUIRES(mutex_);
+  Status Failure(StreamState& state, SampleId sample) REQUIRES(mutex_);
+  // One ask of the scheduler: the next batch, or `sample` when `fetch` is given.
+  Result<TakeKind> Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId sample, BatchLoan* out);
+  void OpenEpoch(StreamState& state, Nanos now) REQUIRES(mutex_);
+  void CloseEpoch(StreamState& state, Nanos now) REQUIRES(mutex_);
+  void Account(StreamState& state, const BatchLoan& loan, Nanos now) REQUIRES(mutex_);
+
+  // Constant after construction.
+  const EngineOptions options_;
+  const uint64_t budget_;
+  const uint64_t fork_generation_;
+  OwnedFd memfd_;
+  Mapping arena_;
+  OwnedFd wake_fd_;
+  OwnedFd progress_fd_;
+
+  Registry registry_;
+  Metric& reads_total_;
+  Metric& read_bytes_total_;
+  Metric& read_errors_total_;
+  Metric& read_retries_total_;
+  Metric& corrupt_total_;
+  Metric& samples_total_;
+  Metric& sample_bytes_total_;
+  Metric& changed_total_;
+  Metric& evicted_total_;
+  Metric& arena_used_;
+  Metric& arena_peak_;
+  Metric& kept_bytes_;
+  Metric& in_flight_;
+  Metric& in_flight_limit_;
+  Metric& leases_;
+  std::array<Metric*, kStallCauses> stall_;
+  Knob& reads_knob_;
+
+  mutable Mutex mutex_;
+  Scheduler scheduler_ GUARDED_BY(mutex_);
+  ReadGovernor governor_ GUARDED_BY(mutex_);
+  // Deques: references stay valid while others are added. The loop thread reads the entries it has
+  // seen under the lock without it; catalog and source never change after they are added.
+  std::deque<DatasetState> datasets_ GUARDED_BY(mutex_);
+  std::deque<StreamState> streams_ GUARDED_BY(mutex_);
+  std::vector<ReadAction> outbox_ GUARDED_BY(mutex_);
+  std::deque<OrderAction> order_work_ GUARDED_BY(mutex_);
+  std::deque<CopyAction> copy_work_ GUARDED_BY(mutex_);
+  std::map<std::pair<DatasetId, SampleId>, Status> failures_ GUARDED_BY(mutex_);
+  std::map<uint64_t, int> rereads_ GUARDED_BY(mutex_);   // by tag: reads repeated for corrupt bytes
+  std::condition_variable order_ready_;
+  std::condition_variable copy_ready_;
+  bool loop_awake_ GUARDED_BY(mutex_) = true;
+  bool copiers_started_ GUARDED_BY(mutex_) = false;
+  std::atomic<bool> progress_wanted_{false};   // pairs with nothing: a hint that costs a write if late
+
+  std::jthread loop_;
+  std::jthread planner_;
+  std::vector<std::jthread> copiers_;
+};
+
+}  // namespace forebay

@@ -1,0 +1,302 @@
+#include "stage/engine.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "source/delay_source.h"
+#include "source/fault_source.h"
+#include "source/null_source.h"
+
+namespace forebay {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A folder of files whose bytes are FillNullSample's, so that every source agrees on them.
+class EngineTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/forebay_engine_XXXXXX";
+    ASSERT_NE(mkdtemp(name), nullptr);
+    root_ = name;
+  }
+  void TearDown() override { fs::remove_all(root_); }
+
+  std::shared_ptr<const Catalog> MakeFiles(uint32_t n, uint32_t low, uint32_t high) {
+    SplitMix64 rng(n);
+    std::vector<std::string> paths;
+    const std::string dir = root_ + "/" + std::to_string(n) + "_" + std::to_string(high);
+    fs::create_directories(dir);
+    for (uint32_t i = 0; i < n; ++i) {
+      std::vector<std::byte> bytes(low + rng.Below(high - low + 1));
+      FillNullSample(i, bytes);
+      paths.push_back(dir + "/" + std::to_string(i));
+      std::ofstream(paths.back(), std::ios::binary)
+          .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    }
+    auto built = BuildFileList(paths, {});
+    EXPECT_TRUE(built) << built.status().ToString();
+    return std::shared_ptr<const Catalog>(*std::move(built));
+  }
+
+  static EnginePtr Make(uint64_t memory, bool verify = false) {
+    EngineOptions options;
+    options.memory = memory;
+    options.verify = verify;
+    options.release_wait = 300 * kMilli;
+    auto engine = Engine::Create(options);
+    EXPECT_TRUE(engine) << engine.status().ToString();
+    return *std::move(engine);
+  }
+
+  static StreamOptions Shape(DatasetId d, uint32_t n, uint32_t batch, uint64_t seed) {
+    StreamOptions options;
+    options.shape.dataset = d;
+    options.shape.batch_size = batch;
+    options.sampler.size = n;
+    options.sampler.seed = seed;
+    return options;
+  }
+
+  static void CheckBytes(const Engine& engine, const BatchLoan& loan) {
+    for (size_t i = 0; i < loan.samples.size(); ++i) {
+      std::vector<std::byte> expected(loan.lengths[i]);
+      FillNullSample(loan.samples[i], expected);
+      ASSERT_EQ(std::memcmp(engine.base() + loan.offsets[i], expected.data(), expected.size()), 0)
+          << "sample " << loan.samples[i];
+    }
+  }
+
+  // Consumes one epoch and checks order and bytes.
+  static void CheckEpoch(Engine& engine, StreamId s, const SamplerSpec& spec, uint64_t epoch) {
+    const auto order = EpochOrder(spec, epoch);
+    size_t at = 0;
+    while (true) {
+      BatchLoan loan;
+      auto taken = engine.Take(s, 20 * kSecond, &loan);
+      ASSERT_TRUE(taken) << taken.status().ToString();
+      ASSERT_NE(*taken, TakeKind::kPending) << engine.WaitingFor(s);
+      if (*taken != TakeKind::kBatch) break;
+      ASSERT_EQ(loan.epoch, epoch);
+      for (size_t i = 0; i < loan.samples.size(); ++i) ASSERT_EQ(loan.samples[i], order[at + i]);
+      CheckBytes(engine, loan);
+      at += loan.samples.size();
+      ASSERT_TRUE(engine.Release(loan.lease).ok());
+    }
+    ASSERT_EQ(at, order.size());
+  }
+
+  std::string root_;
+};
+
+TEST_F(EngineTest, ReadsEachFileOnceAndServesLaterEpochsFromMemory) {
+  auto catalog = MakeFiles(200, 0, 20000);
+  EnginePtr engine = Make(64 << 20);
+  auto d = engine->AddDataset(catalog);
+  ASSERT_TRUE(d);
+  const StreamOptions options = Shape(*d, 200, 7, 3);
+  auto s = engine->OpenStream(options);
+  ASSERT_TRUE(s);
+  for (uint64_t epoch = 0; epoch < 3; ++epoch) CheckEpoch(*engine, *s, options.sampler, epoch);
+  const auto stats = engine->Stats(*s);
+  ASSERT_EQ(stats.size(), 3u);
+  EXPECT_EQ(stats[0].source_reads + stats[1].source_reads + stats[2].source_reads, 200u);
+  EXPECT_EQ(stats[2].source_reads, 0u);
+  EXPECT_EQ(stats[1].samples, 200u);
+  EXPECT_EQ(stats[1].batches, 29u);
+}
+
+TEST_F(EngineTest, ASmallBudgetFailsNothing) {
+  auto catalog = MakeFiles(300, 100000, 200000);   // about 45 MB
+  EnginePtr engine = Make(12 << 20);
+  auto d = engine->AddDataset(catalog);
+  ASSERT_TRUE(d);
+  for (bool contiguous : {false, true}) {
+    StreamOptions options = Shape(*d, 300, 5, 3);
+    options.shape.contiguous = contiguous;
+    auto s = engine->OpenStream(options);
+    ASSERT_TRUE(s);
+    for (uint64_t epoch = 0; epoch < 2; ++epoch) CheckEpoch(*engine, *s, options.sampler, epoch);
+    ASSERT_TRUE(engine->CloseStream(*s).ok());
+  }
+}
+
+TEST_F(EngineTest, ContiguousBatchesLieInOnePiece) {
+  auto catalog = MakeFiles(100, 1, 5000);
+  EnginePtr engine = Make(32 << 20);
+  auto d = engine->AddDataset(catalog);
+  StreamOptions options = Shape(*d, 100, 8, 1);
+  options.shape.contiguous = true;
+  auto s = engine->OpenStream(options);
+  ASSERT_TRUE(s);
+  BatchLoan loan;
+  auto taken = engine->Take(*s, 10 * kSecond, &loan);
+  ASSERT_TRUE(taken);
+  ASSERT_EQ(*taken, TakeKind::kBatch);
+  for (size_t i = 1; i < loan.offsets.size(); ++i) {
+    EXPECT_EQ(loan.offsets[i], loan.offsets[i - 1] + loan.lengths[i - 1]);
+  }
+  CheckBytes(*engine, loan);
+}
+
+TEST_F(EngineTest, TooLargeABatchNamesBothSizes) {
+  auto catalog = MakeFiles(64, 400000, 400000);
+  EnginePtr engine = Make(16 << 20);
+  auto d = engine->AddDataset(catalog);
+  auto s = engine->OpenStream(Shape(*d, 64, 64, 0));
+  BatchLoan loan;
+  auto taken = engine->Take(*s, 5 * kSecond, &loan);
+  ASSERT_FALSE(taken);
+  EXPECT_EQ(taken.error().code(), Code::kResourceExhausted);
+  EXPECT_NE(taken.error().message().find(std::to_string(16 << 20)), std::string::npos);
+  EXPECT_NE(taken.error().message().find("256"), std::string::npos) << taken.error().message();
+}
+
+TEST_F(EngineTest, UnreleasedBatchesEndInAnErrorNotAHang) {
+  auto catalog = MakeFiles(100, 400000, 400000);
+  EnginePtr engine = Make(12 << 20);
+  auto d = engine->AddDataset(catalog);
+  auto s = engine->OpenStream(Shape(*d, 100, 4, 0));
+  Status error;
+  for (int i = 0; i < 20 && error.ok(); ++i) {
+    BatchLoan loan;
+    auto taken = engine->Take(*s, 5 * kSecond, &loan);
+    if (!taken) error = taken.error();
+  }
+  EXPECT_EQ(error.code(), Code::kResourceExhausted);
+  EXPECT_NE(error.message().find("not released"), std::string::npos);
+}
+
+TEST_F(EngineTest, AVanishedFileIsNamedAndTheNextAskGoesOn) {
+  auto catalog = MakeFiles(20, 100, 200);
+  const std::string victim = catalog->ObjectPath(catalog->extent(5).object);
+  fs::rename(victim, victim + ".away");
+  EnginePtr engine = Make(16 << 20);
+  auto d = engine->AddDataset(catalog);
+  const StreamOptions options = Shape(*d, 20, 20, 0);
+  auto s = engine->OpenStream(options);
+  BatchLoan loan;
+  auto taken = engine->Take(*s, 10 * kSecond, &loan);
+  ASSERT_FALSE(taken);
+  EXPECT_NE(taken.error().message().find(victim), std::string::npos) << taken.error().message();
+  fs::rename(victim + ".away", victim);
+  taken = engine->Take(*s, 10 * kSecond, &loan);
+  ASSERT_TRUE(taken) << taken.status().ToString();
+  ASSERT_EQ(*taken, TakeKind::kBatch);
+  CheckBytes(*engine, loan);
+}
+
+TEST_F(EngineTest, FlippedBitsAreReadAgain) {
+  auto catalog = MakeFiles(300, 1, 3000);
+  auto inner = MakeNullSource(64);
+  FaultOptions faults;
+  faults.flip = 0.2;
+  auto source = FaultSource::Make(*std::move(inner), faults);
+  ASSERT_TRUE(source);
+  EnginePtr engine = Make(16 << 20, true);
+  auto d = engine->AddDataset(catalog, *std::move(source));
+  const StreamOptions options = Shape(*d, 300, 10, 0);
+  auto s = engine->OpenStream(options);
+  CheckEpoch(*engine, *s, options.sampler, 0);
+  EXPECT_NE(engine->registry().PrometheusText().find("forebay_source_corrupt_samples_total"),
+            std::string::npos);
+}
+
+TEST_F(EngineTest, AReadThatHangsDoesNotHangTheExit) {
+  auto catalog = MakeFiles(10, 100, 100);
+  FaultOptions faults;
+  faults.hang = 1.0;
+  auto source = FaultSource::Make(*MakeNullSource(16), faults);
+  ASSERT_TRUE(source);
+  EnginePtr engine = Make(16 << 20);
+  auto d = engine->AddDataset(catalog, *std::move(source));
+  auto s = engine->OpenStream(Shape(*d, 10, 2, 0));
+  BatchLoan loan;
+  auto taken = engine->Take(*s, 50 * kMilli, &loan);
+  ASSERT_TRUE(taken);
+  EXPECT_EQ(*taken, TakeKind::kPending);
+  EXPECT_NE(engine->WaitingFor(*s).find("source: "), std::string::npos);
+  engine.reset();   // leaves the stuck reads behind after two seconds
+}
+
+TEST_F(EngineTest, ManyConsumersOneEngine) {
+  auto catalog = MakeFiles(150, 1000, 30000);
+  EnginePtr engine = Make(12 << 20);
+  auto d = engine->AddDataset(catalog);
+  std::vector<std::jthread> threads;
+  for (uint64_t seed = 0; seed < 4; ++seed) {
+    const StreamOptions options = Shape(*d, 150, 3 + static_cast<uint32_t>(seed), seed);
+    auto s = engine->OpenStream(options);
+    ASSERT_TRUE(s);
+    threads.emplace_back([&engine, options, id = *s] {
+      for (uint64_t epoch = 0; epoch < 3; ++epoch) CheckEpoch(*engine, id, options.sampler, epoch);
+    });
+  }
+}
+
+TEST_F(EngineTest, SeekResumesAndARankStartsWhereItSays) {
+  auto catalog = MakeFiles(100, 10, 100);
+  EnginePtr engine = Make(16 << 20);
+  auto d = engine->AddDataset(catalog);
+  StreamOptions options = Shape(*d, 100, 5, 8);
+  options.sampler.world = 2;
+  options.sampler.rank = 1;
+  auto s = engine->OpenStream(options);
+  ASSERT_TRUE(engine->Seek(*s, 4, 40).ok());
+  EXPECT_EQ(engine->Seek(*s, 4, 41).code(), Code::kInvalidArgument);
+  const auto order = EpochOrder(options.sampler, 4);
+  BatchLoan loan;
+  auto taken = engine->Take(*s, 10 * kSecond, &loan);
+  ASSERT_TRUE(taken);
+  EXPECT_EQ(loan.samples[0], order[20]);
+  EXPECT_EQ(loan.epoch, 4u);
+}
+
+TEST_F(EngineTest, DeclaredOrderIsFollowedAndCheckedForRange) {
+  auto catalog = MakeFiles(10, 10, 100);
+  EnginePtr engine = Make(16 << 20);
+  auto d = engine->AddDataset(catalog);
+  StreamOptions options;
+  options.shape.dataset = *d;
+  options.shape.batch_size = 4;
+  options.declared = true;
+  auto s = engine->OpenStream(options);
+  EXPECT_EQ(engine->Declare(*s, 0, {0, 10}, true).code(), Code::kInvalidArgument);
+  ASSERT_TRUE(engine->Declare(*s, 0, {9, 9, 0, 3, 3}, true).ok());
+  BatchLoan loan;
+  ASSERT_EQ(*engine->Take(*s, 10 * kSecond, &loan), TakeKind::kBatch);
+  EXPECT_EQ(loan.samples, (std::vector<SampleId>{9, 9, 0, 3}));
+  ASSERT_EQ(*engine->Take(*s, 10 * kSecond, &loan), TakeKind::kBatch);
+  EXPECT_EQ(loan.samples, (std::vector<SampleId>{3}));
+  EXPECT_EQ(*engine->Take(*s, 10 * kSecond, &loan), TakeKind::kEndOfEpoch);
+  EXPECT_EQ(*engine->Take(*s, 10 * kSecond, &loan), TakeKind::kEndOfStream);
+}
+
+TEST_F(EngineTest, AForkedChildLeavesTheParentsEngineAlone) {
+  auto catalog = MakeFiles(50, 1000, 3000);
+  EnginePtr engine = Make(16 << 20);
+  auto d = engine->AddDataset(catalog);
+  const StreamOptions options = Shape(*d, 50, 5, 8);
+  auto s = engine->OpenStream(options);
+  const pid_t child = fork();
+  if (child == 0) {
+    BatchLoan loan;
+    const bool refused = !engine->Take(*s, kSecond, &loan).has_value();
+    engine.reset();
+    _exit(refused ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  CheckEpoch(*engine, *s, options.sampler, 0);
+}
+
+}  // namespace
+}  // namespace forebay
