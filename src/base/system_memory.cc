@@ -42,19 +42,15 @@ MemoryLimit ReadMemoryLimit(const std::string& root) {
     const bool v2 = controllers.empty();
     if (!v2 && controllers.find("memory") == std::string::npos) continue;
     const std::string base = root + (v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory");
-    std::string path = line.substr(second + 1);
-    while (true) {
-      const std::string dir = base + (path == "/" ? "" : path);
+    std::string dir = base + line.substr(second + 1);
+    while (dir.size() >= base.size()) {
       uint64_t most = 0;
       uint64_t used = 0;
       if (ReadNumber(dir + (v2 ? "/memory.max" : "/memory.limit_in_bytes"), &most)) {
         ReadNumber(dir + (v2 ? "/memory.current" : "/memory.usage_in_bytes"), &used);
         Tighten(most, used, &limit.cgroup);
       }
-      const size_t slash = path.rfind('/');
-      if (path.empty() || path == "/" || slash == std::string::npos) break;
-      path.resize(slash);
-      if (path.empty()) path = "/";
+      dir.resize(dir.rfind('/'));
     }
   }
   return limit;

@@ -188,9 +188,9 @@ Status Engine::Alive() const {
                 "this engine belongs to the parent process; a forked child makes its own");
 }
 
-const Catalog& Engine::catalog(DatasetId dataset) const {
+std::shared_ptr<const Catalog> Engine::shared_catalog(DatasetId dataset) const {
   MutexLock lock(mutex_);
-  return *datasets_.at(dataset).catalog;
+  return datasets_.at(dataset).catalog;
 }
 
 Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
@@ -268,6 +268,7 @@ Status Engine::CloseStream(StreamId id) {
   (*state)->open = false;
   scheduler_.CloseStream(id);
   Collect();
+  SignalProgress();
   (*state)->ready.notify_all();
   return Status();
 }
@@ -287,6 +288,7 @@ Status Engine::Seek(StreamId id, uint64_t epoch, uint64_t position) {
   if (state.in_epoch) CloseEpoch(state, SteadyClock().Now());
   scheduler_.Seek(id, epoch, position);
   Collect();
+  SignalProgress();
   return Status();
 }
 
@@ -307,6 +309,7 @@ Status Engine::Declare(StreamId id, uint64_t epoch, std::vector<SampleId> order,
   }
   scheduler_.ExtendOrder(id, scheduler_.generation(id), epoch, std::move(order), last);
   Collect();
+  SignalProgress();
   (*state)->ready.notify_all();
   return Status();
 }
@@ -452,12 +455,19 @@ Status Engine::Release(LeaseId lease) {
   MutexLock lock(mutex_);
   scheduler_.Release(lease);
   Collect();
+  SignalProgress();
   return Status();
 }
 
-int Engine::progress_fd() {
-  progress_wanted_.store(true, std::memory_order_relaxed);
-  return progress_fd_.get();
+size_t Engine::dataset_count() const {
+  MutexLock lock(mutex_);
+  return datasets_.size();
+}
+
+Status Engine::Blocked(StreamId id) const {
+  MutexLock lock(mutex_);
+  if (id >= streams_.size() || !scheduler_.OnlyReleaseHelps(id)) return Status();
+  return HeldByLeases();
 }
 
 std::vector<EpochStats> Engine::Stats(StreamId id) const {
@@ -503,6 +513,13 @@ size_t Engine::in_flight_limit() const {
 void Engine::WakeLoop() {
   const uint64_t one = 1;
   (void)!write(wake_fd_.get(), &one, sizeof one);
+}
+
+void Engine::SignalProgress() {
+  if (!progress_wanted_.load(std::memory_order_relaxed)) return;
+  progress_wanted_.store(false, std::memory_order_relaxed);
+  const uint64_t one = 1;
+  (void)!write(progress_fd_.get(), &one, sizeof one);
 }
 
 void Engine::Collect() {
@@ -612,10 +629,7 @@ void Engine::RunLoop(std::stop_token stop) {
       dataset->backlog.erase(dataset->backlog.begin(),
                              dataset->backlog.begin() + static_cast<int64_t>(taken));
     }
-    if (arrived && progress_wanted_.load(std::memory_order_relaxed)) {
-      const uint64_t one = 1;
-      (void)!write(progress_fd_.get(), &one, sizeof one);
-    }
+    if (arrived) SignalProgress();
     if (busy) continue;
     fds.clear();
     fds.push_back({wake_fd_.get(), POLLIN, 0});
@@ -647,6 +661,7 @@ void Engine::RunPlanner(std::stop_token stop) {
     MutexLock lock(mutex_);
     scheduler_.ExtendOrder(work.stream, work.generation, work.epoch, std::move(order), false);
     Collect();
+    SignalProgress();
     streams_[work.stream].ready.notify_all();
   }
 }
@@ -674,6 +689,7 @@ void Engine::RunCopier(std::stop_token stop) {
     MutexLock lock(mutex_);
     scheduler_.OnCopyDone(work.lease);
     Collect();
+    SignalProgress();
     for (StreamId id = 0; id < streams_.size(); ++id) {
       if (scheduler_.IsDue(id)) streams_[id].ready.notify_all();
     }

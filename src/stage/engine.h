@@ -102,10 +102,15 @@ class Engine {
   uint64_t arena_bytes() const { return arena_.size(); }
   int arena_fd() const { return memfd_.get(); }
   uint64_t budget() const { return budget_; }
-  const Catalog& catalog(DatasetId dataset) const;
+  std::shared_ptr<const Catalog> shared_catalog(DatasetId dataset) const;
   Registry& registry() { return registry_; }
-  // Readable after samples have arrived; for a driver that polls Fetch for many clients.
-  int progress_fd();
+  size_t dataset_count() const;
+  // For one driver that asks for many clients with no wait: after ArmProgress the descriptor becomes
+  // readable once, as soon as anything happens that may end a pending Take or Fetch.
+  int progress_fd() const { return progress_fd_.get(); }
+  void ArmProgress() { progress_wanted_.store(true, std::memory_order_relaxed); }
+  // kResourceExhausted while nothing but a Release can end the stream's wait.
+  Status Blocked(StreamId stream) const;
 
   // Finished epochs and the current one, oldest first.
   std::vector<EpochStats> Stats(StreamId stream) const;
@@ -147,6 +152,7 @@ class Engine {
   // Collects actions after any event; wakes whoever has work.
   void Collect() REQUIRES(mutex_);
   void WakeLoop();
+  void SignalProgress();
   Result<StreamState*> FindStream(StreamId stream) REQUIRES(mutex_);
   Status TooLarge(uint64_t bytes) const REQUIRES(mutex_);
   Status HeldByLeases() const REQUIRES(mutex_);
@@ -201,7 +207,8 @@ class Engine {
   std::condition_variable copy_ready_;
   bool loop_awake_ GUARDED_BY(mutex_) = true;
   bool copiers_started_ GUARDED_BY(mutex_) = false;
-  std::atomic<bool> progress_wanted_{false};   // pairs with nothing: a hint that costs a write if late
+  // Ordered by mutex_: the driver arms before it asks, events signal after they changed the scheduler.
+  std::atomic<bool> progress_wanted_{false};
 
   std::jthread loop_;
   std::jthread planner_;

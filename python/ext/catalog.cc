@@ -1,0 +1,181 @@
+#include <exception>
+
+#include "common.h"
+
+#include "catalog/catalog.h"
+#include "handles.h"
+
+namespace forebay::python {
+namespace {
+
+// Calls Python's progress function from C++ threads. Its exception, or Ctrl-C, cancels the work and
+// goes before the "cancelled" that it causes.
+class Progress {
+ public:
+  explicit Progress(nb::object function) : function_(std::move(function)) {}
+
+  template <typename... Numbers>
+  bool operator()(Numbers... numbers) {
+    nb::gil_scoped_acquire locked;
+    try {
+      if (SignalRaised()) throw nb::python_error();
+      if (!function_.is_none()) function_(numbers...);
+      return true;
+    } catch (nb::python_error&) {
+      error_ = std::current_exception();
+      return false;
+    }
+  }
+
+  void Rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  nb::object function_;
+  std::exception_ptr error_;
+};
+
+template <typename Build>
+auto Run(const std::string& format, std::vector<std::string> extensions, nb::object function, Build build) {
+  Progress progress(std::move(function));
+  BuildOptions options;
+  options.format = format;
+  options.extensions = std::move(extensions);
+  options.progress = [&](uint64_t done, uint64_t total, uint64_t samples) {
+    return progress(done, total, samples);
+  };
+  auto result = [&] {
+    nb::gil_scoped_release unlocked;
+    return build(options);
+  }();
+  progress.Rethrow();
+  return Value(std::move(result));
+}
+
+const char* FormatName(Format format) {
+  switch (format) {
+    case Format::kFolder: return "folder";
+    case Format::kWebDataset: return "webdataset";
+    case Format::kTfRecord: return "tfrecord";
+    case Format::kFileList: return "files";
+  }
+  return "unknown";
+}
+
+SampleId Check(const Catalog& catalog, int64_t sample) {
+  if (sample < 0 || static_cast<uint64_t>(sample) >= catalog.size()) {
+    throw nb::index_error(StrCat("sample ", sample, " of ", catalog.size()).c_str());
+  }
+  return static_cast<SampleId>(sample);
+}
+
+}  // namespace
+
+void BindCatalog(nb::module_& m) {
+  nb::class_<CatalogHandle>(m, "Catalog", "Map from samples to the bytes of their files.")
+      .def_static(
+          "open",
+          [](const std::string& path, const std::string& format, std::vector<std::string> extensions,
+             nb::object progress) {
+            OpenedCatalog opened = Run(format, std::move(extensions), progress,
+                                       [&](const BuildOptions& o) { return OpenOrBuild(path, o); });
+            return nb::make_tuple(CatalogHandle{std::move(opened.catalog)}, opened.rebuilt, opened.note);
+          },
+          nb::arg("path"), nb::arg("format") = "", nb::arg("extensions") = std::vector<std::string>(),
+          nb::arg("progress") = nb::none(),
+          "(catalog, rebuilt, note): the saved catalog when it is fresh, else a new one, saved.")
+      .def_static(
+          "build",
+          [](const std::string& path, const std::string& format, std::vector<std::string> extensions,
+             nb::object progress) {
+            return CatalogHandle{Run(format, std::move(extensions), progress,
+                                     [&](const BuildOptions& o) { return BuildCatalog(path, o); })};
+          },
+          nb::arg("path"), nb::arg("format") = "", nb::arg("extensions") = std::vector<std::string>(),
+          nb::arg("progress") = nb::none(), "Lists the data set anew.")
+      .def_static(
+          "from_files",
+          [](std::vector<std::string> paths, nb::object progress) {
+            return CatalogHandle{Run("", {}, progress,
+                                     [&](const BuildOptions& o) { return BuildFileList(paths, o); })};
+          },
+          nb::arg("paths"), nb::arg("progress") = nb::none(), "One sample for each path, in this order.")
+      .def_static(
+          "load",
+          [](const std::string& file) {
+            Result<std::unique_ptr<Catalog>> loaded = [&] {
+              nb::gil_scoped_release unlocked;
+              return Catalog::Load(file);
+            }();
+            return CatalogHandle{Value(std::move(loaded))};
+          },
+          nb::arg("file"))
+      .def_static(
+          "default_file",
+          [](const std::string& path, const std::string& format, std::vector<std::string> extensions) {
+            BuildOptions options;
+            options.format = format;
+            options.extensions = std::move(extensions);
+            return DefaultCatalogFile(path, options);
+          },
+          nb::arg("path"), nb::arg("format") = "", nb::arg("extensions") = std::vector<std::string>())
+      .def("save", [](const CatalogHandle& c, const std::string& file) { Raise(c.catalog->Save(file)); },
+           nb::arg("file"))
+      .def("check_fresh", [](const CatalogHandle& c) {
+             Status status;
+             {
+               nb::gil_scoped_release unlocked;
+               status = c.catalog->CheckFresh();
+             }
+             Raise(status);
+           }, "Raises ChangedError when a folder changed since the catalog was made.")
+      .def(
+          "verify",
+          [](const CatalogHandle& c, nb::object function) {
+            Progress progress(std::move(function));
+            Status status;
+            {
+              nb::gil_scoped_release unlocked;
+              status = c.catalog->Verify(
+                  [&](uint64_t done, uint64_t total) { return progress(done, total); });
+            }
+            progress.Rethrow();
+            Raise(status);
+          },
+          nb::arg("progress") = nb::none(), "Checks every object: existence, size, checksums.")
+      .def("__len__", [](const CatalogHandle& c) { return c.catalog->size(); })
+      .def_prop_ro("root", [](const CatalogHandle& c) { return c.catalog->root(); })
+      .def_prop_ro("format", [](const CatalogHandle& c) { return FormatName(c.catalog->format()); })
+      .def_prop_ro("total_bytes", [](const CatalogHandle& c) { return c.catalog->total_bytes(); })
+      .def_prop_ro("max_length", [](const CatalogHandle& c) { return c.catalog->max_length(); })
+      .def_prop_ro("objects", [](const CatalogHandle& c) { return c.catalog->object_count(); })
+      .def_prop_ro("fingerprint", [](const CatalogHandle& c) { return c.catalog->fingerprint(); })
+      .def_prop_ro("image_bytes", [](const CatalogHandle& c) { return c.catalog->image().size(); })
+      .def_prop_ro("classes", [](const CatalogHandle& c) { return c.catalog->Classes(); })
+      .def("name", [](const CatalogHandle& c, int64_t s) { return c.catalog->SampleName(Check(*c.catalog, s)); },
+           nb::arg("sample"), "Path relative to the root; shard and key for shards.")
+      .def("object_path", [](const CatalogHandle& c, int64_t s) {
+             return c.catalog->ObjectPath(c.catalog->extent(Check(*c.catalog, s)).object);
+           }, nb::arg("sample"), "Absolute path of the file that holds the sample.")
+      .def("offset", [](const CatalogHandle& c, int64_t s) { return c.catalog->extent(Check(*c.catalog, s)).offset; },
+           nb::arg("sample"))
+      .def("label", [](const CatalogHandle& c, int64_t s) { return c.catalog->label(Check(*c.catalog, s)); },
+           nb::arg("sample"))
+      .def("length", [](const CatalogHandle& c, int64_t s) { return c.catalog->length(Check(*c.catalog, s)); },
+           nb::arg("sample"))
+      .def("lengths", [](const CatalogHandle& c) {
+             std::vector<uint32_t> out(c.catalog->size());
+             for (SampleId s = 0; s < out.size(); ++s) out[s] = c.catalog->length(s);
+             return Array(std::move(out));
+           })
+      .def("fields", [](const CatalogHandle& c, int64_t s) {
+             std::vector<std::tuple<std::string, uint32_t, uint32_t>> out;
+             for (const FieldView& f : c.catalog->Fields(Check(*c.catalog, s))) {
+               out.emplace_back(std::string(f.name), f.offset, f.length);
+             }
+             return out;
+           }, nb::arg("sample"), "(name, offset in the sample, length) of each field.");
+}
+
+}  // namespace forebay::python

@@ -1,0 +1,53 @@
+// What every part of the Python extension shares: errors become exceptions here, in one place.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+
+namespace nb = nanobind;
+
+namespace forebay::python {
+
+// Raises the exception that fits the status; a no-op when it is ok. The GIL must be held.
+void Raise(const Status& status);
+
+template <typename T>
+T Value(Result<T> result) {
+  if (!result) Raise(result.error());
+  return *std::move(result);
+}
+
+// Signals are handled while C++ waits: true when Python has raised (KeyboardInterrupt).
+bool SignalRaised();
+
+// A NumPy array that owns its memory.
+template <typename T>
+nb::object Array(std::vector<T> values) {
+  auto* owned = new std::vector<T>(std::move(values));
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(owned->data(), {owned->size()}, owner));
+}
+
+using ByteView = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
+using BytesIn = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void BindCatalog(nb::module_& m);
+void BindEngine(nb::module_& m);
+void BindPlan(nb::module_& m);
+void BindLimits(nb::module_& m);
+
+}  // namespace forebay::python

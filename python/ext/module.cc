@@ -1,0 +1,70 @@
+#include "common.h"
+
+#include "base/crc32c.h"
+#include "base/system_memory.h"
+#include "io/loop.h"
+
+namespace forebay::python {
+namespace {
+
+nb::object ExceptionType(const char* name) {
+  return nb::module_::import_("forebay._errors").attr(name);
+}
+
+const char* ExceptionFor(Code code) {
+  switch (code) {
+    case Code::kInvalidArgument: return "ArgumentError";
+    case Code::kNotFound: return "MissingError";
+    case Code::kPermissionDenied: return "AccessError";
+    case Code::kDataLoss: return "CorruptError";
+    case Code::kChanged: return "ChangedError";
+    case Code::kResourceExhausted: return "BudgetError";
+    case Code::kUnavailable: return "StorageError";
+    case Code::kDeadlineExceeded: return "DeadlineError";
+    case Code::kCancelled: return "CancelledError";
+    case Code::kUnimplemented: return "UnsupportedError";
+    case Code::kOk:
+    case Code::kInternal: break;
+  }
+  return "InternalError";
+}
+
+}  // namespace
+
+void Raise(const Status& status) {
+  if (status.ok()) return;
+  const nb::object type = ExceptionType(ExceptionFor(status.code()));
+  PyErr_SetString(type.ptr(), status.message().c_str());
+  throw nb::python_error();
+}
+
+bool SignalRaised() { return PyErr_CheckSignals() != 0; }
+
+}  // namespace forebay::python
+
+NB_MODULE(_forebay, m) {
+  using namespace forebay;
+  m.doc() = "Forebay's C++ core. Use the forebay package; names here may change.";
+  forebay::python::BindCatalog(m);
+  forebay::python::BindEngine(m);
+  forebay::python::BindPlan(m);
+  forebay::python::BindLimits(m);
+  m.def(
+      "crc32c",
+      [](forebay::python::BytesIn bytes, uint32_t crc) {
+        nb::gil_scoped_release unlocked;
+        return Crc32c({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()}, crc);
+      },
+      nb::arg("bytes"), nb::arg("crc") = 0, "CRC-32C of a buffer of bytes.");
+  m.def("default_budget", &DefaultBudget, "Bytes of memory an engine takes when none are named.");
+  m.def("memory_limit", [] {
+    const MemoryLimit limit = ReadMemoryLimit();
+    return std::pair<uint64_t, uint64_t>(limit.available, limit.cgroup);
+  }, "(available bytes of the node, bytes left in this process's cgroup or 0)");
+  m.def("features", [] {
+    std::map<std::string, std::string> out;
+    const Status uring = ProbeUring();
+    out["io_uring"] = uring.ok() ? "" : uring.message();
+    return out;
+  }, "Optional parts: name to the reason why it is missing, empty when it works.");
+}

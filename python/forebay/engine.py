@@ -1,0 +1,122 @@
+"""The engine that a process's loaders share."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+
+from . import _forebay
+from ._errors import ArgumentError
+from .units import format_bytes, parse_bytes
+
+
+class Engine:
+    """Memory budget, memory tier and source reads, shared by any number of loaders.
+
+    Loaders of one process share one engine by default, so that training and validation live under one
+    budget. Make your own only to keep loaders apart: ``forebay.DataLoader(..., engine=engine)``.
+
+    Args:
+        memory: Bytes for everything the engine holds, as a number or ``"4G"``. Default: half of what
+            this process may use (cgroup limit or available memory), divided by the ranks on this node.
+        in_flight: Source reads at once. Default 0: found while running.
+        max_in_flight: The most it may find.
+        io: ``"auto"``, ``"threads"`` or ``"io_uring"``.
+        keep: Keep samples in memory for later epochs.
+        verify: Check every sample's bytes once more as they arrive.
+    """
+
+    def __init__(
+        self,
+        memory: int | str | None = None,
+        *,
+        in_flight: int = 0,
+        max_in_flight: int = 256,
+        io: str = "auto",
+        copy_threads: int | None = None,
+        keep: bool = True,
+        verify: bool = False,
+    ) -> None:
+        self._options = dict(
+            memory=parse_bytes(memory),
+            in_flight=in_flight,
+            max_in_flight=max_in_flight,
+            io=io,
+            copy_threads=copy_threads or max(1, min(4, (os.cpu_count() or 2))),
+            keep=keep,
+            verify=verify,
+        )
+        self._pid = -1
+        self._native: _forebay.Engine | None = None
+        self._lock = threading.Lock()
+        self.native  # noqa: B018 - bad options are reported here, not at the first batch
+
+    @property
+    def native(self) -> _forebay.Engine:
+        """The C++ engine of this process; a forked child gets its own."""
+        if self._native is None or self._pid != os.getpid():
+            with self._lock if self._pid in (-1, os.getpid()) else threading.Lock():
+                self._native = _forebay.Engine(**self._options)
+                self._pid = os.getpid()
+        return self._native
+
+    @property
+    def budget(self) -> int:
+        """Bytes the engine may hold."""
+        return self.native.budget
+
+    def metrics(self) -> dict[str, int]:
+        """Every counter and gauge by name (see docs/metrics.md)."""
+        return self.native.metrics()
+
+    def prometheus(self) -> str:
+        """The same as Prometheus text."""
+        return self.native.prometheus()
+
+    def knobs(self) -> dict[str, tuple[int, int, int, str]]:
+        """Name to (value, minimum, maximum, meaning)."""
+        return self.native.knobs()
+
+    def set_knob(self, name: str, value: int) -> None:
+        """Changes a knob while running."""
+        self.native.set_knob(name, value)
+
+    def __reduce__(self):
+        return _rebuild, (self._options,)
+
+
+def _rebuild(options: dict) -> Engine:
+    return Engine(**options)
+
+
+_shared: weakref.ref[Engine] | None = None
+_shared_lock = threading.Lock()
+
+
+def shared_engine(**options) -> Engine:
+    """The process's shared engine, made by the first loader and gone with the last.
+
+    A later loader that names another budget is an error: one process has one budget.
+    """
+    global _shared
+    given = {k: v for k, v in options.items() if v is not None}
+    with _shared_lock:
+        engine = _shared() if _shared is not None else None
+        if engine is None:
+            engine = Engine(**given)
+            _shared = weakref.ref(engine)
+            return engine
+        wanted = parse_bytes(given.get("memory"))
+        if wanted and wanted != engine._options["memory"]:
+            raise ArgumentError(
+                f"memory={format_bytes(wanted)}, but the loaders of this process already share an engine "
+                f"with {format_bytes(engine.budget)}; leave memory= out, or pass engine=forebay.Engine(memory=...)"
+            )
+        for name, value in given.items():
+            if name != "memory" and value != engine._options[name]:
+                raise ArgumentError(
+                    f"{name}={value!r}, but the engine that this process's loaders share has "
+                    f"{engine._options[name]!r}; pass engine=forebay.Engine({name}={value!r}) to keep them apart"
+                )
+        return engine

@@ -1,0 +1,342 @@
+"""forebay.DataLoader: batches in the framework's exact order, in memory before they are asked for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from . import _forebay, ranks
+from ._errors import ArgumentError, CancelledError, DeadlineError
+from ._forebay import Batch, Catalog
+from .engine import Engine, shared_engine
+from .report import EpochReport, from_native, sentence, table
+
+_log = logging.getLogger("forebay")
+_SLOW_WAIT_S = 30.0
+_STATE_VERSION = 1
+
+
+class DataLoader:
+    """Iterates over a data set as PyTorch's ``DistributedSampler(seed, epoch)`` orders it.
+
+    ``path`` is a folder of files (class = folder, as torchvision's ImageFolder), WebDataset tar shards or
+    TFRecord files; nothing is converted. C++ threads read ahead, across epoch boundaries; samples stay in
+    memory for later epochs as far as the budget goes. Each ``iter()`` after a finished epoch starts the next
+    one; ``set_epoch`` chooses another. After an early ``break`` the next ``iter()`` starts the same epoch over.
+
+    Args:
+        path: The data set, or a ``forebay.Catalog``.
+        batch_size: Samples a batch, of this rank.
+        shuffle: Shuffle anew each epoch; else in order.
+        seed: As in ``DistributedSampler``.
+        drop_last: Drop an epoch's last batch when it is not full.
+        sampler_drop_last: ``DistributedSampler``'s ``drop_last``: drop the tail that does not divide among the
+            ranks instead of repeating samples.
+        rank, world_size: Default: from torchrun, SLURM or MPI; else 0 of 1.
+        collate_fn: Called with each ``Batch``; what it returns is what the loop gets. Default: the ``Batch``.
+        memory: Budget of the engine, such as ``"4G"``; see ``forebay.Engine``.
+        layout: ``"views"``: samples are handed out where they lie, with no copy. ``"contiguous"``: C++ threads
+            copy each batch into one piece ahead of time (``batch.data`` is then a view).
+        epochs: Number of epochs, when known: nothing is read ahead beyond the last. Default: unknown.
+        format: ``"folder"``, ``"webdataset"`` or ``"tfrecord"``; default: from what lies at the path.
+        extensions: Folder: only files with these suffixes, such as ``forebay.IMG_EXTENSIONS``.
+        timeout: Seconds to wait for a batch before ``DeadlineError``; 0 waits, with a warning every 30 s that
+            names what it waits for.
+        engine: An engine of your own; default: the process's shared one.
+        io, in_flight, verify: As in ``forebay.Engine``.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike | Catalog,
+        batch_size: int = 1,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+        drop_last: bool = False,
+        sampler_drop_last: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        collate_fn: Callable[[Batch], Any] | None = None,
+        memory: int | str | None = None,
+        layout: str = "views",
+        epochs: int | None = None,
+        format: str | None = None,
+        extensions: Sequence[str] | None = None,
+        timeout: float = 0,
+        engine: Engine | None = None,
+        io: str | None = None,
+        in_flight: int | None = None,
+        verify: bool | None = None,
+        progress: bool | None = None,
+        _delay: str = "",
+    ) -> None:
+        if layout not in ("views", "contiguous"):
+            raise ArgumentError(f"layout is {layout!r}; it takes 'views' or 'contiguous'")
+        if int(batch_size) < 1:
+            raise ArgumentError(f"batch_size is {batch_size}; it must be at least 1")
+        if engine is not None and memory is not None:
+            raise ArgumentError("pass memory= to the engine, not to a loader that has one")
+        self.batch_size = int(batch_size)
+        self.shuffle = bool(shuffle)
+        self.seed = int(seed)
+        self.drop_last = bool(drop_last)
+        self.sampler_drop_last = bool(sampler_drop_last)
+        self.rank, self.world_size = ranks.resolve(rank, world_size)
+        self.collate_fn = collate_fn
+        self.layout = layout
+        self.epochs = epochs
+        self.timeout = float(timeout)
+        self._delay = _delay
+        self._path = path
+        self._format = format
+        self._extensions = list(extensions or [])
+        if isinstance(path, Catalog):
+            self.catalog = path
+        else:
+            self.catalog = open_catalog(path, format=format, extensions=extensions, progress=progress)
+        self.engine = engine or shared_engine(
+            memory=memory, io=io, in_flight=in_flight, verify=verify
+        )
+        self._total = _forebay.epoch_total(
+            len(self.catalog), self.world_size, self.sampler_drop_last
+        )
+        self._epoch = 0
+        self._position = 0  # global samples of this epoch that were handed out
+        self._resumed = False  # the next iter() starts inside the epoch
+        self._iteration = 0  # tells an abandoned iterator that it is one
+        self._stream: int | None = None
+        self._stream_at: tuple[int, int] | None = None  # where the engine's stream stands
+        self._pid = -1
+        self._attach()
+
+    # ---- iteration
+
+    def __len__(self) -> int:
+        """Batches of this rank in a full epoch."""
+        mine = self._total // self.world_size
+        return mine // self.batch_size if self.drop_last else -(-mine // self.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._attach()
+        if not self._resumed:
+            self._position = 0
+        self._resumed = False
+        if self._stream_at != (self._epoch, self._position):
+            self.engine.native.seek(self._stream, self._epoch, self._position)
+            self._stream_at = (self._epoch, self._position)
+        self._iteration += 1
+        return _Iterator(self, self._iteration)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next ``iter()`` yields this epoch, from its start."""
+        if epoch < 0:
+            raise ArgumentError(f"epoch is {epoch}; it cannot be negative")
+        if self._resumed and epoch == self._epoch:
+            return  # the usual loop calls set_epoch right after load_state_dict
+        self._epoch = int(epoch)
+        self._position = 0
+        self._resumed = False
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is being, or will next be, iterated."""
+        return self._epoch
+
+    # ---- resume
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the job stands, for every rank alike: all batches handed out so far count as consumed."""
+        return {
+            "version": _STATE_VERSION,
+            "seed": self.seed,
+            "shuffle": self.shuffle,
+            "epoch": self._epoch,
+            "consumed": self._position,
+            "size": len(self.catalog),
+            "fingerprint": self.catalog.fingerprint,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues where ``state_dict`` stood, also at another world size with the same global batch."""
+        try:
+            version, epoch, consumed = state["version"], state["epoch"], state["consumed"]
+            ours = (self.seed, self.shuffle, len(self.catalog))
+            theirs = (state["seed"], state["shuffle"], state["size"])
+        except (KeyError, TypeError) as error:
+            raise ArgumentError(f"this is no state of a forebay.DataLoader: {error!r}") from None
+        if version != _STATE_VERSION:
+            raise ArgumentError(f"the state has version {version}, this program reads {_STATE_VERSION}")
+        if ours != theirs:
+            raise ArgumentError(
+                "the state is of another loader: (seed, shuffle, samples) were "
+                f"{theirs}, here they are {ours}"
+            )
+        if state.get("fingerprint") not in (None, self.catalog.fingerprint):
+            _log.warning("forebay: the data set at %s is not the one the state was saved with",
+                         self.catalog.root)  # fmt: skip
+        if consumed % self.world_size:
+            raise ArgumentError(
+                f"{consumed} samples were consumed, which {self.world_size} ranks cannot continue from; "
+                "resume with the same global batch (batch_size times world size)"
+            )
+        self._epoch, self._position = int(epoch), int(consumed)
+        self._resumed = True
+
+    # ---- reports
+
+    def stats(self) -> list[EpochReport]:
+        """One report for each epoch begun, the current one last."""
+        self._attach()
+        return [from_native(s) for s in self.engine.native.stats(self._stream) if s["batches"]]
+
+    def report(self) -> str:
+        """Why training waited, in one sentence, and a table of all epochs."""
+        reports = self.stats()
+        if not reports:
+            return "No epoch has been read yet."
+        return f"{sentence(reports[-1])}\n{table(reports)}"
+
+    def close(self) -> None:
+        """Stops reading ahead and gives the memory back. Batches still held stay valid."""
+        if self._stream is not None and self._pid == os.getpid():
+            self.engine.native.close_stream(self._stream)
+        self._stream = None
+        self._iteration += 1
+
+    def __enter__(self) -> DataLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        try:
+            self.close()
+        except Exception:  # noqa: BLE001, S110 - nothing can be done while being collected
+            pass
+
+    # ---- processes
+
+    def _attach(self) -> None:
+        """Opens the stream; again in a forked child, whose parent keeps its own."""
+        if self._stream is not None and self._pid == os.getpid():
+            return
+        native = self.engine.native
+        dataset = _dataset_id(self.engine, self.catalog, self._delay)
+        self._stream = native.open_stream(
+            dataset,
+            self.batch_size,
+            drop_last=self.drop_last,
+            contiguous=self.layout == "contiguous",
+            size=len(self.catalog),
+            shuffle=self.shuffle,
+            seed=self.seed,
+            rank=self.rank,
+            world=self.world_size,
+            sampler_drop_last=self.sampler_drop_last,
+            epochs=self.epochs or 0,
+            first_epoch=self._epoch,
+            first_position=self._position,
+        )
+        self._stream_at = (self._epoch, self._position)
+        self._pid = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        path = self._path
+        if isinstance(path, Catalog):
+            raise TypeError("a loader over a Catalog object cannot be pickled; give it the path")
+        del state["catalog"]
+        state.update(_stream=None, _stream_at=None, _pid=-1)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.catalog = open_catalog(self._path, format=self._format, extensions=self._extensions)
+
+
+class _Iterator:
+    def __init__(self, loader: DataLoader, iteration: int) -> None:
+        self._loader = loader
+        self._iteration = iteration
+        self._native = loader.engine.native
+        self._done = False
+
+    def __iter__(self) -> _Iterator:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __next__(self) -> Any:
+        loader = self._loader
+        if self._done:
+            raise StopIteration
+        if self._iteration != loader._iteration:
+            raise CancelledError("a newer iter() of this loader, or close(), ended this iterator")
+        took = self._native.take(loader._stream, loader.timeout or _SLOW_WAIT_S)
+        if took is None:
+            took = self._wait_on()
+        if isinstance(took, str):
+            self._done = True
+            loader._epoch += 1
+            loader._position = 0
+            loader._stream_at = (loader._epoch, 0)
+            raise StopIteration
+        batch = took
+        # The last batch may be short; padding makes the ranks' shares equal, so all stand alike.
+        loader._position = min(
+            loader._total, loader._position + loader.batch_size * loader.world_size
+        )
+        loader._stream_at = (loader._epoch, loader._position)
+        return batch if loader.collate_fn is None else loader.collate_fn(batch)
+
+    def _wait_on(self) -> Any:
+        loader = self._loader
+        if loader.timeout:
+            raise DeadlineError(
+                f"no batch in {loader.timeout:g} s; waiting for {self._native.waiting_for(loader._stream)}"
+            )
+        start = time.monotonic() - _SLOW_WAIT_S
+        while True:
+            _log.warning(
+                "forebay: waited %.0f s for %s",
+                time.monotonic() - start,
+                self._native.waiting_for(loader._stream),
+            )
+            took = self._native.take(loader._stream, _SLOW_WAIT_S)
+            if took is not None:
+                return took
+
+
+def open_catalog(
+    path: str | os.PathLike,
+    *,
+    format: str | None = None,
+    extensions: Sequence[str] | None = None,
+    progress: bool | None = None,
+) -> Catalog:
+    """The data set's catalog: the saved one while it is fresh, else built (with a bar) and saved."""
+    from .progress import counting
+
+    with counting(f"indexing {os.fspath(path)}", progress) as callback:
+        catalog, _, note = Catalog.open(
+            os.fspath(path), format or "", [e.lower() for e in extensions or []], callback
+        )
+    if note:
+        _log.info("forebay: %s", note)
+    return catalog
+
+
+def _dataset_id(engine: Engine, catalog: Catalog, delay: str) -> int:
+    """Each catalog is added to an engine once, so that loaders over it share its samples."""
+    native = engine.native
+    known: dict = engine.__dict__.setdefault("_datasets", {})
+    key = (os.getpid(), catalog.fingerprint, catalog.root, delay)
+    if key not in known:
+        known[key] = native.add_dataset(catalog, delay)
+    return known[key]

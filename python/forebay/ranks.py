@@ -1,0 +1,44 @@
+"""Rank and world size from the launcher's variables."""
+
+from __future__ import annotations
+
+import os
+
+from ._errors import ArgumentError
+
+# (rank, world size) variables, in the order in which they are believed.
+_LAUNCHERS = (
+    ("torchrun", "RANK", "WORLD_SIZE"),
+    ("SLURM", "SLURM_PROCID", "SLURM_NTASKS"),
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MPI (PMI)", "PMI_RANK", "PMI_SIZE"),
+    ("MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+)
+
+
+def detect() -> tuple[int, int, str]:
+    """(rank, world size, launcher's name); (0, 1, "") when nothing launched this process."""
+    for name, rank_key, world_key in _LAUNCHERS:
+        rank, world = os.environ.get(rank_key), os.environ.get(world_key)
+        if rank is None or world is None:
+            continue
+        try:
+            return int(rank), int(world), name
+        except ValueError:
+            raise ArgumentError(
+                f"{name} set {rank_key}={rank!r} and {world_key}={world!r}; both must be numbers"
+            ) from None
+    return 0, 1, ""
+
+
+def resolve(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Explicit values win; a missing one comes from the launcher."""
+    if rank is None or world_size is None:
+        found_rank, found_world, _ = detect()
+        if rank is None:
+            rank = found_rank if world_size is None or world_size == found_world else 0
+        if world_size is None:
+            world_size = found_world
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise ArgumentError(f"rank {rank} of world size {world_size} does not exist")
+    return rank, world_size

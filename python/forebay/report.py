@@ -1,0 +1,97 @@
+"""What an epoch cost, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .units import format_bytes
+
+_CAUSES = {
+    "source": "reads from storage",
+    "memory": "memory held by unreleased batches",
+    "decode": "copying and decoding",
+    "plan": "working out the order",
+}
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """One epoch of one loader."""
+
+    epoch: int
+    seconds: float
+    batches: int
+    samples: int
+    bytes: int
+    wait: dict[str, float]
+    """Seconds the consumer waited, by cause; every wait is charged to exactly one."""
+    source_reads: int
+    source_bytes: int
+    batch_seconds: np.ndarray
+    """From one batch handed out to the next."""
+
+    @property
+    def stall(self) -> float:
+        """Seconds the consumer waited in all."""
+        return sum(self.wait.values())
+
+    @property
+    def stall_share(self) -> float:
+        """Share of the epoch that the consumer waited."""
+        return self.stall / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def main_cause(self) -> str:
+        """The cause that most of the waiting is charged to."""
+        return max(self.wait, key=lambda cause: self.wait[cause])
+
+    def percentile(self, q: float) -> float:
+        """The q-th percentile of the time between batches, in seconds."""
+        return float(np.percentile(self.batch_seconds, q)) if len(self.batch_seconds) else 0.0
+
+
+def from_native(stats: dict) -> EpochReport:
+    return EpochReport(
+        epoch=stats["epoch"],
+        seconds=stats["seconds"],
+        batches=stats["batches"],
+        samples=stats["samples"],
+        bytes=stats["bytes"],
+        wait=dict(stats["wait"]),
+        source_reads=stats["source_reads"],
+        source_bytes=stats["source_bytes"],
+        batch_seconds=stats["batch_us"] * 1e-6,
+    )
+
+
+def sentence(report: EpochReport) -> str:
+    """Why was my GPU idle? In one sentence."""
+    share = report.stall_share
+    start = f"Epoch {report.epoch}: {report.samples:,} samples in {report.seconds:.2f} s"
+    if share < 0.02:
+        return f"{start}; training was never kept waiting ({share:.1%} of the time)."
+    cause = report.main_cause
+    of = report.wait[cause] / report.stall
+    more = ""
+    if cause == "source":
+        rate = report.source_bytes / report.seconds if report.seconds else 0
+        more = f" ({report.source_reads:,} reads, {format_bytes(rate)}/s)"
+    return f"{start}; training waited {share:.0%} of the time, {of:.0%} of it for {_CAUSES[cause]}{more}."
+
+
+def table(reports: list[EpochReport]) -> str:
+    """A table of plain text, one row an epoch."""
+    head = ("epoch", "time s", "samples/s", "waited s", "waited", "mostly for", "reads", "read",
+            "batch p50 ms", "p99 ms")  # fmt: skip
+    rows = [head]
+    for r in reports:
+        rows.append((
+            str(r.epoch), f"{r.seconds:.2f}", f"{r.samples / r.seconds if r.seconds else 0:,.0f}",
+            f"{r.stall:.2f}", f"{r.stall_share:.1%}", r.main_cause if r.stall_share >= 0.005 else "-",
+            f"{r.source_reads:,}", format_bytes(r.source_bytes),
+            f"{r.percentile(50) * 1e3:.2f}", f"{r.percentile(99) * 1e3:.2f}",
+        ))  # fmt: skip
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows)
