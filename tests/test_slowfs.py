@@ -4,12 +4,12 @@ would miss by an order of magnitude; what must be exact is read from the counter
 from __future__ import annotations
 
 import errno
+import importlib.util
 import json
 import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,9 +18,16 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python"))
-
-from forebay.testing.slowfs import SlowFs  # noqa: E402
+try:
+    from forebay.testing.slowfs import SlowFs
+except ImportError:
+    # slowfs can be tested before the package is built: its module needs nothing but Python.
+    _file = Path(__file__).resolve().parents[1] / "python" / "forebay" / "testing" / "slowfs.py"
+    _spec = importlib.util.spec_from_file_location("forebay_testing_slowfs", _file)
+    assert _spec is not None and _spec.loader is not None
+    _module = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(_module)
+    SlowFs = _module.SlowFs  # type: ignore[misc]
 
 _usable, _reason = SlowFs.available()
 pytestmark = pytest.mark.skipif(not _usable, reason=f"slowfs cannot be tested here: {_reason}")
@@ -124,6 +131,20 @@ def test_reads_at_offsets(source: Path, mount: Mount) -> None:
             assert os.pread(fd, size, offset) == data[offset : offset + size]
     finally:
         os.close(fd)
+
+
+def test_source_that_is_not_in_memory(source: Path, mount: Mount) -> None:
+    data = random.Random(3).randbytes(3_000_000)
+    slow = mount(read_ms=1)
+    for i in range(32):
+        with open(source / str(i), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with ThreadPoolExecutor(8) as pool:
+        for found in pool.map(lambda i: (slow.path / str(i)).read_bytes(), range(32)):
+            assert found == data
 
 
 @pytest.mark.parametrize("cache", [False, True])

@@ -3,13 +3,16 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 namespace forebay::slowfs {
@@ -266,22 +269,21 @@ struct FileSystem::Operation {
     const Nanos arrived = SteadyClock().Now();
     fs.counters_.Count(Request::kRead);
     const int fd = static_cast<int>(info->fh);
+    ServeLoop& loop = *ServeLoop::Current();
     DataReply data{std::make_unique_for_overwrite<char[]>(size), 0};
-    Reply reply{request, ErrorReply{0}};
-    while (data.size < size) {
-      const ssize_t got = pread(fd, data.data.get() + data.size, size - data.size,
-                                offset + static_cast<off_t>(data.size));
-      if (got < 0 && errno == EINTR) continue;
-      if (got < 0) {
-        fs.Answer(OpKind::kRead, 0, arrived, {request, ErrorReply{errno}});
-        return;
-      }
-      if (got == 0) break;
-      data.size += static_cast<size_t>(got);
+    const iovec into{data.data.get(), size};
+    const ssize_t got = preadv2(fd, &into, 1, offset, RWF_NOWAIT);
+    if (got > 0) data.size = static_cast<size_t>(got);
+    // A file system that cannot tell what is in memory (tmpfs: always) is read here and now.
+    if (data.size == size || got == 0 || (got < 0 && errno == EOPNOTSUPP)) {
+      fs.ReadRest(request, fd, size, offset, arrived, std::move(data), loop);
+      return;
     }
-    const uint64_t bytes = data.size;
-    reply.body = std::move(data);
-    fs.Answer(OpKind::kRead, bytes, arrived, std::move(reply));
+    // The handle outlives the read: the kernel releases it after the answer.
+    auto shared = std::make_shared<DataReply>(std::move(data));  // std::function must be copyable
+    fs.cold_reads_.Run([&fs, &loop, request, fd, size, offset, arrived, shared] {
+      fs.ReadRest(request, fd, size, offset, arrived, std::move(*shared), loop);
+    });
   }
 
   static void Write(fuse_req_t request, fuse_ino_t node, const char* data, size_t size, off_t,
@@ -463,7 +465,6 @@ FileSystem::FileSystem(OwnedFd source, const Options& options)
     : source_(std::move(source)),
       cache_(options.cache),
       timeout_s_(options.cache ? kCacheSeconds : 0),
-      queue_(inodes_, counters_),
       model_(options.settings, SteadyClock().Now()) {}
 
 int FileSystem::FillEntry(std::string path, fuse_entry_param& entry) {
@@ -494,7 +495,21 @@ size_t FileSystem::AddEntry(fuse_req_t request, const std::string& folder, const
   return fuse_add_direntry_plus(request, out, space, entry.d_name, &param, entry.d_off);
 }
 
-void FileSystem::Answer(OpKind kind, uint64_t bytes, Nanos arrived, Reply reply) {
+void FileSystem::ReadRest(fuse_req_t request, int fd, size_t size, off_t offset, Nanos arrived,
+                          DataReply data, ServeLoop& loop) {
+  while (data.size < size) {
+    const ssize_t got = pread(fd, data.data.get() + data.size, size - data.size,
+                              offset + static_cast<off_t>(data.size));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return Answer(OpKind::kRead, 0, arrived, {request, ErrorReply{errno}}, loop);
+    if (got == 0) break;
+    data.size += static_cast<size_t>(got);
+  }
+  const uint64_t bytes = data.size;
+  Answer(OpKind::kRead, bytes, arrived, {request, std::move(data)}, loop);
+}
+
+void FileSystem::Answer(OpKind kind, uint64_t bytes, Nanos arrived, Reply reply, ServeLoop& loop) {
   counters_.Begin();
   StorageModel::Decision decision;
   {
@@ -505,10 +520,11 @@ void FileSystem::Answer(OpKind kind, uint64_t bytes, Nanos arrived, Reply reply)
       return;
     }
   }
-  Deliver(decision, bytes, std::move(reply));
+  Deliver(decision, bytes, std::move(reply), loop);
 }
 
-void FileSystem::Deliver(StorageModel::Decision decision, uint64_t bytes, Reply reply) {
+void FileSystem::Deliver(StorageModel::Decision decision, uint64_t bytes, Reply reply,
+                         ServeLoop& loop) {
   if (decision.error != 0) {
     counters_.CountEio();
     reply.body = ErrorReply{decision.error};
@@ -517,28 +533,53 @@ void FileSystem::Deliver(StorageModel::Decision decision, uint64_t bytes, Reply 
   }
   const Nanos late = SteadyClock().Now() - decision.finish_at;
   if (late < 0) {
-    queue_.Push(decision.finish_at, std::make_unique<Reply>(std::move(reply)));
+    loop.Push(decision.finish_at, std::make_unique<Reply>(std::move(reply)));
     return;
   }
   counters_.End(late);
   Send(reply, inodes_);
 }
 
-void FileSystem::Start() {
+int FileSystem::Serve(fuse_session* session, unsigned threads) {
   // Processor time counts from 0 in a child process.
   counters_.Reset();
-  queue_.Start();
+  const int fd = fuse_session_fd(session);
+  if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) != 0) return errno;
+  std::vector<std::unique_ptr<ServeLoop>> loops;
+  for (unsigned i = 0; i < threads; ++i) {
+    Result<std::unique_ptr<ServeLoop>> loop = ServeLoop::Make(inodes_, counters_);
+    if (!loop) return EMFILE;
+    loops.push_back(std::move(*loop));
+  }
+  int error = 0;
+  {
+    std::vector<std::jthread> others;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (size_t i = 1; i < loops.size(); ++i) {
+      others.emplace_back([&loops, i, session] { loops[i]->Run(session); });
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    error = loops[0]->Run(session);
+    for (const auto& loop : loops) loop->Wake();
+  }
+  cold_reads_.Close();
+  ReleaseParked();
+  for (const auto& loop : loops) loop->SendAll();
+  return error;
 }
 
-void FileSystem::Drain() {
+void FileSystem::ReleaseParked() {
   std::vector<Parked> parked;
   {
     MutexLock lock(mutex_);
     parked.swap(parked_);
   }
   const Nanos now = SteadyClock().Now();
-  for (Parked& waiting : parked) Deliver({now, 0}, waiting.bytes, std::move(*waiting.reply));
-  queue_.Close();
+  for (Parked& waiting : parked) {
+    Deliver({now, 0}, waiting.bytes, std::move(*waiting.reply), *ServeLoop::Current());
+  }
 }
 
 Status FileSystem::ChangeSettings(std::string_view text) {
@@ -560,7 +601,7 @@ Status FileSystem::ChangeSettings(std::string_view text) {
     }
   }
   for (size_t i = 0; i < parked.size(); ++i) {
-    Deliver(decisions[i], parked[i].bytes, std::move(*parked[i].reply));
+    Deliver(decisions[i], parked[i].bytes, std::move(*parked[i].reply), *ServeLoop::Current());
   }
   return {};
 }

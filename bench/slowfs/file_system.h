@@ -12,6 +12,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/owned.h"
@@ -19,7 +20,9 @@
 #include "base/thread_annotations.h"
 #include "slowfs/counters.h"
 #include "slowfs/inode_table.h"
-#include "slowfs/reply_queue.h"
+#include "slowfs/read_pool.h"
+#include "slowfs/reply.h"
+#include "slowfs/serve_loop.h"
 #include "source/storage_model.h"
 
 namespace forebay::slowfs {
@@ -37,11 +40,9 @@ class FileSystem {
   // The session's operations; its user data must be the FileSystem.
   static const fuse_lowlevel_ops& Operations();
 
-  // Starts the threads that answer: call it after the process has forked for the last time.
-  void Start();
-  // Answers at once whatever still waits. Call it after the session's loop and before the session
-  // is destroyed.
-  void Drain();
+  // Serves until the session ends, in this thread, which gets the signals, and `threads` - 1
+  // others. What still waits then is answered at once. Returns 0, or an errno value.
+  int Serve(fuse_session* session, unsigned threads);
 
  private:
   struct Operation;  // the functions that FUSE calls
@@ -54,8 +55,16 @@ class FileSystem {
   FileSystem(OwnedFd source, const Options& options);
 
   // Answers `reply` when the model says so, with the error that it says.
-  void Answer(OpKind kind, uint64_t bytes, Nanos arrived, Reply reply);
-  void Deliver(StorageModel::Decision decision, uint64_t bytes, Reply reply);
+  void Answer(OpKind kind, uint64_t bytes, Nanos arrived, Reply reply, ServeLoop& loop);
+  void Answer(OpKind kind, uint64_t bytes, Nanos arrived, Reply reply) {
+    Answer(kind, bytes, arrived, std::move(reply), *ServeLoop::Current());
+  }
+  void Deliver(StorageModel::Decision decision, uint64_t bytes, Reply reply, ServeLoop& loop);
+  // Answers whatever a stall without end has swallowed.
+  void ReleaseParked();
+  // Reads what `data` lacks of `size` bytes, and answers.
+  void ReadRest(fuse_req_t request, int fd, size_t size, off_t offset, Nanos arrived,
+                DataReply data, ServeLoop& loop);
   // Looks `path` up in the source folder, for the kernel to know. Returns 0 or an errno value.
   int FillEntry(std::string path, fuse_entry_param& entry);
   // Appends a line of a listing if it fits into `space`; returns the space that it needs.
@@ -71,7 +80,7 @@ class FileSystem {
 
   InodeTable inodes_;
   Counters counters_;
-  ReplyQueue queue_;
+  ReadPool cold_reads_;
 
   Mutex mutex_;
   StorageModel model_ GUARDED_BY(mutex_);
