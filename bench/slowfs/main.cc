@@ -58,6 +58,7 @@ Others:
   --allow-other       let other users in (needs user_allow_other in /etc/fuse.conf unless root)
   --threads N         threads that serve (default 1, which takes the least processor time and gives
                       about 10,000 files a second); waiting requests take none
+  --no-realtime       run at normal priority, though root: less processor time, later answers
   --foreground        stay in the foreground
   --help              show this text
 
@@ -85,6 +86,7 @@ struct Arguments {
   std::string mountpoint;
   unsigned threads = 1;
   bool allow_other = false;
+  bool realtime = true;
   bool foreground = false;
   bool help = false;
 };
@@ -94,7 +96,7 @@ Status Usage(std::string message) {
 }
 
 Result<Arguments> ParseArguments(int argc, char** argv) {
-  enum Flag { kSetting = 256, kCache, kAllowOther, kThreads, kForeground, kHelpFlag };
+  enum Flag { kSetting = 256, kCache, kAllowOther, kThreads, kNoRealtime, kForeground, kHelpFlag };
   std::vector<option> options;
   for (const SettingFlag& setting : kSettingFlags) {
     options.push_back({setting.flag, required_argument, nullptr, kSetting});
@@ -102,6 +104,7 @@ Result<Arguments> ParseArguments(int argc, char** argv) {
   options.push_back({"cache", no_argument, nullptr, kCache});
   options.push_back({"allow-other", no_argument, nullptr, kAllowOther});
   options.push_back({"threads", required_argument, nullptr, kThreads});
+  options.push_back({"no-realtime", no_argument, nullptr, kNoRealtime});
   options.push_back({"foreground", no_argument, nullptr, kForeground});
   options.push_back({"help", no_argument, nullptr, kHelpFlag});
   options.push_back({});
@@ -132,6 +135,9 @@ Result<Arguments> ParseArguments(int argc, char** argv) {
         }
         break;
       }
+      case kNoRealtime:
+        arguments.realtime = false;
+        break;
       case kForeground:
         arguments.foreground = true;
         break;
@@ -321,7 +327,7 @@ int Main(int argc, char** argv) {
     // The storage that slowfs stands for has its own processors, so readers that keep this machine
     // busy should not delay its answers. Only root may; for others late_us_mean tells.
     const sched_param priority{.sched_priority = 1};
-    sched_setscheduler(0, SCHED_RR, &priority);
+    if (arguments->realtime) sched_setscheduler(0, SCHED_RR, &priority);
     error = (*file_system)->Serve(session->get(), arguments->threads);
   }
   fuse_session_unmount(session->get());

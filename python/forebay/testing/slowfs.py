@@ -92,6 +92,7 @@ class SlowFs:
         *,
         cache: bool = False,
         threads: int | None = None,
+        realtime: bool = True,
         timeout_s: float = 30,
         **settings: Setting,
     ) -> None:
@@ -110,6 +111,8 @@ class SlowFs:
             command += [_OPTIONS[key], str(value)]
         if cache:
             command.append("--cache")
+        if not realtime:
+            command.append("--no-realtime")
         if threads is not None:
             command += ["--threads", str(threads)]
         self._process = subprocess.Popen(
