@@ -2,7 +2,8 @@
 //
 // A sample is one contiguous span of one object (file). Named fields are sub-ranges of the span: a
 // WebDataset sample's members lie next to each other in the tar, so one read brings them all.
-// Catalogs are position-independent images, checksummed, and used memory-mapped.
+// Catalogs are position-independent images, checksummed, and used memory-mapped. A Catalog is
+// immutable and safe for concurrent use by multiple threads.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +18,7 @@
 
 namespace forebay {
 
-using SampleId = uint32_t;   // dense, 0 .. size-1
+using SampleId = uint32_t;  // dense, 0 .. size-1
 using ObjectId = uint32_t;
 
 enum class Format : uint8_t { kFolder = 1, kWebDataset = 2, kTfRecord = 3, kFileList = 4 };
@@ -25,15 +26,15 @@ enum class Format : uint8_t { kFolder = 1, kWebDataset = 2, kTfRecord = 3, kFile
 struct Extent {
   ObjectId object = 0;
   uint64_t offset = 0;
-  uint32_t length = 0;      // a sample is below 4 GiB
+  uint32_t length = 0;        // a sample is below 4 GiB
   bool whole_object = false;  // the extent is the entire file; its size is checked when it is read
-  bool has_crc = false;     // the format stores a CRC-32C of the extent (TFRecord)
+  bool has_crc = false;       // the format stores a CRC-32C of the extent (TFRecord)
   uint32_t crc = 0;
 };
 
 struct FieldView {
-  std::string_view name;    // "jpg", "cls", ...; "data" where a sample has one unnamed field
-  uint32_t offset = 0;      // relative to the sample's span
+  std::string_view name;  // "jpg", "cls", ...; "data" where a sample has one unnamed field
+  uint32_t offset = 0;    // relative to the sample's span
   uint32_t length = 0;
 };
 
@@ -43,38 +44,44 @@ class Catalog {
   Catalog(const Catalog&) = delete;
   Catalog& operator=(const Catalog&) = delete;
 
-  // Maps a saved catalog after checking version, bounds and checksums. Hostile files end in an error,
-  // never in undefined behaviour.
+  // Maps a saved catalog after checking version, bounds and checksums. Hostile files end in an
+  // error, never in undefined behaviour.
   static Result<std::unique_ptr<Catalog>> Load(const std::string& file);
   // The same from memory; takes over the bytes.
   static Result<std::unique_ptr<Catalog>> FromImage(std::vector<std::byte> image);
 
-  // Crash-safe: written beside `file` and renamed.
+  // Crash-safe: written beside `file` and renamed. Creates the folders on the way.
   Status Save(const std::string& file) const;
 
-  // Compares modification times of the folders (kFolder) or times and sizes of the shards; kChanged
-  // names the first that differs. Stats run in parallel.
+  // Compares modification times of the folders (kFolder), or times and sizes of the shards and
+  // which there are; kChanged names the first that differs. Stats run in parallel. A kFileList is
+  // always fresh: its files' sizes are checked when they are read.
   Status CheckFresh() const;
   // Checks every object's existence and size, every tar header and every TFRecord checksum.
-  // `progress` as in BuildOptions. The first few problems are listed in the message.
+  // `progress` counts samples and is called as in BuildOptions. The first few problems are listed
+  // in the message, its code is the first one's.
   Status Verify(const std::function<bool(uint64_t done, uint64_t total)>& progress) const;
 
   Format format() const;
-  const std::string& root() const;             // absolute
-  size_t size() const;                         // samples
+  const std::string& root() const;  // absolute
+  size_t size() const;              // samples
   size_t object_count() const;
-  uint64_t total_bytes() const;                // sum of extent lengths
+  uint64_t total_bytes() const;  // sum of extent lengths
   uint32_t max_length() const;
-  uint64_t fingerprint() const;                // identifies the content of the catalog
+  // Identifies samples, names, sizes and labels; the same wherever the data set lies and whenever
+  // it was written. Stored TFRecord checksums count, other contents of the files do not.
+  uint64_t fingerprint() const;
 
-  Extent extent(SampleId sample) const;        // sample < size()
+  Extent extent(SampleId sample) const;  // sample < size()
   uint32_t length(SampleId sample) const;
-  int64_t label(SampleId sample) const;        // class index; -1 where there is none
-  std::string SampleName(SampleId sample) const;    // path relative to root; "shard.tar/key"; "file@offset"
-  std::string ObjectPath(ObjectId object) const;    // absolute
+  // Class index (kFolder) or the integer in a "cls" member (kWebDataset); -1 where there is none.
+  int64_t label(SampleId sample) const;
+  // The path relative to root; "shard.tar/key"; "file@offset".
+  std::string SampleName(SampleId sample) const;
+  std::string ObjectPath(ObjectId object) const;  // absolute
   uint64_t ObjectSize(ObjectId object) const;
   std::vector<FieldView> Fields(SampleId sample) const;
-  std::vector<std::string> Classes() const;    // kFolder: class folders in ImageFolder's order
+  std::vector<std::string> Classes() const;  // kFolder: class folders in ImageFolder's order
   std::span<const std::byte> image() const;
 
  private:
@@ -86,9 +93,10 @@ class Catalog {
 
 struct BuildOptions {
   // Empty: decided from what lies at the path.
-  std::string format;                     // "folder", "webdataset", "tfrecord"
-  std::vector<std::string> extensions;    // folder: lower-case suffixes such as ".jpg"; empty: every file
-  size_t threads = 64;                    // listing and stat calls in flight
+  std::string format;  // "folder", "webdataset", "tfrecord"
+  // Folder: suffixes such as ".jpg", matched in any case; empty: every file.
+  std::vector<std::string> extensions;
+  size_t threads = 64;  // listing and stat calls in flight
   // Called from one thread at a time, at most ten times a second; false cancels (kCancelled).
   std::function<bool(uint64_t objects_done, uint64_t objects_total, uint64_t samples)> progress;
   Status Validate() const;
@@ -98,14 +106,16 @@ struct BuildOptions {
 Result<std::unique_ptr<Catalog>> BuildCatalog(const std::string& path, const BuildOptions& options);
 
 // One sample for each path, in the order given. Files are statted in parallel.
-Result<std::unique_ptr<Catalog>> BuildFileList(std::span<const std::string> paths, const BuildOptions& options);
+Result<std::unique_ptr<Catalog>> BuildFileList(std::span<const std::string> paths,
+                                               const BuildOptions& options);
 
 // Where a catalog of `path` with these options is kept: $FOREBAY_CACHE_DIR, $XDG_CACHE_HOME/forebay
-// or ~/.cache/forebay.
+// or ~/.cache/forebay. Empty where the environment names none of them.
 std::string DefaultCatalogFile(const std::string& path, const BuildOptions& options);
 
-// Loads the saved catalog when it is fresh, else builds and saves it (a failing save is not an error;
-// `note` then says why). `rebuilt` tells which.
+// Loads the saved catalog when it is fresh, else builds and saves it. `rebuilt` tells which. A
+// failing save is not an error. `note` says why a saved catalog was not used or the new one not
+// saved.
 struct OpenedCatalog {
   std::unique_ptr<Catalog> catalog;
   bool rebuilt = false;

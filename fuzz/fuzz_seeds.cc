@@ -1,0 +1,69 @@
+// fuzz_seeds FOLDER: writes a few valid inputs for each fuzzer to FOLDER/<fuzzer>/.
+#include <fstream>
+#include <iostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "catalog/catalog.h"
+#include "catalog/test_data.h"
+
+namespace forebay::testing {
+namespace {
+
+void Put(const std::string& folder, std::string_view fuzzer, int number, std::string_view bytes) {
+  const std::string path = StrCat(folder, "/", fuzzer);
+  std::filesystem::create_directories(path);
+  std::ofstream(StrCat(path, "/seed-", number), std::ios::binary) << bytes;
+}
+
+bool PutCatalog(const std::string& folder, int number, Result<std::unique_ptr<Catalog>> catalog) {
+  if (!catalog) {
+    std::cerr << catalog.error().ToString() << "\n";
+    return false;
+  }
+  const std::span<const std::byte> image = (*catalog)->image();
+  Put(folder, "catalog", number,
+      std::string_view(reinterpret_cast<const char*>(image.data()), image.size()));
+  return true;
+}
+
+int Main(const std::string& folder) {
+  const std::string long_name = std::string(120, 'n') + ".jpg";
+  const std::string tar = TarMember("d/", "", '5') + TarMember("a.jpg", "picture") +
+                          TarMember("a.cls", "7") + TarMember("././@LongLink", long_name, 'L') +
+                          TarMember("short", "long") +
+                          TarMember("p", PaxRecord("path", "p.jpg") + PaxRecord("size", "3"), 'x') +
+                          TarMember("q", "pax") + TarMember("b.jpg", "") + TarEnd();
+  const std::string records = TfRecord("one") + TfRecord("") + TfRecord(std::string(100, 'x'));
+  Put(folder, "tar", 0, tar);
+  Put(folder, "tar", 1, TarMember("a.x", "1") + TarMember("a.cls", "1"));
+  Put(folder, "tfrecord", 0, records);
+  Put(folder, "tfrecord", 1, TfRecord(""));
+  Put(folder, "folder", 0, std::string("\0\0\0\0\0\0\1\3\1\5\3\2\6\6\0\3\3\1\7", 19));
+  Put(folder, "folder", 1, std::string("\1\3\0\5\3\0\7\7\0\6", 10));
+
+  TempFolder data;
+  data.Write("tree/a/1.jpg", "1");
+  data.Write("tree/a/b/2.jpg", "2");
+  data.Write("tree/c/3.jpg", "");
+  data.Write("tar/0.tar", tar);
+  data.Write("records/0.tfrecord", records);
+  const std::vector<std::string> list = {data / "tree/a/1.jpg", data / "tar/0.tar"};
+  const bool ok = PutCatalog(folder, 0, BuildCatalog(data / "tree", {})) &&
+                  PutCatalog(folder, 1, BuildCatalog(data / "tar", {})) &&
+                  PutCatalog(folder, 2, BuildCatalog(data / "records", {})) &&
+                  PutCatalog(folder, 3, BuildFileList(list, {}));
+  return ok ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace forebay::testing
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::cerr << "usage: fuzz_seeds FOLDER\n";
+    return 2;
+  }
+  return forebay::testing::Main(argv[1]);
+}

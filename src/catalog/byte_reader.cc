@@ -1,0 +1,68 @@
+#include "catalog/byte_reader.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "catalog/paths.h"
+
+namespace forebay {
+
+Result<FileReader> FileReader::Open(const std::string& path) {
+  OwnedFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(errno, StrCat("open ", path));
+  struct stat st;
+  if (::fstat(fd.get(), &st) != 0) return ErrnoStatus(errno, StrCat("stat ", path));
+  if (!S_ISREG(st.st_mode)) {
+    return Status(Code::kInvalidArgument, StrCat(path, ": not a regular file"));
+  }
+  return FileReader(path, std::move(fd), static_cast<uint64_t>(st.st_size), MtimeNs(st));
+}
+
+Result<size_t> FileReader::ReadAt(uint64_t offset, std::span<std::byte> dest) {
+  size_t done = 0;
+  while (done < dest.size()) {
+    const ssize_t n = ::pread(fd_.get(), dest.data() + done, dest.size() - done,
+                              static_cast<off_t>(offset + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return ErrnoStatus(errno, StrCat("read ", path_, " at offset ", offset + done));
+    if (n == 0) break;
+    done += static_cast<size_t>(n);
+  }
+  return done;
+}
+
+Result<size_t> MemoryReader::ReadAt(uint64_t offset, std::span<std::byte> dest) {
+  if (offset >= bytes_.size()) return size_t{0};
+  const size_t n = std::min<uint64_t>(dest.size(), bytes_.size() - offset);
+  if (n > 0) std::memcpy(dest.data(), bytes_.data() + offset, n);
+  return n;
+}
+
+Result<std::span<const std::byte>> Window::At(uint64_t offset, size_t length) {
+  const uint64_t size = reader_.size();
+  if (offset >= size || length == 0) return std::span<const std::byte>();
+  length = static_cast<size_t>(std::min<uint64_t>(length, size - offset));
+  const bool inside = offset >= start_ && offset - start_ <= buffer_.size() &&
+                      buffer_.size() - (offset - start_) >= length;
+  if (!inside) {
+    const uint64_t gap = offset >= last_end_ ? offset - last_end_ : 0;
+    const size_t want = std::max(length, gap > kSkip ? small_read_ : kReadAhead);
+    buffer_.resize(static_cast<size_t>(std::min<uint64_t>(want, size - offset)));
+    start_ = offset;
+    Result<size_t> got = reader_.ReadAt(offset, buffer_);
+    if (!got) {
+      buffer_.clear();
+      return got.error();
+    }
+    buffer_.resize(*got);
+    length = std::min(length, buffer_.size());
+  }
+  last_end_ = offset + length;
+  return std::span<const std::byte>(buffer_).subspan(static_cast<size_t>(offset - start_), length);
+}
+
+}  // namespace forebay

@@ -1,0 +1,200 @@
+#include "catalog/catalog.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <utility>
+
+#include "base/rng.h"
+#include "catalog/catalog_impl.h"
+#include "catalog/paths.h"
+
+namespace forebay {
+namespace {
+
+// Fields of a sample without named ones.
+constexpr std::string_view kWhole = "data";
+
+// Creates `folder` and those above it.
+Status MakeFolders(const std::string& folder) {
+  if (folder.empty() || ::mkdir(folder.c_str(), 0777) == 0 || errno == EEXIST) return Status();
+  if (errno == ENOENT) {
+    FOREBAY_RETURN_IF_ERROR(MakeFolders(std::string(DirName(folder))));
+    if (::mkdir(folder.c_str(), 0777) == 0 || errno == EEXIST) return Status();
+  }
+  return ErrnoStatus(errno, StrCat("create folder ", folder));
+}
+
+// A new file beside `file`. Another process or thread that saves the same catalog gets its own.
+Result<OwnedFd> CreateBeside(const std::string& file, std::string& name) {
+  static std::atomic<uint64_t> counter = 0;
+  while (true) {
+    name = StrCat(file, ".", ::getpid(), ".", counter.fetch_add(1), ".tmp");
+    OwnedFd fd(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    if (fd.valid()) return fd;
+    if (errno != EEXIST) return ErrnoStatus(errno, StrCat("create ", name));
+  }
+}
+
+Status WriteAll(int fd, std::span<const std::byte> bytes, const std::string& name) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return ErrnoStatus(errno, StrCat("write ", name));
+    bytes = bytes.subspan(static_cast<size_t>(n));
+  }
+  if (::fsync(fd) != 0) return ErrnoStatus(errno, StrCat("sync ", name));
+  return Status();
+}
+
+}  // namespace
+
+Catalog::Catalog(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Catalog::~Catalog() = default;
+
+Result<std::unique_ptr<Catalog>> Catalog::Load(const std::string& file) {
+  OwnedFd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(errno, StrCat("open catalog ", file));
+  struct stat st;
+  if (::fstat(fd.get(), &st) != 0) return ErrnoStatus(errno, StrCat("stat catalog ", file));
+  if (!S_ISREG(st.st_mode) || st.st_size == 0) {
+    return Status(Code::kDataLoss, StrCat("catalog ", file, ": empty or not a file"));
+  }
+  const auto size = static_cast<size_t>(st.st_size);
+  void* base = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd.get(), 0);
+  if (base == MAP_FAILED) return ErrnoStatus(errno, StrCat("map catalog ", file));
+  auto impl = std::make_unique<Impl>();
+  impl->mapping = Mapping(base, size);
+  Result<ImageView> view = ParseImage(impl->mapping.bytes(), file);
+  if (!view) return view.error();
+  impl->view = *view;
+  impl->root = impl->view.root;
+  return std::unique_ptr<Catalog>(new Catalog(std::move(impl)));
+}
+
+Result<std::unique_ptr<Catalog>> Catalog::FromImage(std::vector<std::byte> image) {
+  auto impl = std::make_unique<Impl>();
+  impl->memory = std::move(image);
+  Result<ImageView> view = ParseImage(impl->memory, "in memory");
+  if (!view) return view.error();
+  impl->view = *view;
+  impl->root = impl->view.root;
+  return std::unique_ptr<Catalog>(new Catalog(std::move(impl)));
+}
+
+Status Catalog::Save(const std::string& file) const {
+  Result<std::string> path = AbsolutePath(file);
+  if (!path) return path.error();
+  const std::string folder(DirName(*path));
+  FOREBAY_RETURN_IF_ERROR(MakeFolders(folder));
+  std::string temporary;
+  Result<OwnedFd> fd = CreateBeside(*path, temporary);
+  if (!fd) return fd.error();
+  Status status = WriteAll(fd->get(), image(), temporary);
+  if (status.ok() && ::rename(temporary.c_str(), path->c_str()) != 0) {
+    status = ErrnoStatus(errno, StrCat("rename ", temporary, " to ", *path));
+  }
+  if (!status.ok()) {
+    ::unlink(temporary.c_str());
+    return status;
+  }
+  // The rename itself lasts only once the folder is on disk. Some network file systems refuse to
+  // sync a folder; the file is whole either way.
+  OwnedFd parent(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (parent.valid()) ::fsync(parent.get());
+  return Status();
+}
+
+Format Catalog::format() const { return impl_->view.format(); }
+const std::string& Catalog::root() const { return impl_->root; }
+size_t Catalog::size() const { return impl_->view.samples.size(); }
+size_t Catalog::object_count() const { return impl_->view.objects.size(); }
+uint64_t Catalog::total_bytes() const { return impl_->view.header->total_bytes; }
+uint32_t Catalog::max_length() const { return impl_->view.header->max_length; }
+
+uint64_t Catalog::fingerprint() const {
+  uint64_t hash = SplitMix64(impl_->view.header->format).Next();
+  for (const SectionRecord& section : impl_->view.sections) {
+    const auto id = static_cast<SectionId>(section.id);
+    // Where the data set is mounted and when it was copied there does not change what it is.
+    if (id == SectionId::kRoot || id == SectionId::kTimes) continue;
+    hash = SplitMix64(hash ^ section.crc).Next();
+    hash = SplitMix64(hash ^ section.bytes).Next();
+  }
+  return hash;
+}
+
+Extent Catalog::extent(SampleId sample) const {
+  const SampleRecord& record = impl_->view.samples[sample];
+  Extent extent;
+  extent.object = record.object;
+  extent.offset = record.offset();
+  extent.length = record.length;
+  extent.whole_object = !impl_->view.IsShards();
+  extent.has_crc = format() == Format::kTfRecord;
+  if (extent.has_crc) extent.crc = record.aux;
+  return extent;
+}
+
+uint32_t Catalog::length(SampleId sample) const { return impl_->view.samples[sample].length; }
+int64_t Catalog::label(SampleId sample) const { return impl_->view.samples[sample].label; }
+
+std::string Catalog::SampleName(SampleId sample) const {
+  const ImageView& view = impl_->view;
+  const SampleRecord& record = view.samples[sample];
+  const std::string_view object = view.ObjectName(record.object);
+  if (format() == Format::kWebDataset) return StrCat(object, "/", view.Key(sample));
+  if (format() == Format::kTfRecord) return StrCat(object, "@", record.offset());
+  std::string name(object);
+  for (uint32_t f = view.objects[record.object].folder; f != 0; f = view.folders[f]) {
+    name = StrCat(view.FolderName(f), "/", name);
+  }
+  return name;
+}
+
+std::string Catalog::Impl::FolderPath(uint32_t folder) const {
+  std::string path;
+  for (uint32_t f = folder; f != 0; f = view.folders[f]) {
+    path = JoinPath(view.FolderName(f), path);
+  }
+  return JoinPath(root, path);
+}
+
+std::string Catalog::ObjectPath(ObjectId object) const {
+  const ImageView& view = impl_->view;
+  return JoinPath(impl_->FolderPath(view.objects[object].folder), view.ObjectName(object));
+}
+
+uint64_t Catalog::ObjectSize(ObjectId object) const { return impl_->view.objects[object].size; }
+
+std::vector<FieldView> Catalog::Fields(SampleId sample) const {
+  const ImageView& view = impl_->view;
+  const SampleRecord& record = view.samples[sample];
+  if (record.schema() == 0) return {{.name = kWhole, .offset = 0, .length = record.length}};
+  const std::span<const uint32_t> names = view.Schema(record.schema());
+  std::vector<FieldView> out;
+  out.reserve(names.size());
+  for (size_t i = 0; i < names.size(); ++i) {
+    const FieldRecord& field = view.fields[record.aux + i];
+    out.push_back({view.FieldName(names[i]), field.offset, field.length});
+  }
+  return out;
+}
+
+std::vector<std::string> Catalog::Classes() const {
+  std::vector<std::string> out;
+  out.reserve(impl_->view.classes.size());
+  for (uint32_t folder : impl_->view.classes) out.emplace_back(impl_->view.FolderName(folder));
+  return out;
+}
+
+std::span<const std::byte> Catalog::image() const {
+  return impl_->mapping.size() != 0 ? impl_->mapping.bytes()
+                                    : std::span<const std::byte>(impl_->memory);
+}
+
+}  // namespace forebay
