@@ -71,6 +71,12 @@ double CopyAndChecksum(size_t samples, size_t sample_bytes, size_t batch, size_t
   return static_cast<double>(SteadyClock().Now() - start) * 1e-9;
 }
 
+uint64_t Burn(uint64_t rounds) {
+  volatile uint64_t x = 1;
+  for (uint64_t i = 0; i < rounds; ++i) x = x * 6364136223846793005ULL + 1;
+  return x;
+}
+
 }  // namespace
 
 void BindLimits(nb::module_& m) {
@@ -81,17 +87,8 @@ void BindLimits(nb::module_& m) {
         nb::arg("batch"), nb::arg("threads"), nb::arg("order"),
         nb::call_guard<nb::gil_scoped_release>(),
         "Seconds of plain threads that memcpy and checksum memory-resident samples.");
-  m.def(
-      "burn_cpu",
-      [](double seconds) {
-        // Work, not sleep: what a training step does to the cores.
-        const Nanos until = SteadyClock().Now() + static_cast<Nanos>(seconds * kSecond);
-        volatile uint64_t x = 1;
-        while (SteadyClock().Now() < until) {
-          for (int i = 0; i < 200; ++i) x = x * 6364136223846793005ULL + 1;
-        }
-      },
-      nb::arg("seconds"), nb::call_guard<nb::gil_scoped_release>(), "Burns CPU time on this thread.");
+  m.def("burn", &Burn, nb::arg("rounds"), nb::call_guard<nb::gil_scoped_release>(),
+        "A fixed amount of arithmetic on this thread: what a training step does to a core.");
 }
 
 }  // namespace forebay::python

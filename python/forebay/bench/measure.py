@@ -1,0 +1,76 @@
+"""Timing rules: interleaved repetitions, medians with spread, every case beside its rivals and limit."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass
+class Case:
+    """One measured quantity."""
+
+    name: str
+    unit: str
+    values: list[float]
+    limit: float | None = None
+    """The physical limit, in the same unit, measured in the same run."""
+    limit_name: str | None = None
+    rivals: dict[str, float] = field(default_factory=dict)
+    note: str = ""
+
+    @property
+    def value(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def spread(self) -> float:
+        """(largest - smallest) / median."""
+        return (max(self.values) - min(self.values)) / self.value if self.value else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "value": self.value, "spread": self.spread}
+
+
+@dataclass
+class Outcome:
+    """What one bench found."""
+
+    figures: dict[str, float] = field(default_factory=dict)
+    cases: list[Case] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def timed(function: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def interleave(
+    variants: dict[str, Callable[[], float]], repeats: int, say: Callable[[str], None]
+) -> dict[str, list[float]]:
+    """Runs the variants in turn, `repeats` times; each returns its own seconds."""
+    times: dict[str, list[float]] = {name: [] for name in variants}
+    for i in range(repeats):
+        for name, run in variants.items():
+            times[name].append(run())
+            say(f"{name}: {times[name][-1]:.3f} s ({i + 1}/{repeats})")
+    return times
+
+
+def ratio_of_medians(ours: list[float], theirs: list[float]) -> float:
+    """How many times faster ours is: median of theirs over median of ours."""
+    return statistics.median(theirs) / statistics.median(ours)
+
+
+def best_of(candidates: dict[Any, Callable[[], float]], say: Callable[[str], None]) -> Any:
+    """The key whose single trial took the least time."""
+    trials = {}
+    for key, run in candidates.items():
+        trials[key] = run()
+        say(f"trial {key}: {trials[key]:.3f} s")
+    return min(trials, key=lambda key: trials[key])

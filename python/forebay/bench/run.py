@@ -1,0 +1,167 @@
+"""The bench command: chooses workloads, runs them, writes the JSON."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from .. import _forebay
+from .measure import Case, Outcome
+
+BENCHES = ("overhead", "epoch", "accelerate", "budget")
+
+
+@dataclass
+class Context:
+    """What a bench gets: its workload, a scratch folder, a way to speak."""
+
+    workload: dict[str, Any]
+    mode: str
+    scratch: str
+    seed: int
+    say: Callable[[str], None]
+
+    @property
+    def repeats(self) -> int:
+        return int(self.workload["repeats"])
+
+
+def load_workload(name: str, mode: str) -> dict[str, Any]:
+    """workloads/NAME.json: `default`, with what `quick` or `full` says differently."""
+    text = resources.files(__package__).joinpath("workloads", f"{name}.json").read_text()
+    file = json.loads(text)
+    return {**file["default"], **file.get(mode, {})}
+
+
+def machine() -> dict[str, Any]:
+    cpu = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo") as info:
+            cpu = next(line.split(":", 1)[1].strip() for line in info if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    available, cgroup = _forebay.memory_limit()
+    return {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_available_bytes": available,
+        "cgroup_bytes": cgroup,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_1min": os.getloadavg()[0],
+    }
+
+
+def commit() -> str:
+    """The checkout's commit, with "+" when it has changes; "unknown" outside one."""
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        dirty = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
+
+
+def _print_table(name: str, outcome: Outcome, targets: dict[str, list]) -> None:
+    print(f"\n{name}: figures")
+    for figure, value in outcome.figures.items():
+        goal = targets.get(figure)
+        verdict = ""
+        if goal:
+            sign, bound = goal
+            met = value >= bound if sign == ">=" else value <= bound if sign == "<=" else value == bound
+            verdict = f"   (wanted {sign} {bound:g}: {'met' if met else 'NOT MET'})"
+        print(f"  {figure:28} {value:12.4g}{verdict}")
+    print(f"{name}: cases (median, spread)")
+    for case in outcome.cases:
+        print(f"  {_case_line(case)}")
+    for note in outcome.notes:
+        print(f"  note: {note}")
+
+
+def _case_line(case: Case) -> str:
+    line = f"{case.name:44} {case.value:12.5g} {case.unit:10} ±{case.spread / 2:.0%}"
+    if case.limit is not None:
+        line += f"  limit {case.limit:.5g} ({case.limit_name})"
+    for rival, value in case.rivals.items():
+        line += f"  {rival} {value:.5g}"
+    return line
+
+
+def run_one(name: str, mode: str, seed: int, keep: bool) -> dict[str, Any]:
+    module = importlib.import_module(f"{__package__}.{name}")
+    workload = load_workload(name, mode)
+    scratch = tempfile.mkdtemp(prefix=f"forebay-bench-{name}-")
+    tty = sys.stderr.isatty()
+
+    def say(text: str) -> None:
+        end = "\r" if tty else "\n"
+        print(f"\033[K  {name}: {text}" if tty else f"  {name}: {text}", end=end, file=sys.stderr, flush=True)
+
+    start = time.monotonic()
+    try:
+        outcome = module.run(Context(workload, mode, scratch, seed, say))
+    finally:
+        if not keep:
+            shutil.rmtree(scratch, ignore_errors=True)
+    if tty:
+        print("\033[K", end="", file=sys.stderr)
+    _print_table(name, outcome, workload.get("targets", {}))
+    return {
+        "bench": name,
+        "mode": mode,
+        "seed": seed,
+        "seconds": time.monotonic() - start,
+        "commit": commit(),
+        "machine": machine(),
+        "workload": workload,
+        "figures": outcome.figures,
+        "cases": [case.to_json() for case in outcome.cases],
+        "notes": outcome.notes,
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="forebay bench",
+        description="Measures Forebay and its rivals in one run, interleaved. Ratios carry over between "
+        "machines, single times do not.",
+    )
+    parser.add_argument("name", choices=(*BENCHES, "all"), help="which bench")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="smaller: to see that it works")
+    size.add_argument("--full", action="store_true", help="larger: every rival, more repetitions")
+    parser.add_argument("--json", metavar="FILE", help="write figures and cases to FILE")
+    parser.add_argument("--seed", type=int, default=1, help="seed of data and orders (default 1)")
+    parser.add_argument("--keep", action="store_true", help="keep the data that was made")
+    args = parser.parse_args(argv)
+    # PyTorch warns of more workers than cores; on slow storage that is the point.
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
+    mode = "quick" if args.quick else "full" if args.full else "default"
+    names = BENCHES if args.name == "all" else (args.name,)
+    results = [run_one(name, mode, args.seed, args.keep) for name in names]
+    if args.json:
+        merged = results[0] if len(results) == 1 else {
+            "bench": "all",
+            "figures": {k: v for r in results for k, v in r["figures"].items()},
+            "cases": [c for r in results for c in r["cases"]],
+            "benches": results,
+        }  # fmt: skip
+        with open(args.json, "w") as out:
+            json.dump(merged, out, indent=1)
+            out.write("\n")
+        print(f"\nwritten to {args.json}")
+    return 0

@@ -1,0 +1,262 @@
+"""The ``forebay`` command.
+
+Exit codes: 0 done, 1 something failed or was found wrong, 2 the command was given wrong, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from ._errors import AccessError, ArgumentError, ForebayError, MissingError
+
+_COMMANDS = {
+    "demo": "watch Forebay feed a training loop from slow storage",
+    "doctor": "what this machine has; what Forebay would gain on your folder",
+    "index": "list a data set and save the list; --verify checks every file",
+    "bench": "measure Forebay against its limits and its rivals",
+}
+
+_EXAMPLES = """\
+examples:
+  forebay demo                       a training run from slow storage, in about a minute
+  forebay doctor                     what this build and this machine have
+  forebay doctor /data/train         measure your own folder and predict the gain
+  forebay index /data/train          list it once; loaders then open in milliseconds
+  forebay index /data/train --verify check every file against the list
+  forebay bench epoch --quick        epoch times beside PyTorch's DataLoader
+
+'forebay COMMAND --help' explains one command. In Python: import forebay; help(forebay.DataLoader)
+"""
+
+Run = Callable[[argparse.Namespace], int]
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors in two lines: what is wrong, and where help is."""
+
+    def error(self, message: str) -> NoReturn:
+        complain(f"{message}\ntry: {self.prog} --help")
+        raise SystemExit(2)
+
+
+def complain(message: str) -> None:
+    """Says on standard error what went wrong."""
+    print(f"forebay: {message}", file=sys.stderr)
+
+
+def _overview() -> str:
+    width = max(map(len, _COMMANDS))
+    lines = [f"  {name:<{width}}  {meaning}" for name, meaning in _COMMANDS.items()]
+    return "commands:\n" + "\n".join(lines)
+
+
+def _main_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="forebay",
+        usage="forebay [--help] [--version] COMMAND ...",
+        description="Forebay has every sample in memory before the training step asks for it.\n\n"
+        + _overview(),
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument("command", nargs="?", help=argparse.SUPPRESS)
+    return parser
+
+
+def _command_parser(name: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    return _Parser(
+        prog=f"forebay {name}",
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _version() -> str:
+    from . import __version__
+
+    return f"forebay {__version__} (Python {sys.version.split()[0]})"
+
+
+def _count(low: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number") from None
+        if value < low:
+            raise argparse.ArgumentTypeError(f"{value} is too small; it must be at least {low}")
+        return value
+
+    return parse
+
+
+def _add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--format",
+        choices=("folder", "webdataset", "tfrecord"),
+        help="default: from what lies at PATH",
+    )
+    parser.add_argument(
+        "--extensions",
+        metavar="LIST",
+        help="folder: only files with these suffixes, such as jpg,png; 'images' names torchvision's",
+    )
+
+
+def _run_index(argv: Sequence[str]) -> int:
+    parser = _command_parser(
+        "index",
+        "Lists a data set (folder of files, WebDataset tars, TFRecord files) and saves the list,\n"
+        "so that loaders open it in milliseconds. The data itself is not changed or copied.",
+        "examples:\n"
+        "  forebay index /data/train\n"
+        "  forebay index /data/train --extensions images\n"
+        "  forebay index /data/shards --format webdataset --rebuild\n"
+        "  forebay index /data/train --verify      every file against the saved list\n",
+    )
+    parser.add_argument("path", metavar="PATH", help="folder, or one tar or TFRecord file")
+    _add_dataset_arguments(parser)
+    parser.add_argument("--rebuild", action="store_true", help="list anew, even if nothing changed")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="check every file's existence and size, every tar header, every TFRecord checksum",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="save here, for forebay.Catalog.load(FILE)"
+    )
+    from .index_command import run
+
+    return run(parser.parse_args(argv))
+
+
+def _run_doctor(argv: Sequence[str]) -> int:
+    parser = _command_parser(
+        "doctor",
+        "Without PATH: what this build and this machine have, what is missing and what that costs.\n"
+        "With PATH: measures the folder (at most 400 files and about 6 s of reading, after listing it)\n"
+        "and predicts epoch times with PyTorch's DataLoader and with Forebay.",
+        "examples:\n"
+        "  forebay doctor\n"
+        "  forebay doctor /data/train\n"
+        "  forebay doctor /data/train --workers 12 --memory 64G\n",
+    )
+    parser.add_argument("path", metavar="PATH", nargs="?", help="your data set")
+    _add_dataset_arguments(parser)
+    parser.add_argument(
+        "--workers",
+        type=_count(1),
+        metavar="N",
+        help="workers of your PyTorch DataLoader (default: 4, 8 and 16 are shown)",
+    )
+    parser.add_argument(
+        "--memory", metavar="SIZE", help="memory for Forebay, such as 8G (default: Forebay's own)"
+    )
+    from .doctor import run
+
+    return run(parser.parse_args(argv))
+
+
+def _run_demo(argv: Sequence[str]) -> int:
+    parser = _command_parser(
+        "demo",
+        "Makes a small data set, shows it through an emulated slow file system, and trains the same\n"
+        "small model from it twice: with PyTorch's DataLoader and with Forebay. Prints a table, draws a\n"
+        "plot, and checks that both saw the same samples in the same order and reached the same loss.\n"
+        "Everything it makes is removed at the end, the plot excepted.",
+        "examples:\n"
+        "  forebay demo\n"
+        "  forebay demo --epochs 5 --out plots\n",
+    )
+    parser.add_argument("--files", type=_count(20), default=2000, metavar="N", help="default 2000")
+    parser.add_argument("--epochs", type=_count(1), default=3, metavar="N", help="default 3")
+    parser.add_argument("--out", default="out", metavar="DIR", help="where demo.png goes (default out)")
+    parser.add_argument("--keep", action="store_true", help="keep the data set, and say where it is")
+    # Hidden: what happens on a machine without FUSE, for tests and for the curious.
+    parser.add_argument("--no-fuse", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args(argv)
+    try:
+        import torch  # noqa: F401 - asked for before anything is made
+    except ImportError:
+        complain("the demo trains with PyTorch, which is not installed here\ntry: pip install torch")
+        return 1
+    from .demo import run
+
+    return run(arguments)
+
+
+def _run_bench(argv: Sequence[str]) -> int:
+    from .bench import main as bench_main
+
+    return bench_main(list(argv))
+
+
+_RUN: dict[str, Callable[[Sequence[str]], int]] = {
+    "bench": _run_bench,
+    "demo": _run_demo,
+    "doctor": _run_doctor,
+    "index": _run_index,
+}
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv:
+        _main_parser().print_help()
+        return 2
+    name = argv[0]
+    if name in _RUN:
+        return _RUN[name](argv[1:])
+    if name == "help":
+        return _dispatch([*argv[1:2], "--help"])
+    if name.startswith("-"):
+        options = _main_parser().parse_args(argv)
+        if options.version:
+            print(_version())
+            return 0
+        # An option before the command, such as `forebay --quick bench`.
+        complain(f"options come after the command: forebay {options.command or 'COMMAND'} ...")
+        return 2
+    close = difflib.get_close_matches(name, _RUN, n=1, cutoff=0.5)
+    if close:
+        hint = f"did you mean 'forebay {close[0]}'?"
+    elif os.path.exists(name):
+        hint = f"to measure that folder: forebay doctor {name}"
+    else:
+        hint = f"there are: {', '.join(_COMMANDS)}"
+    complain(f"'{name}' is not a command; {hint}\ntry: forebay --help")
+    return 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code and never raises for what a user can cause."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(arguments)
+    except SystemExit as stop:  # argparse: --help, or a complaint already made
+        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        complain("interrupted")
+        return 130
+    except BrokenPipeError:  # `forebay doctor | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (ArgumentError, MissingError, AccessError) as error:
+        complain(str(error))
+        return 2
+    except (ForebayError, OSError, RuntimeError) as error:
+        if os.environ.get("FOREBAY_TRACEBACK"):
+            raise
+        complain(f"{error}\n(FOREBAY_TRACEBACK=1 shows where)")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
