@@ -515,23 +515,23 @@ struct fb_loader {
 
 using namespace forebay;  // NOLINT: the functions below are the C ABI, outside any namespace
 
-const char* fb_version(void) { return FOREBAY_VERSION; }
+FOREBAY_API const char* fb_version(void) { return FOREBAY_VERSION; }
 
-const char* fb_last_error(void) { return last_error; }
+FOREBAY_API const char* fb_last_error(void) { return last_error; }
 
-int fb_engine_options_init(fb_engine_options* options, size_t size) {
+FOREBAY_API int fb_engine_options_init(fb_engine_options* options, size_t size) {
   return InitOptions(__func__, options, size);
 }
 
-int fb_dataset_options_init(fb_dataset_options* options, size_t size) {
+FOREBAY_API int fb_dataset_options_init(fb_dataset_options* options, size_t size) {
   return InitOptions(__func__, options, size);
 }
 
-int fb_loader_options_init(fb_loader_options* options, size_t size) {
+FOREBAY_API int fb_loader_options_init(fb_loader_options* options, size_t size) {
   return InitOptions(__func__, options, size);
 }
 
-int fb_engine_open(const fb_engine_options* options, fb_engine** out) {
+FOREBAY_API int fb_engine_open(const fb_engine_options* options, fb_engine** out) {
   return CallInt(__func__, [&]() -> Result<int64_t> {
     FOREBAY_RETURN_IF_ERROR(NotNull(out, "out"));
     *out = nullptr;
@@ -548,12 +548,12 @@ int fb_engine_open(const fb_engine_options* options, fb_engine** out) {
   });
 }
 
-void fb_engine_close(fb_engine* engine) {
+FOREBAY_API void fb_engine_close(fb_engine* engine) {
   if (engine == nullptr || engine->fork_generation != ForkGeneration()) return;
   delete engine;
 }
 
-int64_t fb_metrics_text(const fb_engine* engine, char* buffer, size_t n) {
+FOREBAY_API int64_t fb_metrics_text(const fb_engine* engine, char* buffer, size_t n) {
   return Call(__func__, [&]() -> Result<int64_t> {
     FOREBAY_RETURN_IF_ERROR(NotNull(engine, "engine"));
     if (n > 0) FOREBAY_RETURN_IF_ERROR(NotNull(buffer, "buffer"));
@@ -562,8 +562,8 @@ int64_t fb_metrics_text(const fb_engine* engine, char* buffer, size_t n) {
   });
 }
 
-int fb_dataset_open(fb_engine* engine, const char* path, const fb_dataset_options* options,
-                    fb_dataset** out) {
+FOREBAY_API int fb_dataset_open(fb_engine* engine, const char* path,
+                                const fb_dataset_options* options, fb_dataset** out) {
   return CallInt(__func__, [&]() -> Result<int64_t> {
     FOREBAY_RETURN_IF_ERROR(NotNull(out, "out"));
     *out = nullptr;
@@ -595,26 +595,27 @@ int fb_dataset_open(fb_engine* engine, const char* path, const fb_dataset_option
   });
 }
 
-void fb_dataset_close(fb_dataset* dataset) {
+FOREBAY_API void fb_dataset_close(fb_dataset* dataset) {
   if (dataset == nullptr || dataset->fork_generation != ForkGeneration()) return;
   delete dataset;
 }
 
-int64_t fb_dataset_size(const fb_dataset* dataset) {
+FOREBAY_API int64_t fb_dataset_size(const fb_dataset* dataset) {
   return Call(__func__, [&]() -> Result<int64_t> {
     FOREBAY_RETURN_IF_ERROR(NotNull(dataset, "dataset"));
     return static_cast<int64_t>(dataset->catalog->size());
   });
 }
 
-int64_t fb_dataset_bytes(const fb_dataset* dataset) {
+FOREBAY_API int64_t fb_dataset_bytes(const fb_dataset* dataset) {
   return Call(__func__, [&]() -> Result<int64_t> {
     FOREBAY_RETURN_IF_ERROR(NotNull(dataset, "dataset"));
     return static_cast<int64_t>(dataset->catalog->total_bytes());
   });
 }
 
-int64_t fb_dataset_sample_name(const fb_dataset* dataset, uint32_t sample, char* buffer, size_t n) {
+FOREBAY_API int64_t fb_dataset_sample_name(const fb_dataset* dataset, uint32_t sample, char* buffer,
+                                           size_t n) {
   return Call(__func__, [&]() -> Result<int64_t> {
     FOREBAY_RETURN_IF_ERROR(SampleOfDataset(dataset, sample));
     if (n > 0) FOREBAY_RETURN_IF_ERROR(NotNull(buffer, "buffer"));
@@ -622,14 +623,14 @@ int64_t fb_dataset_sample_name(const fb_dataset* dataset, uint32_t sample, char*
   });
 }
 
-int64_t fb_dataset_sample_bytes(const fb_dataset* dataset, uint32_t sample) {
+FOREBAY_API int64_t fb_dataset_sample_bytes(const fb_dataset* dataset, uint32_t sample) {
   return Call(__func__, [&]() -> Result<int64_t> {
     FOREBAY_RETURN_IF_ERROR(SampleOfDataset(dataset, sample));
     return dataset->catalog->length(sample);
   });
 }
 
-int fb_dataset_label(const fb_dataset* dataset, uint32_t sample, int64_t* label) {
+FOREBAY_API int fb_dataset_label(const fb_dataset* dataset, uint32_t sample, int64_t* label) {
   return CallInt(__func__, [&]() -> Result<int64_t> {
     FOREBAY_RETURN_IF_ERROR(NotNull(label, "label"));
     FOREBAY_RETURN_IF_ERROR(SampleOfDataset(dataset, sample));
@@ -638,7 +639,8 @@ int fb_dataset_label(const fb_dataset* dataset, uint32_t sample, int64_t* label)
   });
 }
 
-int fb_loader_open(fb_dataset* dataset, const fb_loader_options* options, fb_loader** out) {
+FOREBAY_API int fb_loader_open(fb_dataset* dataset, const fb_loader_options* options,
+                               fb_loader** out) {
   return CallInt(__func__, [&]() -> Result<int64_t> {
     FOREBAY_RETURN_IF_ERROR(NotNull(out, "out"));
     *out = nullptr;
@@ -656,7 +658,7 @@ int fb_loader_open(fb_dataset* dataset, const fb_loader_options* options, fb_loa
   });
 }
 
-void fb_loader_close(fb_loader* loader) {
+FOREBAY_API void fb_loader_close(fb_loader* loader) {
   if (loader == nullptr || loader->loader->forked()) return;
   (void)Call(__func__, [&]() -> Result<int64_t> {
     loader->loader->Close();
@@ -665,7 +667,7 @@ void fb_loader_close(fb_loader* loader) {
   delete loader;
 }
 
-int fb_loader_next(fb_loader* loader, int timeout_ms, fb_batch** out) {
+FOREBAY_API int fb_loader_next(fb_loader* loader, int timeout_ms, fb_batch** out) {
   return CallInt(__func__, [&]() -> Result<int64_t> {
     FOREBAY_RETURN_IF_ERROR(NotNull(out, "out"));
     *out = nullptr;
@@ -677,14 +679,14 @@ int fb_loader_next(fb_loader* loader, int timeout_ms, fb_batch** out) {
   });
 }
 
-int fb_loader_seek(fb_loader* loader, uint64_t epoch, uint64_t position) {
+FOREBAY_API int fb_loader_seek(fb_loader* loader, uint64_t epoch, uint64_t position) {
   return CallInt(__func__, [&]() -> Result<int64_t> {
     FOREBAY_RETURN_IF_ERROR(NotNull(loader, "loader"));
     return loader->loader->Seek(epoch, position);
   });
 }
 
-int fb_loader_position(const fb_loader* loader, uint64_t* epoch, uint64_t* position) {
+FOREBAY_API int fb_loader_position(const fb_loader* loader, uint64_t* epoch, uint64_t* position) {
   return CallInt(__func__, [&]() -> Result<int64_t> {
     FOREBAY_RETURN_IF_ERROR(NotNull(loader, "loader"));
     FOREBAY_RETURN_IF_ERROR(NotNull(epoch, "epoch"));
@@ -694,28 +696,28 @@ int fb_loader_position(const fb_loader* loader, uint64_t* epoch, uint64_t* posit
   });
 }
 
-int64_t fb_batch_size(const fb_batch* batch) {
+FOREBAY_API int64_t fb_batch_size(const fb_batch* batch) {
   return Call(__func__, [&]() -> Result<int64_t> {
     FOREBAY_RETURN_IF_ERROR(OnLoan(batch));
     return static_cast<int64_t>(batch->loan.samples.size());
   });
 }
 
-int64_t fb_batch_epoch(const fb_batch* batch) {
+FOREBAY_API int64_t fb_batch_epoch(const fb_batch* batch) {
   return Call(__func__, [&]() -> Result<int64_t> {
     FOREBAY_RETURN_IF_ERROR(OnLoan(batch));
     return static_cast<int64_t>(batch->loan.epoch);
   });
 }
 
-int64_t fb_batch_index(const fb_batch* batch) {
+FOREBAY_API int64_t fb_batch_index(const fb_batch* batch) {
   return Call(__func__, [&]() -> Result<int64_t> {
     FOREBAY_RETURN_IF_ERROR(OnLoan(batch));
     return static_cast<int64_t>(batch->index);
   });
 }
 
-int fb_batch_data(const fb_batch* batch, size_t i, const void** data, size_t* length) {
+FOREBAY_API int fb_batch_data(const fb_batch* batch, size_t i, const void** data, size_t* length) {
   return CallInt(__func__, [&]() -> Result<int64_t> {
     FOREBAY_RETURN_IF_ERROR(NotNull(data, "data"));
     FOREBAY_RETURN_IF_ERROR(NotNull(length, "length"));
@@ -726,7 +728,7 @@ int fb_batch_data(const fb_batch* batch, size_t i, const void** data, size_t* le
   });
 }
 
-int fb_batch_contiguous(const fb_batch* batch, const void** data, size_t* length) {
+FOREBAY_API int fb_batch_contiguous(const fb_batch* batch, const void** data, size_t* length) {
   return CallInt(__func__, [&]() -> Result<int64_t> {
     FOREBAY_RETURN_IF_ERROR(NotNull(data, "data"));
     FOREBAY_RETURN_IF_ERROR(NotNull(length, "length"));
@@ -742,14 +744,14 @@ int fb_batch_contiguous(const fb_batch* batch, const void** data, size_t* length
   });
 }
 
-int64_t fb_batch_sample(const fb_batch* batch, size_t i) {
+FOREBAY_API int64_t fb_batch_sample(const fb_batch* batch, size_t i) {
   return Call(__func__, [&]() -> Result<int64_t> {
     FOREBAY_RETURN_IF_ERROR(SampleOfBatch(batch, i));
     return batch->loan.samples[i];
   });
 }
 
-int fb_batch_label(const fb_batch* batch, size_t i, int64_t* label) {
+FOREBAY_API int fb_batch_label(const fb_batch* batch, size_t i, int64_t* label) {
   return CallInt(__func__, [&]() -> Result<int64_t> {
     FOREBAY_RETURN_IF_ERROR(NotNull(label, "label"));
     FOREBAY_RETURN_IF_ERROR(SampleOfBatch(batch, i));
@@ -758,7 +760,7 @@ int fb_batch_label(const fb_batch* batch, size_t i, int64_t* label) {
   });
 }
 
-int fb_batch_release(fb_batch* batch) {
+FOREBAY_API int fb_batch_release(fb_batch* batch) {
   return CallInt(__func__, [&]() -> Result<int64_t> {
     FOREBAY_RETURN_IF_ERROR(OnLoan(batch));
     FOREBAY_RETURN_IF_ERROR(Ours(batch->fork_generation));
