@@ -42,6 +42,11 @@ static thread_local int allocations_left = -1;
   if (out == nullptr) throw std::bad_alloc();
   return out;
 }
+[[gnu::noinline]] void* operator new(size_t n, const std::nothrow_t&) noexcept {
+  if (allocations_left == 0) return nullptr;
+  if (allocations_left > 0) --allocations_left;
+  return std::malloc(n);
+}
 [[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
 [[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
 #endif
