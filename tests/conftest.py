@@ -1,0 +1,193 @@
+"""Data sets that tests share, seeds, and a check that no test leaves anything behind."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+# Descriptors that libraries open once and keep: /dev/urandom, a cached epoll, a resource tracker.
+_FD_TOLERANCE = 4
+_WAIT_S = 10.0
+_LAUNCHER_VARIABLES = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS",
+    "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE",
+    "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE",
+)  # fmt: skip
+
+
+def seed_count() -> int:
+    return int(os.environ.get("FOREBAY_SEEDS", "20"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests marked `seeds` that take a `seed` run once for each of FOREBAY_SEEDS seeds."""
+    if "seed" in metafunc.fixturenames and metafunc.definition.get_closest_marker("seeds"):
+        metafunc.parametrize("seed", range(seed_count()), ids=lambda s: f"seed{s}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Iterator[None]:
+    report = yield
+    if report.when == "call":
+        item.stash[_failed] = report.failed
+    return report
+
+
+_failed = pytest.StashKey[bool]()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Catalogs are saved in a folder of this run; also by the processes that tests start."""
+    before = os.environ.get("FOREBAY_CACHE_DIR")
+    os.environ["FOREBAY_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    if before is None:
+        del os.environ["FOREBAY_CACHE_DIR"]
+    else:
+        os.environ["FOREBAY_CACHE_DIR"] = before
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher of the test run, if any, is not the launcher of the loaders."""
+    for name in _LAUNCHER_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def forebay_threads() -> list[str]:
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            names.append((task / "comm").read_text().strip())
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return [name for name in names if name.startswith("forebay")]
+
+
+def _children() -> list[str]:
+    """Living children, less the resource tracker that multiprocessing keeps for good."""
+    multiprocessing.active_children()  # reaps those that have ended
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            state, parent = (entry / "stat").read_text().rsplit(")", 1)[1].split()[:2]
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        if int(parent) == os.getpid() and state != "Z" and "resource_tracker" not in command:
+            found.append(f"{entry.name} {command}")
+    return found
+
+
+def _shared_memory() -> set[str]:
+    folder = Path("/dev/shm")
+    return {p.name for p in folder.iterdir() if "forebay" in p.name} if folder.is_dir() else set()
+
+
+def _descriptors() -> dict[str, str]:
+    found = {}
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            found[entry] = os.readlink(f"/proc/self/fd/{entry}")
+        except FileNotFoundError:
+            continue
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After a test that passed: no thread, child, descriptor or shared memory of ours remains."""
+    descriptors = _descriptors()
+    shared = _shared_memory()
+    threads = len(forebay_threads())
+    yield
+    if request.node.stash.get(_failed, True):
+        return  # its traceback keeps loaders alive
+
+    def left() -> str:
+        if names := forebay_threads()[threads:]:
+            return f"threads {names}"
+        if children := _children():
+            return f"children {children}"
+        if files := _shared_memory() - shared:
+            return f"files in /dev/shm: {sorted(files)}"
+        now = _descriptors()
+        if len(now) > len(descriptors) + _FD_TOLERANCE:
+            new = {n: to for n, to in now.items() if descriptors.get(n) != to}
+            return f"{len(now) - len(descriptors)} descriptors: {new}"
+        return ""
+
+    request.node.funcargs.clear()  # pytest's own hold on an engine
+    until = time.monotonic() + _WAIT_S
+    if what := left():
+        gc.collect()
+    while what and time.monotonic() < until:
+        time.sleep(0.01)
+        what = left()
+    assert not what, f"the test left behind {what}"
+
+
+@pytest.fixture
+def wait_until() -> Callable[[Callable[[], bool]], None]:
+    """Waits for something that happens in another thread, with a bound."""
+
+    def wait(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+        until = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < until, "it did not happen in time"
+            time.sleep(0.005)
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory):
+    """61 files in 3 classes, some empty, some deeper; 61 is prime: ranks and batches do not divide."""
+    from data_sets import make_folder
+
+    return make_folder(tmp_path_factory.mktemp("folder") / "train", files=61)
+
+
+@pytest.fixture(scope="session")
+def large_folder(tmp_path_factory: pytest.TempPathFactory):
+    """Some 12 MB: more than the smallest budget holds."""
+    from data_sets import make_folder
+
+    data = make_folder(
+        tmp_path_factory.mktemp("large") / "train", classes=5, files=211, mean_bytes=48_000
+    )
+    assert data.total_bytes > 8 << 20
+    return data
+
+
+@pytest.fixture(scope="session")
+def webdataset(tmp_path_factory: pytest.TempPathFactory):
+    """51 samples of two or three members in 3 tar shards."""
+    from data_sets import make_webdataset
+
+    return make_webdataset(tmp_path_factory.mktemp("tars") / "train")
+
+
+@pytest.fixture(scope="session")
+def tfrecord(tmp_path_factory: pytest.TempPathFactory):
+    """63 records in 3 files."""
+    from data_sets import make_tfrecord
+
+    return make_tfrecord(tmp_path_factory.mktemp("records") / "train")
+
+
+@pytest.fixture
+def engine():
+    """An engine of the test's own with the smallest comfortable budget."""
+    import forebay
+
+    return forebay.Engine(memory="64M")
