@@ -1,6 +1,6 @@
 """The ``forebay`` command.
 
-Exit codes: 0 done, 1 something failed or was found wrong, 2 the command was given wrong, 130 Ctrl-C.
+Exit codes: 0 done, 1 something failed or was found wrong, 2 wrong input, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--extensions",
         metavar="LIST",
-        help="folder: only files with these suffixes, such as jpg,png; 'images' names torchvision's",
+        help="folder: only files with these suffixes, as jpg,png; or: images",
     )
 
 
@@ -140,8 +140,8 @@ def _run_index(argv: Sequence[str]) -> int:
 def _run_doctor(argv: Sequence[str]) -> int:
     parser = _command_parser(
         "doctor",
-        "Without PATH: what this build and this machine have, what is missing and what that costs.\n"
-        "With PATH: measures the folder (at most 400 files and about 6 s of reading, after listing it)\n"
+        "Without PATH: what this build and this machine have, and what the missing parts cost.\n"
+        "With PATH: measures the folder (lists it, then reads at most 400 files for about 6 s)\n"
         "and predicts epoch times with PyTorch's DataLoader and with Forebay.",
         "examples:\n"
         "  forebay doctor\n"
@@ -167,25 +167,23 @@ def _run_doctor(argv: Sequence[str]) -> int:
 def _run_demo(argv: Sequence[str]) -> int:
     parser = _command_parser(
         "demo",
-        "Makes a small data set, shows it through an emulated slow file system, and trains the same\n"
-        "small model from it twice: with PyTorch's DataLoader and with Forebay. Prints a table, draws a\n"
-        "plot, and checks that both saw the same samples in the same order and reached the same loss.\n"
-        "Everything it makes is removed at the end, the plot excepted.",
-        "examples:\n"
-        "  forebay demo\n"
-        "  forebay demo --epochs 5 --out plots\n",
+        "Makes a small data set, shows it through an emulated slow file system, and trains the\n"
+        "same small model from it twice: with PyTorch's DataLoader and with Forebay. Prints a\n"
+        "table, draws a plot, and checks that both saw the same samples in the same order and\n"
+        "reached the same loss. All it makes is removed at the end, the plot excepted.",
+        "examples:\n  forebay demo\n  forebay demo --epochs 5 --out plots\n",
     )
     parser.add_argument("--files", type=_count(20), default=2000, metavar="N", help="default 2000")
     parser.add_argument("--epochs", type=_count(1), default=3, metavar="N", help="default 3")
-    parser.add_argument("--out", default="out", metavar="DIR", help="where demo.png goes (default out)")
-    parser.add_argument("--keep", action="store_true", help="keep the data set, and say where it is")
+    parser.add_argument("--out", default="out", metavar="DIR", help="for demo.png (default out)")
+    parser.add_argument("--keep", action="store_true", help="keep the data set; says where it is")
     # Hidden: what happens on a machine without FUSE, for tests and for the curious.
     parser.add_argument("--no-fuse", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     try:
         import torch  # noqa: F401 - asked for before anything is made
     except ImportError:
-        complain("the demo trains with PyTorch, which is not installed here\ntry: pip install torch")
+        complain("the demo trains with PyTorch, which is not installed\ntry: pip install torch")
         return 1
     from .demo import run
 

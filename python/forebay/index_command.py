@@ -49,6 +49,8 @@ def _count(n: int, one: str, many: str | None = None) -> str:
 
 
 def _seconds(seconds: float) -> str:
+    if seconds < 0.001:
+        return "under 1 ms"
     return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
@@ -70,12 +72,13 @@ def run(arguments: argparse.Namespace) -> int:
     if catalog is None:
         with counting(f"indexing {path}") as progress:
             if arguments.rebuild or arguments.output:
-                catalog, how, note = Catalog.build(path, format_name, extensions, progress), "listed", ""
+                catalog = Catalog.build(path, format_name, extensions, progress)
+                rebuilt, how, note = True, "listed", ""
             else:
                 catalog, rebuilt, note = Catalog.open(path, format_name, extensions, progress)
                 how = "listed" if rebuilt else "up to date, opened"
         if note:
-            print(f"note: {note}")
+            print(f"note: {note}; listed anew" if rebuilt else f"note: {note}")
         if target and (arguments.rebuild or arguments.output):
             catalog.save(target)
     took = time.monotonic() - start
@@ -94,14 +97,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _load_saved(file: str, path: str) -> Catalog | None:
     if not os.path.exists(path):
-        raise MissingError(f"{path} does not exist; check the path, and that its storage is mounted here")
+        raise MissingError(f"{path} does not exist; check the path, and that it is mounted here")
     try:
         catalog = Catalog.load(file)
-    except ForebayError as error:
-        print(f"note: the saved index is not usable, listing anew: {error}")
-        return None
-    if os.path.realpath(catalog.root) != os.path.realpath(path):
-        raise ArgumentError(f"{file} is the index of {catalog.root}, not of {path}; choose another file")
+    except ForebayError:
+        return None  # Catalog.open says why, and lists anew
+    if os.path.realpath(catalog.root) not in (
+        os.path.realpath(path),
+        os.path.dirname(os.path.realpath(path)),  # PATH is one shard
+    ):
+        raise ArgumentError(
+            f"{file} is the index of {catalog.root}, not of {path}; choose another file"
+        )
     return catalog
 
 
@@ -129,5 +136,7 @@ def _verify(catalog: Catalog, path: str) -> int:
     print(f"  verified in {took}: {head}")
     for problem in problems:
         print(f"    {'and more' if problem.strip() == '...' else problem.strip()}")
-    print(f"  If the files are as you want them: forebay index {path} --rebuild; else restore them.")
+    print(
+        f"  If the files are right as they are: forebay index {path} --rebuild; else restore them."
+    )
     return 1
