@@ -37,7 +37,8 @@ class Progress {
 };
 
 template <typename Build>
-auto Run(const std::string& format, std::vector<std::string> extensions, nb::object function, Build build) {
+auto Run(const std::string& format, std::vector<std::string> extensions, nb::object function,
+         Build build) {
   Progress progress(std::move(function));
   BuildOptions options;
   options.format = format;
@@ -55,10 +56,14 @@ auto Run(const std::string& format, std::vector<std::string> extensions, nb::obj
 
 const char* FormatName(Format format) {
   switch (format) {
-    case Format::kFolder: return "folder";
-    case Format::kWebDataset: return "webdataset";
-    case Format::kTfRecord: return "tfrecord";
-    case Format::kFileList: return "files";
+    case Format::kFolder:
+      return "folder";
+    case Format::kWebDataset:
+      return "webdataset";
+    case Format::kTfRecord:
+      return "tfrecord";
+    case Format::kFileList:
+      return "files";
   }
   return "unknown";
 }
@@ -76,31 +81,34 @@ void BindCatalog(nb::module_& m) {
   nb::class_<CatalogHandle>(m, "Catalog", "Map from samples to the bytes of their files.")
       .def_static(
           "open",
-          [](const std::string& path, const std::string& format, std::vector<std::string> extensions,
-             nb::object progress) {
+          [](const std::string& path, const std::string& format,
+             std::vector<std::string> extensions, nb::object progress) {
             OpenedCatalog opened = Run(format, std::move(extensions), progress,
                                        [&](const BuildOptions& o) { return OpenOrBuild(path, o); });
-            return nb::make_tuple(CatalogHandle{std::move(opened.catalog)}, opened.rebuilt, opened.note);
+            return nb::make_tuple(CatalogHandle{std::move(opened.catalog)}, opened.rebuilt,
+                                  opened.note);
           },
-          nb::arg("path"), nb::arg("format") = "", nb::arg("extensions") = std::vector<std::string>(),
-          nb::arg("progress") = nb::none(),
+          nb::arg("path"), nb::arg("format") = "",
+          nb::arg("extensions") = std::vector<std::string>(), nb::arg("progress") = nb::none(),
           "(catalog, rebuilt, note): the saved catalog when it is fresh, else a new one, saved.")
       .def_static(
           "build",
-          [](const std::string& path, const std::string& format, std::vector<std::string> extensions,
-             nb::object progress) {
+          [](const std::string& path, const std::string& format,
+             std::vector<std::string> extensions, nb::object progress) {
             return CatalogHandle{Run(format, std::move(extensions), progress,
                                      [&](const BuildOptions& o) { return BuildCatalog(path, o); })};
           },
-          nb::arg("path"), nb::arg("format") = "", nb::arg("extensions") = std::vector<std::string>(),
-          nb::arg("progress") = nb::none(), "Lists the data set anew.")
+          nb::arg("path"), nb::arg("format") = "",
+          nb::arg("extensions") = std::vector<std::string>(), nb::arg("progress") = nb::none(),
+          "Lists the data set anew.")
       .def_static(
           "from_files",
           [](std::vector<std::string> paths, nb::object progress) {
-            return CatalogHandle{Run("", {}, progress,
-                                     [&](const BuildOptions& o) { return BuildFileList(paths, o); })};
+            return CatalogHandle{Run(
+                "", {}, progress, [&](const BuildOptions& o) { return BuildFileList(paths, o); })};
           },
-          nb::arg("paths"), nb::arg("progress") = nb::none(), "One sample for each path, in this order.")
+          nb::arg("paths"), nb::arg("progress") = nb::none(),
+          "One sample for each path, in this order.")
       .def_static(
           "load",
           [](const std::string& file) {
@@ -113,23 +121,30 @@ void BindCatalog(nb::module_& m) {
           nb::arg("file"))
       .def_static(
           "default_file",
-          [](const std::string& path, const std::string& format, std::vector<std::string> extensions) {
+          [](const std::string& path, const std::string& format,
+             std::vector<std::string> extensions) {
             BuildOptions options;
             options.format = format;
             options.extensions = std::move(extensions);
             return DefaultCatalogFile(path, options);
           },
-          nb::arg("path"), nb::arg("format") = "", nb::arg("extensions") = std::vector<std::string>())
-      .def("save", [](const CatalogHandle& c, const std::string& file) { Raise(c.catalog->Save(file)); },
-           nb::arg("file"))
-      .def("check_fresh", [](const CatalogHandle& c) {
-             Status status;
-             {
-               nb::gil_scoped_release unlocked;
-               status = c.catalog->CheckFresh();
-             }
-             Raise(status);
-           }, "Raises ChangedError when a folder changed since the catalog was made.")
+          nb::arg("path"), nb::arg("format") = "",
+          nb::arg("extensions") = std::vector<std::string>())
+      .def(
+          "save",
+          [](const CatalogHandle& c, const std::string& file) { Raise(c.catalog->Save(file)); },
+          nb::arg("file"))
+      .def(
+          "check_fresh",
+          [](const CatalogHandle& c) {
+            Status status;
+            {
+              nb::gil_scoped_release unlocked;
+              status = c.catalog->CheckFresh();
+            }
+            Raise(status);
+          },
+          "Raises ChangedError when a folder changed since the catalog was made.")
       .def(
           "verify",
           [](const CatalogHandle& c, nb::object function) {
@@ -153,29 +168,48 @@ void BindCatalog(nb::module_& m) {
       .def_prop_ro("fingerprint", [](const CatalogHandle& c) { return c.catalog->fingerprint(); })
       .def_prop_ro("image_bytes", [](const CatalogHandle& c) { return c.catalog->image().size(); })
       .def_prop_ro("classes", [](const CatalogHandle& c) { return c.catalog->Classes(); })
-      .def("name", [](const CatalogHandle& c, int64_t s) { return c.catalog->SampleName(Check(*c.catalog, s)); },
-           nb::arg("sample"), "Path relative to the root; shard and key for shards.")
-      .def("object_path", [](const CatalogHandle& c, int64_t s) {
-             return c.catalog->ObjectPath(c.catalog->extent(Check(*c.catalog, s)).object);
-           }, nb::arg("sample"), "Absolute path of the file that holds the sample.")
-      .def("offset", [](const CatalogHandle& c, int64_t s) { return c.catalog->extent(Check(*c.catalog, s)).offset; },
-           nb::arg("sample"))
-      .def("label", [](const CatalogHandle& c, int64_t s) { return c.catalog->label(Check(*c.catalog, s)); },
-           nb::arg("sample"))
-      .def("length", [](const CatalogHandle& c, int64_t s) { return c.catalog->length(Check(*c.catalog, s)); },
-           nb::arg("sample"))
-      .def("lengths", [](const CatalogHandle& c) {
+      .def(
+          "name",
+          [](const CatalogHandle& c, int64_t s) {
+            return c.catalog->SampleName(Check(*c.catalog, s));
+          },
+          nb::arg("sample"), "Path relative to the root; shard and key for shards.")
+      .def(
+          "object_path",
+          [](const CatalogHandle& c, int64_t s) {
+            return c.catalog->ObjectPath(c.catalog->extent(Check(*c.catalog, s)).object);
+          },
+          nb::arg("sample"), "Absolute path of the file that holds the sample.")
+      .def(
+          "offset",
+          [](const CatalogHandle& c, int64_t s) {
+            return c.catalog->extent(Check(*c.catalog, s)).offset;
+          },
+          nb::arg("sample"))
+      .def(
+          "label",
+          [](const CatalogHandle& c, int64_t s) { return c.catalog->label(Check(*c.catalog, s)); },
+          nb::arg("sample"))
+      .def(
+          "length",
+          [](const CatalogHandle& c, int64_t s) { return c.catalog->length(Check(*c.catalog, s)); },
+          nb::arg("sample"))
+      .def("lengths",
+           [](const CatalogHandle& c) {
              std::vector<uint32_t> out(c.catalog->size());
              for (SampleId s = 0; s < out.size(); ++s) out[s] = c.catalog->length(s);
              return Array(std::move(out));
            })
-      .def("fields", [](const CatalogHandle& c, int64_t s) {
-             std::vector<std::tuple<std::string, uint32_t, uint32_t>> out;
-             for (const FieldView& f : c.catalog->Fields(Check(*c.catalog, s))) {
-               out.emplace_back(std::string(f.name), f.offset, f.length);
-             }
-             return out;
-           }, nb::arg("sample"), "(name, offset in the sample, length) of each field.");
+      .def(
+          "fields",
+          [](const CatalogHandle& c, int64_t s) {
+            std::vector<std::tuple<std::string, uint32_t, uint32_t>> out;
+            for (const FieldView& f : c.catalog->Fields(Check(*c.catalog, s))) {
+              out.emplace_back(std::string(f.name), f.offset, f.length);
+            }
+            return out;
+          },
+          nb::arg("sample"), "(name, offset in the sample, length) of each field.");
 }
 
 }  // namespace forebay::python

@@ -23,7 +23,8 @@ class Batch {
 
   void Release() {
     if (engine_ == nullptr) return;
-    (void)engine_->Release(loan_.lease);   // refused only in a forked child, whose parent still has it
+    (void)engine_->Release(
+        loan_.lease);  // refused only in a forked child, whose parent still has it
     engine_.reset();
   }
   bool released() const { return engine_ == nullptr; }
@@ -80,7 +81,8 @@ nb::object Data(nb::handle_t<Batch> self) {
     return nb::cast(ByteView(first, {bytes}, self));
   }
   auto* gathered = new std::vector<uint8_t>(bytes);
-  nb::capsule owner(gathered, [](void* p) noexcept { delete static_cast<std::vector<uint8_t>*>(p); });
+  nb::capsule owner(gathered,
+                    [](void* p) noexcept { delete static_cast<std::vector<uint8_t>*>(p); });
   {
     nb::gil_scoped_release unlocked;
     uint8_t* to = gathered->data();
@@ -102,7 +104,8 @@ nb::object Field(nb::handle_t<Batch> self, int64_t i, const std::string& name) {
     known += StrCat(known.empty() ? "" : ", ", f.name);
   }
   throw nb::key_error(StrCat("sample ", batch.catalog().SampleName(batch.loan().samples[at]),
-                             " has no field '", name, "'; it has: ", known).c_str());
+                             " has no field '", name, "'; it has: ", known)
+                          .c_str());
 }
 
 // Waits in slices so that Ctrl-C is seen; the GIL is free meanwhile.
@@ -122,9 +125,12 @@ nb::object Take(const EngineHandle& self, StreamId stream, double wait_s) {
         auto catalog = engine.shared_catalog(loan.dataset);
         return nb::cast(Batch(self.engine, std::move(catalog), std::move(loan)));
       }
-      case TakeKind::kEndOfEpoch: return nb::cast("end of epoch");
-      case TakeKind::kEndOfStream: return nb::cast("end of stream");
-      case TakeKind::kPending: break;
+      case TakeKind::kEndOfEpoch:
+        return nb::cast("end of epoch");
+      case TakeKind::kEndOfStream:
+        return nb::cast("end of stream");
+      case TakeKind::kPending:
+        break;
     }
     if (SignalRaised()) throw nb::python_error();
     left -= slice;
@@ -155,148 +161,203 @@ nb::dict StatsOf(const EpochStats& e) {
 
 void BindEngine(nb::module_& m) {
   nb::class_<Batch>(m, "Batch",
-                    "Samples on loan: nobody else touches this memory until the batch and all views of it are gone.")
+                    "Samples on loan: nobody else touches this memory until the batch and all "
+                    "views of it are gone.")
       .def("__len__", &Batch::size)
       .def("__getitem__", &View, nb::arg("i"), "Sample i's bytes: a read-only view, no copy.")
-      .def("field", &Field, nb::arg("i"), nb::arg("name"), "One named field of sample i: a view, no copy.")
+      .def("field", &Field, nb::arg("i"), nb::arg("name"),
+           "One named field of sample i: a view, no copy.")
       .def_prop_ro("data", &Data,
-                   "All samples' bytes in one piece; a view where they lie so (layout='contiguous'), else gathered.")
+                   "All samples' bytes in one piece; a view where they lie so "
+                   "(layout='contiguous'), else gathered.")
       .def_prop_ro("contiguous", &Batch::contiguous)
-      .def_prop_ro("offsets", [](const Batch& b) {
-        std::vector<int64_t> out(b.size() + 1);
-        for (size_t i = 0; i < b.size(); ++i) out[i + 1] = out[i] + b.loan().lengths[i];
-        return Array(std::move(out));
-      }, "Where each sample begins in `data`, and the end: one more than there are samples.")
-      .def_prop_ro("lengths", [](const Batch& b) { return Array(std::vector<uint32_t>(b.loan().lengths)); })
-      .def_prop_ro("indices", [](const Batch& b) { return Array(std::vector<uint32_t>(b.loan().samples)); },
-                   "Sample numbers, as the sampler yields them.")
-      .def_prop_ro("labels", [](const Batch& b) {
-        std::vector<int64_t> out(b.size());
-        for (size_t i = 0; i < b.size(); ++i) out[i] = b.catalog().label(b.loan().samples[i]);
-        return Array(std::move(out));
-      })
-      .def_prop_ro("paths", [](const Batch& b) {
-        std::vector<std::string> out;
-        for (SampleId s : b.loan().samples) out.push_back(b.catalog().SampleName(s));
-        return out;
-      }, "Paths relative to the data set's root, made when asked for.")
+      .def_prop_ro(
+          "offsets",
+          [](const Batch& b) {
+            std::vector<int64_t> out(b.size() + 1);
+            for (size_t i = 0; i < b.size(); ++i) out[i + 1] = out[i] + b.loan().lengths[i];
+            return Array(std::move(out));
+          },
+          "Where each sample begins in `data`, and the end: one more than there are samples.")
+      .def_prop_ro("lengths",
+                   [](const Batch& b) { return Array(std::vector<uint32_t>(b.loan().lengths)); })
+      .def_prop_ro(
+          "indices", [](const Batch& b) { return Array(std::vector<uint32_t>(b.loan().samples)); },
+          "Sample numbers, as the sampler yields them.")
+      .def_prop_ro("labels",
+                   [](const Batch& b) {
+                     std::vector<int64_t> out(b.size());
+                     for (size_t i = 0; i < b.size(); ++i)
+                       out[i] = b.catalog().label(b.loan().samples[i]);
+                     return Array(std::move(out));
+                   })
+      .def_prop_ro(
+          "paths",
+          [](const Batch& b) {
+            std::vector<std::string> out;
+            for (SampleId s : b.loan().samples) out.push_back(b.catalog().SampleName(s));
+            return out;
+          },
+          "Paths relative to the data set's root, made when asked for.")
       .def_prop_ro("epoch", [](const Batch& b) { return b.loan().epoch; })
       .def_prop_ro("index", [](const Batch& b) { return b.loan().index; })
       .def_prop_ro("nbytes", &Batch::bytes)
       .def_prop_ro("released", &Batch::released)
-      .def("checksum", [](const Batch& b) {
-        nb::gil_scoped_release unlocked;
-        return b.Checksum();
-      }, "CRC-32C over every byte, in order.")
+      .def(
+          "checksum",
+          [](const Batch& b) {
+            nb::gil_scoped_release unlocked;
+            return b.Checksum();
+          },
+          "CRC-32C over every byte, in order.")
       .def("release", &Batch::Release,
            "Gives the memory back at once. Views made before must not be used any more.");
 
   nb::class_<EngineHandle>(m, "Engine", "Budget, memory and streams; see forebay.Engine.")
-      .def("__init__", [](EngineHandle* self, uint64_t memory, size_t max_in_flight, size_t in_flight,
-                          const std::string& io, size_t copy_threads, bool keep, bool verify) {
-        EngineOptions options;
-        options.memory = memory;
-        options.max_in_flight = max_in_flight;
-        options.in_flight = in_flight;
-        options.copy_threads = copy_threads;
-        options.keep = keep;
-        options.verify = verify;
-        if (io == "threads") {
-          options.io = PosixSourceOptions::Io::kThreads;
-        } else if (io == "io_uring") {
-          options.io = PosixSourceOptions::Io::kUring;
-        } else if (io != "auto") {
-          Raise(Status(Code::kInvalidArgument, StrCat("io is '", io, "'; it takes auto, threads or io_uring")));
-        }
-        EnginePtr engine = Value(Engine::Create(options));
-        new (self) EngineHandle{std::shared_ptr<Engine>(engine.release(), EngineDelete())};
-      }, nb::arg("memory") = 0, nb::arg("max_in_flight") = 256, nb::arg("in_flight") = 0,
-         nb::arg("io") = "auto", nb::arg("copy_threads") = 2, nb::arg("keep") = true,
-         nb::arg("verify") = false)
-      .def("add_dataset", [](const EngineHandle& e, const CatalogHandle& c, const std::string& delay) {
-        std::unique_ptr<Source> source;
-        if (!delay.empty()) {
-          DelayOptions options;
-          options.storage = Value(StorageSettings::Parse(delay));
-          source = Value(DelaySource::Make(Value(MakePosixSource(*c.catalog, {})), options));
-        }
-        nb::gil_scoped_release unlocked;
-        Result<DatasetId> id = e.engine->AddDataset(c.catalog, std::move(source));
-        nb::gil_scoped_acquire locked;
-        return Value(std::move(id));
-      }, nb::arg("catalog"), nb::arg("delay") = "",
-         "`delay`: settings of an emulated slow storage, such as 'open_ms=1,read_ms=1,bandwidth_mb=300'.")
-      .def("open_stream", [](const EngineHandle& e, DatasetId dataset, uint32_t batch_size, bool drop_last,
-                             bool contiguous, bool itemised, bool declared, uint32_t size, bool shuffle,
-                             uint64_t seed, uint32_t rank, uint32_t world, bool sampler_drop_last,
-                             uint64_t epochs, uint64_t first_epoch, uint64_t first_position) {
-        StreamOptions options;
-        options.shape = {dataset, batch_size, drop_last, contiguous, itemised, first_epoch, first_position, epochs};
-        options.declared = declared;
-        options.sampler = {size, shuffle, seed, rank, world, sampler_drop_last};
-        return Value(e.engine->OpenStream(options));
-      }, nb::arg("dataset"), nb::arg("batch_size"), nb::arg("drop_last") = false,
-         nb::arg("contiguous") = false, nb::arg("itemised") = false, nb::arg("declared") = false,
-         nb::arg("size") = 0, nb::arg("shuffle") = true, nb::arg("seed") = 0, nb::arg("rank") = 0,
-         nb::arg("world") = 1, nb::arg("sampler_drop_last") = false, nb::arg("epochs") = 0,
-         nb::arg("first_epoch") = 0, nb::arg("first_position") = 0)
-      .def("close_stream", [](const EngineHandle& e, StreamId s) { Raise(e.engine->CloseStream(s)); })
-      .def("seek", [](const EngineHandle& e, StreamId s, uint64_t epoch, uint64_t position) {
-        Raise(e.engine->Seek(s, epoch, position));
-      }, nb::arg("stream"), nb::arg("epoch"), nb::arg("position"))
-      .def("declare", [](const EngineHandle& e, StreamId s, uint64_t epoch,
-                         nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> order,
-                         bool last) {
-        Raise(e.engine->Declare(s, epoch, std::vector<SampleId>(order.data(), order.data() + order.size()), last));
-      }, nb::arg("stream"), nb::arg("epoch"), nb::arg("order"), nb::arg("last") = false)
+      .def(
+          "__init__",
+          [](EngineHandle* self, uint64_t memory, size_t max_in_flight, size_t in_flight,
+             const std::string& io, size_t copy_threads, bool keep, bool verify) {
+            EngineOptions options;
+            options.memory = memory;
+            options.max_in_flight = max_in_flight;
+            options.in_flight = in_flight;
+            options.copy_threads = copy_threads;
+            options.keep = keep;
+            options.verify = verify;
+            if (io == "threads") {
+              options.io = PosixSourceOptions::Io::kThreads;
+            } else if (io == "io_uring") {
+              options.io = PosixSourceOptions::Io::kUring;
+            } else if (io != "auto") {
+              Raise(Status(Code::kInvalidArgument,
+                           StrCat("io is '", io, "'; it takes auto, threads or io_uring")));
+            }
+            EnginePtr engine = Value(Engine::Create(options));
+            new (self) EngineHandle{std::shared_ptr<Engine>(engine.release(), EngineDelete())};
+          },
+          nb::arg("memory") = 0, nb::arg("max_in_flight") = 256, nb::arg("in_flight") = 0,
+          nb::arg("io") = "auto", nb::arg("copy_threads") = 2, nb::arg("keep") = true,
+          nb::arg("verify") = false)
+      .def(
+          "add_dataset",
+          [](const EngineHandle& e, const CatalogHandle& c, const std::string& delay) {
+            std::unique_ptr<Source> source;
+            if (!delay.empty()) {
+              DelayOptions options;
+              options.storage = Value(StorageSettings::Parse(delay));
+              source = Value(DelaySource::Make(Value(MakePosixSource(*c.catalog, {})), options));
+            }
+            nb::gil_scoped_release unlocked;
+            Result<DatasetId> id = e.engine->AddDataset(c.catalog, std::move(source));
+            nb::gil_scoped_acquire locked;
+            return Value(std::move(id));
+          },
+          nb::arg("catalog"), nb::arg("delay") = "",
+          "`delay`: settings of an emulated slow storage, such as "
+          "'open_ms=1,read_ms=1,bandwidth_mb=300'.")
+      .def(
+          "open_stream",
+          [](const EngineHandle& e, DatasetId dataset, uint32_t batch_size, bool drop_last,
+             bool contiguous, bool itemised, bool declared, uint32_t size, bool shuffle,
+             uint64_t seed, uint32_t rank, uint32_t world, bool sampler_drop_last, uint64_t epochs,
+             uint64_t first_epoch, uint64_t first_position) {
+            StreamOptions options;
+            options.shape = {dataset,  batch_size,  drop_last,      contiguous,
+                             itemised, first_epoch, first_position, epochs};
+            options.declared = declared;
+            options.sampler = {size, shuffle, seed, rank, world, sampler_drop_last};
+            return Value(e.engine->OpenStream(options));
+          },
+          nb::arg("dataset"), nb::arg("batch_size"), nb::arg("drop_last") = false,
+          nb::arg("contiguous") = false, nb::arg("itemised") = false, nb::arg("declared") = false,
+          nb::arg("size") = 0, nb::arg("shuffle") = true, nb::arg("seed") = 0, nb::arg("rank") = 0,
+          nb::arg("world") = 1, nb::arg("sampler_drop_last") = false, nb::arg("epochs") = 0,
+          nb::arg("first_epoch") = 0, nb::arg("first_position") = 0)
+      .def("close_stream",
+           [](const EngineHandle& e, StreamId s) { Raise(e.engine->CloseStream(s)); })
+      .def(
+          "seek",
+          [](const EngineHandle& e, StreamId s, uint64_t epoch, uint64_t position) {
+            Raise(e.engine->Seek(s, epoch, position));
+          },
+          nb::arg("stream"), nb::arg("epoch"), nb::arg("position"))
+      .def(
+          "declare",
+          [](const EngineHandle& e, StreamId s, uint64_t epoch,
+             nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> order,
+             bool last) {
+            Raise(e.engine->Declare(
+                s, epoch, std::vector<SampleId>(order.data(), order.data() + order.size()), last));
+          },
+          nb::arg("stream"), nb::arg("epoch"), nb::arg("order"), nb::arg("last") = false)
       .def("take", &Take, nb::arg("stream"), nb::arg("wait_s"),
            "A Batch; None when `wait_s` seconds passed; or 'end of epoch' or 'end of stream'.")
-      .def("fetch", [](const EngineHandle& e, StreamId stream, SampleId sample, double wait_s) -> nb::object {
-        BatchLoan loan;
-        LeaseId lease = kNoLease;
-        Result<TakeKind> taken = [&] {
-          nb::gil_scoped_release unlocked;
-          return e.engine->Fetch(stream, sample, static_cast<Nanos>(wait_s * kSecond), &lease, &loan);
-        }();
-        if (!taken || *taken != TakeKind::kBatch) {
-          if (lease != kNoLease) (void)e.engine->Release(lease);
-          Raise(taken.status());
-          return nb::none();
-        }
-        auto catalog = e.engine->shared_catalog(loan.dataset);
-        return nb::cast(Batch(e.engine, std::move(catalog), std::move(loan)));
-      }, nb::arg("stream"), nb::arg("sample"), nb::arg("wait_s"), "One sample as a Batch, or None.")
-      .def("stats", [](const EngineHandle& e, StreamId s) {
-        nb::list out;
-        for (const EpochStats& epoch : e.engine->Stats(s)) out.append(StatsOf(epoch));
-        return out;
-      }, nb::arg("stream"))
+      .def(
+          "fetch",
+          [](const EngineHandle& e, StreamId stream, SampleId sample, double wait_s) -> nb::object {
+            BatchLoan loan;
+            LeaseId lease = kNoLease;
+            Result<TakeKind> taken = [&] {
+              nb::gil_scoped_release unlocked;
+              return e.engine->Fetch(stream, sample, static_cast<Nanos>(wait_s * kSecond), &lease,
+                                     &loan);
+            }();
+            if (!taken || *taken != TakeKind::kBatch) {
+              if (lease != kNoLease) (void)e.engine->Release(lease);
+              Raise(taken.status());
+              return nb::none();
+            }
+            auto catalog = e.engine->shared_catalog(loan.dataset);
+            return nb::cast(Batch(e.engine, std::move(catalog), std::move(loan)));
+          },
+          nb::arg("stream"), nb::arg("sample"), nb::arg("wait_s"),
+          "One sample as a Batch, or None.")
+      .def(
+          "stats",
+          [](const EngineHandle& e, StreamId s) {
+            nb::list out;
+            for (const EpochStats& epoch : e.engine->Stats(s)) out.append(StatsOf(epoch));
+            return out;
+          },
+          nb::arg("stream"))
       .def("waiting_for", [](const EngineHandle& e, StreamId s) { return e.engine->WaitingFor(s); })
-      .def("metrics", [](const EngineHandle& e) {
-        std::map<std::string, uint64_t> out;
-        for (const Registry::Sample& s : e.engine->registry().Snapshot()) out[s.name] = s.value;
-        return out;
-      })
-      .def("metric_help", [](const EngineHandle& e) {
-        std::map<std::string, std::string> out;
-        for (const Registry::Sample& s : e.engine->registry().Snapshot()) out[s.name] = s.help;
-        return out;
-      })
-      .def("prometheus", [](const EngineHandle& e) { return e.engine->registry().PrometheusText(); })
-      .def("knobs", [](const EngineHandle& e) {
-        nb::dict out;
-        for (const Knob* knob : e.engine->registry().Knobs()) {
-          out[knob->name().c_str()] =
-              nb::make_tuple(knob->value(), knob->minimum(), knob->maximum(), knob->meaning());
-        }
-        return out;
-      }, "name to (value, minimum, maximum, meaning)")
-      .def("set_knob", [](const EngineHandle& e, const std::string& name, int64_t value) {
-        Raise(e.engine->registry().SetKnob(name, value));
-      }, nb::arg("name"), nb::arg("value"))
+      .def("metrics",
+           [](const EngineHandle& e) {
+             std::map<std::string, uint64_t> out;
+             for (const Registry::Sample& s : e.engine->registry().Snapshot())
+               out[s.name] = s.value;
+             return out;
+           })
+      .def("metric_help",
+           [](const EngineHandle& e) {
+             std::map<std::string, std::string> out;
+             for (const Registry::Sample& s : e.engine->registry().Snapshot()) out[s.name] = s.help;
+             return out;
+           })
+      .def("prometheus",
+           [](const EngineHandle& e) { return e.engine->registry().PrometheusText(); })
+      .def(
+          "knobs",
+          [](const EngineHandle& e) {
+            nb::dict out;
+            for (const Knob* knob : e.engine->registry().Knobs()) {
+              out[knob->name().c_str()] =
+                  nb::make_tuple(knob->value(), knob->minimum(), knob->maximum(), knob->meaning());
+            }
+            return out;
+          },
+          "name to (value, minimum, maximum, meaning)")
+      .def(
+          "set_knob",
+          [](const EngineHandle& e, const std::string& name, int64_t value) {
+            Raise(e.engine->registry().SetKnob(name, value));
+          },
+          nb::arg("name"), nb::arg("value"))
       .def_prop_ro("budget", [](const EngineHandle& e) { return e.engine->budget(); })
       .def_prop_ro("arena_bytes", [](const EngineHandle& e) { return e.engine->arena_bytes(); })
-      .def_prop_ro("in_flight_limit", [](const EngineHandle& e) { return e.engine->in_flight_limit(); });
+      .def_prop_ro("in_flight_limit",
+                   [](const EngineHandle& e) { return e.engine->in_flight_limit(); });
 }
 
 }  // namespace forebay::python

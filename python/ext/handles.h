@@ -9,11 +9,11 @@
 namespace forebay::python {
 
 struct CatalogHandle {
-  std::shared_ptr<const Catalog> catalog;   // shared by Python objects and engines
+  std::shared_ptr<const Catalog> catalog;  // shared by Python objects and engines
 };
 
 struct EngineHandle {
-  std::shared_ptr<Engine> engine;           // shared by Python objects and batches on loan
+  std::shared_ptr<Engine> engine;  // shared by Python objects and batches on loan
 };
 
 }  // namespace forebay::python

@@ -1,5 +1,5 @@
-// The physical limits that benchmarks stand beside: plain threads reading files, plain loops copying
-// memory. Nothing of the engine is used here.
+// The physical limits that benchmarks stand beside: plain threads reading files, plain loops
+// copying memory. Nothing of the engine is used here.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -42,12 +42,13 @@ std::pair<double, uint64_t> ReadFiles(const std::vector<std::string>& paths,
   return {static_cast<double>(SteadyClock().Now() - start) * 1e-9, bytes.load()};
 }
 
-// Seconds of `threads` threads that memcpy each sample of a memory-resident set into a batch buffer, in
-// the given order, and checksum the copy.
+// Seconds of `threads` threads that memcpy each sample of a memory-resident set into a batch
+// buffer, in the given order, and checksum the copy.
 double CopyAndChecksum(size_t samples, size_t sample_bytes, size_t batch, size_t threads,
                        const std::vector<uint32_t>& order) {
   std::vector<std::byte> all(samples * sample_bytes, std::byte{1});
-  for (size_t i = 0; i < all.size(); i += 64) all[i] = static_cast<std::byte>(i * 2654435761u >> 24);
+  for (size_t i = 0; i < all.size(); i += 64)
+    all[i] = static_cast<std::byte>(i * 2654435761u >> 24);
   std::atomic<uint32_t> sink{0};
   const Nanos start = SteadyClock().Now();
   {

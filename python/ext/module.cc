@@ -13,18 +13,29 @@ nb::object ExceptionType(const char* name) {
 
 const char* ExceptionFor(Code code) {
   switch (code) {
-    case Code::kInvalidArgument: return "ArgumentError";
-    case Code::kNotFound: return "MissingError";
-    case Code::kPermissionDenied: return "AccessError";
-    case Code::kDataLoss: return "CorruptError";
-    case Code::kChanged: return "ChangedError";
-    case Code::kResourceExhausted: return "BudgetError";
-    case Code::kUnavailable: return "StorageError";
-    case Code::kDeadlineExceeded: return "DeadlineError";
-    case Code::kCancelled: return "CancelledError";
-    case Code::kUnimplemented: return "UnsupportedError";
+    case Code::kInvalidArgument:
+      return "ArgumentError";
+    case Code::kNotFound:
+      return "MissingError";
+    case Code::kPermissionDenied:
+      return "AccessError";
+    case Code::kDataLoss:
+      return "CorruptError";
+    case Code::kChanged:
+      return "ChangedError";
+    case Code::kResourceExhausted:
+      return "BudgetError";
+    case Code::kUnavailable:
+      return "StorageError";
+    case Code::kDeadlineExceeded:
+      return "DeadlineError";
+    case Code::kCancelled:
+      return "CancelledError";
+    case Code::kUnimplemented:
+      return "UnsupportedError";
     case Code::kOk:
-    case Code::kInternal: break;
+    case Code::kInternal:
+      break;
   }
   return "InternalError";
 }
@@ -57,14 +68,20 @@ NB_MODULE(_forebay, m) {
       },
       nb::arg("bytes"), nb::arg("crc") = 0, "CRC-32C of a buffer of bytes.");
   m.def("default_budget", &DefaultBudget, "Bytes of memory an engine takes when none are named.");
-  m.def("memory_limit", [] {
-    const MemoryLimit limit = ReadMemoryLimit();
-    return std::pair<uint64_t, uint64_t>(limit.available, limit.cgroup);
-  }, "(available bytes of the node, bytes left in this process's cgroup or 0)");
-  m.def("features", [] {
-    std::map<std::string, std::string> out;
-    const Status uring = ProbeUring();
-    out["io_uring"] = uring.ok() ? "" : uring.message();
-    return out;
-  }, "Optional parts: name to the reason why it is missing, empty when it works.");
+  m.def(
+      "memory_limit",
+      [] {
+        const MemoryLimit limit = ReadMemoryLimit();
+        return std::pair<uint64_t, uint64_t>(limit.available, limit.cgroup);
+      },
+      "(available bytes of the node, bytes left in this process's cgroup or 0)");
+  m.def(
+      "features",
+      [] {
+        std::map<std::string, std::string> out;
+        const Status uring = ProbeUring();
+        out["io_uring"] = uring.ok() ? "" : uring.message();
+        return out;
+      },
+      "Optional parts: name to the reason why it is missing, empty when it works.");
 }

@@ -84,7 +84,8 @@ __attribute__((target("sse4.2"))) uint32_t ThreeLanes(const std::byte* p, uint32
   return Shifted(one, ab) ^ static_cast<uint32_t>(c);
 }
 
-__attribute__((target("sse4.2"))) uint32_t Hardware(std::span<const std::byte> bytes, uint32_t crc) {
+__attribute__((target("sse4.2"))) uint32_t Hardware(std::span<const std::byte> bytes,
+                                                    uint32_t crc) {
   constexpr size_t kLong = 2048;
   constexpr size_t kShort = 128;
   static const ShiftTable long_shift = MakeShiftTable(kLong);

@@ -1,6 +1,5 @@
 #include "base/rng.h"
 
-
 namespace forebay {
 
 Mt19937::Mt19937(uint32_t seed) {

@@ -1,7 +1,7 @@
 // Status and Result<T>: how every fallible call of Forebay reports.
 //
-// A miss, "full" and "end of stream" are values of their own types, not errors. Messages carry what a
-// person needs to act: path, offset, errno text, remedy.
+// A miss, "full" and "end of stream" are values of their own types, not errors. Messages carry what
+// a person needs to act: path, offset, errno text, remedy.
 #pragma once
 
 #include <cassert>
@@ -15,17 +15,17 @@ namespace forebay {
 
 enum class Code : uint8_t {
   kOk = 0,
-  kInvalidArgument,     // the caller's input is wrong
-  kNotFound,            // a named file, folder or object does not exist
+  kInvalidArgument,  // the caller's input is wrong
+  kNotFound,         // a named file, folder or object does not exist
   kPermissionDenied,
-  kDataLoss,            // bytes are missing or do not match their checksum
-  kChanged,             // the data set differs from its catalog
-  kResourceExhausted,   // budget, disk or descriptors
-  kUnavailable,         // storage or peer does not answer now; a retry may succeed
+  kDataLoss,           // bytes are missing or do not match their checksum
+  kChanged,            // the data set differs from its catalog
+  kResourceExhausted,  // budget, disk or descriptors
+  kUnavailable,        // storage or peer does not answer now; a retry may succeed
   kDeadlineExceeded,
   kCancelled,
-  kUnimplemented,       // this build or kernel lacks the feature
-  kInternal,            // our own bug
+  kUnimplemented,  // this build or kernel lacks the feature
+  kInternal,       // our own bug
 };
 
 std::string_view CodeName(Code code);
@@ -52,8 +52,8 @@ Status ErrnoStatus(int error, std::string_view what);
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : state_(std::move(value)) {}              // NOLINT: implicit by design
-  Result(Status error) : state_(std::move(error)) {          // NOLINT: implicit by design
+  Result(T value) : state_(std::move(value)) {}      // NOLINT: implicit by design
+  Result(Status error) : state_(std::move(error)) {  // NOLINT: implicit by design
     assert(!std::get<Status>(state_).ok());
   }
 
@@ -81,10 +81,8 @@ inline void Append(std::string& out, const char* s) { out.append(s); }
 inline void Append(std::string& out, const std::string& s) { out.append(s); }
 inline void Append(std::string& out, char c) { out.push_back(c); }
 template <typename N>
-  requires std::is_arithmetic_v<N>
-void Append(std::string& out, N n) {
-  out.append(std::to_string(n));
-}
+requires std::is_arithmetic_v<N>
+void Append(std::string& out, N n) { out.append(std::to_string(n)); }
 }  // namespace internal
 
 template <typename... Parts>
@@ -94,10 +92,10 @@ std::string StrCat(const Parts&... parts) {
   return out;
 }
 
-#define FOREBAY_RETURN_IF_ERROR(expr)             \
-  do {                                            \
-    ::forebay::Status fb_status_ = (expr);        \
-    if (!fb_status_.ok()) return fb_status_;      \
+#define FOREBAY_RETURN_IF_ERROR(expr)        \
+  do {                                       \
+    ::forebay::Status fb_status_ = (expr);   \
+    if (!fb_status_.ok()) return fb_status_; \
   } while (false)
 
 }  // namespace forebay

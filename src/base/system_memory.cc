@@ -15,7 +15,7 @@ bool ReadNumber(const std::string& path, uint64_t* out) {
 }
 
 void Tighten(uint64_t limit, uint64_t used, uint64_t* tightest) {
-  constexpr uint64_t kUnlimited = uint64_t{1} << 60;   // cgroup v1 writes a huge number for "none"
+  constexpr uint64_t kUnlimited = uint64_t{1} << 60;  // cgroup v1 writes a huge number for "none"
   if (limit >= kUnlimited) return;
   const uint64_t left = limit > used ? limit - used : 1;
   *tightest = *tightest == 0 ? left : std::min(*tightest, left);
@@ -57,8 +57,8 @@ MemoryLimit ReadMemoryLimit(const std::string& root) {
 }
 
 uint64_t LocalRanks() {
-  for (const char* name : {"LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE",
-                           "MPI_LOCALNRANKS"}) {
+  for (const char* name : {"LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE",
+                           "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}) {
     const char* text = std::getenv(name);
     if (text == nullptr) continue;
     const uint64_t n = std::strtoull(text, nullptr, 10);

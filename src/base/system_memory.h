@@ -7,8 +7,8 @@
 namespace forebay {
 
 struct MemoryLimit {
-  uint64_t available = 0;     // MemAvailable of the node
-  uint64_t cgroup = 0;        // the tightest limit of this process's cgroups, less what they use; 0: none
+  uint64_t available = 0;  // MemAvailable of the node
+  uint64_t cgroup = 0;  // the tightest limit of this process's cgroups, less what they use; 0: none
   uint64_t usable() const { return cgroup != 0 && cgroup < available ? cgroup : available; }
 };
 

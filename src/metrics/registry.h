@@ -31,7 +31,10 @@ class Metric {
 class Knob {
  public:
   Knob(std::string name, int64_t minimum, int64_t maximum, int64_t initial, std::string meaning)
-      : name_(std::move(name)), minimum_(minimum), maximum_(maximum), meaning_(std::move(meaning)),
+      : name_(std::move(name)),
+        minimum_(minimum),
+        maximum_(maximum),
+        meaning_(std::move(meaning)),
         value_(initial) {}
 
   int64_t value() const { return value_.load(std::memory_order_relaxed); }

@@ -9,15 +9,15 @@
 namespace forebay {
 
 enum class StallCause : uint8_t {
-  kSource = 0,   // a read from the source was under way
-  kMemory,       // the budget was full: unreleased batches held it
-  kDecode,       // bytes were there, the decode step was not done
-  kPlan,         // the order of the epoch was not known yet
+  kSource = 0,  // a read from the source was under way
+  kMemory,      // the budget was full: unreleased batches held it
+  kDecode,      // bytes were there, the decode step was not done
+  kPlan,        // the order of the epoch was not known yet
 };
 inline constexpr size_t kStallCauses = 4;
 
-inline constexpr std::array<std::string_view, kStallCauses> kStallCauseNames = {
-    "source", "memory", "decode", "plan"};
+inline constexpr std::array<std::string_view, kStallCauses> kStallCauseNames = {"source", "memory",
+                                                                                "decode", "plan"};
 
 // One epoch of one stream.
 struct EpochStats {
@@ -25,9 +25,10 @@ struct EpochStats {
   uint64_t batches = 0;
   uint64_t samples = 0;
   uint64_t bytes = 0;
-  uint64_t source_reads = 0;   // reads finished while the epoch was consumed, for this stream's data set
+  uint64_t source_reads =
+      0;  // reads finished while the epoch was consumed, for this stream's data set
   uint64_t source_bytes = 0;
-  int64_t wall_ns = 0;         // from the first ask to the end of the epoch
+  int64_t wall_ns = 0;  // from the first ask to the end of the epoch
   std::array<int64_t, kStallCauses> wait_ns{};
   // Time from one batch handed out to the next, in microseconds, in order.
   std::vector<uint32_t> batch_us;

@@ -22,8 +22,9 @@ Status SamplerSpec::Validate() const {
                   StrCat("rank ", rank, " of world size ", world, " does not exist"));
   }
   if (shuffle && size > kMaxPermutation) {
-    return Status(Code::kInvalidArgument, StrCat("cannot shuffle ", size, " samples: the order is defined for up to ",
-                                                 kMaxPermutation));
+    return Status(Code::kInvalidArgument,
+                  StrCat("cannot shuffle ", size, " samples: the order is defined for up to ",
+                         kMaxPermutation));
   }
   return Status();
 }

@@ -1,8 +1,9 @@
 // The exact orders of PyTorch's samplers, as pure functions.
 //
-// A permutation is torch.randperm's on a CPU generator: PyTorch's mt19937 seeded with the low 32 bits
-// of the seed, then a forward Fisher-Yates that draws one 32-bit number a step and takes it modulo
-// what is left. Facts read off PyTorch's behaviour; golden vectors and a property test hold them.
+// A permutation is torch.randperm's on a CPU generator: PyTorch's mt19937 seeded with the low 32
+// bits of the seed, then a forward Fisher-Yates that draws one 32-bit number a step and takes it
+// modulo what is left. Facts read off PyTorch's behaviour; golden vectors and a property test hold
+// them.
 #pragma once
 
 #include <cstdint>
@@ -23,12 +24,12 @@ std::vector<SampleId> RandPerm(uint32_t n, Mt19937& rng);
 
 // torch.utils.data.DistributedSampler, and sequential order in the same partition.
 struct SamplerSpec {
-  uint32_t size = 0;          // samples in the data set
-  bool shuffle = true;        // false: 0, 1, 2, ...
+  uint32_t size = 0;    // samples in the data set
+  bool shuffle = true;  // false: 0, 1, 2, ...
   uint64_t seed = 0;
   uint32_t rank = 0;
   uint32_t world = 1;
-  bool drop_last = false;     // DistributedSampler's: drop the tail instead of padding it
+  bool drop_last = false;  // DistributedSampler's: drop the tail instead of padding it
 
   Status Validate() const;
   // Samples all ranks together see in an epoch, padding included.

@@ -92,7 +92,8 @@ ArenaAllocator::Block ArenaAllocator::Allocate(uint64_t bytes) {
   const uint64_t size = Rounded(bytes);
   if (size > capacity_) return kNone;
   Block block = FindIn(ClassAtLeast(size));
-  // A class rounds down, so its own list may still hold one that fits: worth a search before giving up.
+  // A class rounds down, so its own list may still hold one that fits: worth a search before giving
+  // up.
   if (block == kNone) block = FindExact(size);
   if (block == kNone) return kNone;
   Unlink(block);

@@ -36,21 +36,21 @@ class ArenaAllocator {
   struct Node {
     uint64_t offset;
     uint64_t size;
-    Block before, after;        // neighbours in the arena
-    Block previous, next;       // neighbours in the free list, when free
+    Block before, after;   // neighbours in the arena
+    Block previous, next;  // neighbours in the free list, when free
     bool free;
   };
   static constexpr int kSubBits = 4;
   static constexpr size_t kSub = size_t{1} << kSubBits;
-  static constexpr size_t kLevels = 42;   // 64 B << 42 is beyond any machine
+  static constexpr size_t kLevels = 42;  // 64 B << 42 is beyond any machine
 
   struct Class {
     size_t level, sub;
   };
-  static Class ClassOf(uint64_t size);         // the class that holds holes of this size
-  static Class ClassAtLeast(uint64_t size);    // the first class whose every hole is large enough
+  static Class ClassOf(uint64_t size);       // the class that holds holes of this size
+  static Class ClassAtLeast(uint64_t size);  // the first class whose every hole is large enough
   Block FindIn(Class from) const;
-  Block FindExact(uint64_t size) const;        // searches the size's own class
+  Block FindExact(uint64_t size) const;  // searches the size's own class
   void Link(Block block);
   void Unlink(Block block);
   Block NewNode();
@@ -58,8 +58,8 @@ class ArenaAllocator {
   uint64_t capacity_;
   uint64_t used_ = 0;
   std::vector<Node> nodes_;
-  std::vector<Block> spare_;    // nodes_ entries not in use
-  uint64_t levels_ = 0;         // bit l: some class of level l is not empty
+  std::vector<Block> spare_;  // nodes_ entries not in use
+  uint64_t levels_ = 0;       // bit l: some class of level l is not empty
   std::array<uint32_t, kLevels> subs_{};
   std::array<std::array<Block, kSub>, kLevels> heads_;
 };

@@ -35,7 +35,7 @@ TEST(ArenaAllocator, RandomTraceNeverOverlapsAndMergesBack) {
     SplitMix64 rng(seed);
     const uint64_t capacity = 64 * (1 + rng.Below(20000));
     ArenaAllocator arena(capacity);
-    std::map<uint64_t, uint64_t> live;   // offset -> end
+    std::map<uint64_t, uint64_t> live;  // offset -> end
     std::vector<ArenaAllocator::Block> blocks;
     for (int step = 0; step < 5000; ++step) {
       if (rng.Below(5) < 3) {

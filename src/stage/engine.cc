@@ -22,7 +22,7 @@ constexpr uint64_t kFixedBytes = uint64_t{2} << 20;
 // Stack and thread-local pages a reader thread touches (measured: 12 to 20 KiB).
 constexpr uint64_t kThreadBytes = 24 << 10;
 constexpr size_t kEpochsKept = 1000;
-constexpr Nanos kSlice = 100 * kMilli;   // longest single sleep of any wait
+constexpr Nanos kSlice = 100 * kMilli;  // longest single sleep of any wait
 constexpr size_t kReapAtOnce = 64;
 
 uint64_t Tag(DatasetId dataset, SampleId sample) { return uint64_t{dataset} << 32 | sample; }
@@ -30,6 +30,12 @@ uint64_t Tag(DatasetId dataset, SampleId sample) { return uint64_t{dataset} << 3
 // A small budget cannot fill many reads anyway; do not spend it on stacks.
 size_t ThreadsFor(const EngineOptions& options, uint64_t budget) {
   return std::clamp<size_t>(budget / (uint64_t{512} << 10), 8, options.max_in_flight);
+}
+
+Status BadPosition(uint64_t position, uint32_t world) {
+  return Status(Code::kInvalidArgument,
+                StrCat("position ", position, " is not a multiple of the world size ", world,
+                       "; resume with the same global batch (batch_size times world size)"));
 }
 
 std::string MiB(uint64_t bytes) {
@@ -41,18 +47,21 @@ std::string MiB(uint64_t bytes) {
 
 Status EngineOptions::Validate() const {
   if (memory != 0 && memory < kMinimumBudget) {
-    return Status(Code::kInvalidArgument, StrCat("memory is ", memory, " bytes; an engine needs at least ",
-                                                 MiB(kMinimumBudget)));
+    return Status(
+        Code::kInvalidArgument,
+        StrCat("memory is ", memory, " bytes; an engine needs at least ", MiB(kMinimumBudget)));
   }
   if (max_in_flight < 1 || max_in_flight > 4096) {
-    return Status(Code::kInvalidArgument, StrCat("max_in_flight is ", max_in_flight, "; it takes 1 to 4096"));
+    return Status(Code::kInvalidArgument,
+                  StrCat("max_in_flight is ", max_in_flight, "; it takes 1 to 4096"));
   }
   if (in_flight > max_in_flight) {
     return Status(Code::kInvalidArgument,
                   StrCat("in_flight is ", in_flight, ", above max_in_flight ", max_in_flight));
   }
   if (copy_threads < 1 || copy_threads > 256) {
-    return Status(Code::kInvalidArgument, StrCat("copy_threads is ", copy_threads, "; it takes 1 to 256"));
+    return Status(Code::kInvalidArgument,
+                  StrCat("copy_threads is ", copy_threads, "; it takes 1 to 256"));
   }
   return Status();
 }
@@ -78,23 +87,28 @@ Engine::Engine(const EngineOptions& options, uint64_t budget, uint64_t arena_byt
     : options_(options),
       budget_(budget),
       fork_generation_(ForkGeneration()),
-      reads_total_(registry_.AddCounter("forebay_source_reads_total", "Reads finished by the source")),
-      read_bytes_total_(registry_.AddCounter("forebay_source_read_bytes_total", "Bytes read from the source")),
+      reads_total_(
+          registry_.AddCounter("forebay_source_reads_total", "Reads finished by the source")),
+      read_bytes_total_(
+          registry_.AddCounter("forebay_source_read_bytes_total", "Bytes read from the source")),
       read_errors_total_(registry_.AddCounter("forebay_source_errors_total",
                                               "Reads that failed after all retries")),
       read_retries_total_(registry_.AddCounter("forebay_source_retries_total",
                                                "Read attempts repeated after a passing error")),
       corrupt_total_(registry_.AddCounter("forebay_source_corrupt_samples_total",
                                           "Samples that arrived with other bytes than were read")),
-      samples_total_(registry_.AddCounter("forebay_stage_samples_total", "Samples handed to consumers")),
-      sample_bytes_total_(registry_.AddCounter("forebay_stage_sample_bytes_total",
-                                               "Bytes handed to consumers")),
+      samples_total_(
+          registry_.AddCounter("forebay_stage_samples_total", "Samples handed to consumers")),
+      sample_bytes_total_(
+          registry_.AddCounter("forebay_stage_sample_bytes_total", "Bytes handed to consumers")),
       changed_total_(registry_.AddCounter("forebay_source_changed_samples_total",
                                           "Samples whose bytes differ from an earlier read")),
       evicted_total_(registry_.AddCounter("forebay_stage_evicted_samples_total",
                                           "Kept samples given up for a waiting batch")),
-      arena_used_(registry_.AddGauge("forebay_stage_arena_used_bytes", "Bytes of the arena in use")),
-      arena_peak_(registry_.AddGauge("forebay_stage_arena_peak_bytes", "Most bytes of the arena in use")),
+      arena_used_(
+          registry_.AddGauge("forebay_stage_arena_used_bytes", "Bytes of the arena in use")),
+      arena_peak_(
+          registry_.AddGauge("forebay_stage_arena_peak_bytes", "Most bytes of the arena in use")),
       kept_bytes_(registry_.AddGauge("forebay_stage_kept_bytes", "Bytes the memory tier keeps")),
       in_flight_(registry_.AddGauge("forebay_source_in_flight_reads", "Source reads under way")),
       in_flight_limit_(registry_.AddGauge("forebay_source_in_flight_limit_reads",
@@ -107,10 +121,11 @@ Engine::Engine(const EngineOptions& options, uint64_t budget, uint64_t arena_byt
       scheduler_({.arena_bytes = arena_bytes, .keep = options.keep}),
       governor_({.minimum = std::min<size_t>(4, options.max_in_flight),
                  .maximum = options.max_in_flight,
-                 .initial = 32}) {
+                 .initial = 64}) {
   for (size_t i = 0; i < kStallCauses; ++i) {
-    stall_[i] = &registry_.AddCounter(StrCat("forebay_stall_", kStallCauseNames[i], "_nanoseconds_total"),
-                                      StrCat("Time consumers waited, charged to: ", kStallCauseNames[i]));
+    stall_[i] =
+        &registry_.AddCounter(StrCat("forebay_stall_", kStallCauseNames[i], "_nanoseconds_total"),
+                              StrCat("Time consumers waited, charged to: ", kStallCauseNames[i]));
   }
 }
 
@@ -127,7 +142,8 @@ Status Engine::Start() {
   }
   void* base = mmap(nullptr, arena_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE,
                     memfd_.get(), 0);
-  if (base == MAP_FAILED) return ErrnoStatus(errno, StrCat("mapping an arena of ", MiB(arena_bytes)));
+  if (base == MAP_FAILED)
+    return ErrnoStatus(errno, StrCat("mapping an arena of ", MiB(arena_bytes)));
   arena_ = Mapping(base, arena_bytes);
   // Huge pages spare page faults where the kernel allows them for shared memory; a refusal is fine.
   (void)madvise(base, arena_bytes, MADV_HUGEPAGE);
@@ -211,14 +227,14 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
   if (id == Scheduler::kNoRoom) {
     return Status(Code::kResourceExhausted,
                   StrCat("the tables of ", lengths.size(), " samples need ",
-                         MiB(Scheduler::MetadataBytes(lengths.size())), ", more than the budget of ",
-                         MiB(budget_), " has left; raise memory="));
+                         MiB(Scheduler::MetadataBytes(lengths.size())),
+                         ", more than the budget of ", MiB(budget_), " has left; raise memory="));
   }
   DatasetState state;
   state.catalog = std::move(catalog);
   state.source = std::move(source);
   datasets_.push_back(std::move(state));
-  WakeLoop();   // it polls the new source's descriptor from now on
+  WakeLoop();  // it polls the new source's descriptor from now on
   return id;
 }
 
@@ -229,10 +245,13 @@ Result<StreamId> Engine::OpenStream(const StreamOptions& options) {
   }
   MutexLock lock(mutex_);
   if (options.shape.dataset >= datasets_.size()) {
-    return Status(Code::kInvalidArgument, StrCat("data set ", options.shape.dataset, " does not exist"));
+    return Status(Code::kInvalidArgument,
+                  StrCat("data set ", options.shape.dataset, " does not exist"));
   }
   if (!options.declared) {
     FOREBAY_RETURN_IF_ERROR(options.sampler.Validate());
+    if (options.shape.first_position % options.sampler.world != 0)
+      return BadPosition(options.shape.first_position, options.sampler.world);
     const size_t size = datasets_[options.shape.dataset].catalog->size();
     if (options.sampler.size != size) {
       return Status(Code::kInvalidArgument, StrCat("the sampler is for ", options.sampler.size,
@@ -245,9 +264,14 @@ Result<StreamId> Engine::OpenStream(const StreamOptions& options) {
       copiers_.emplace_back([this](std::stop_token stop) { RunCopier(stop); });
     }
   }
+  const StreamId id = scheduler_.OpenStream(options.shape);
+  if (id == Scheduler::kNoStream) {
+    const Catalog& catalog = *datasets_[options.shape.dataset].catalog;
+    return TooLarge(2 * options.shape.batch_size * catalog.total_bytes() /
+                    std::max<size_t>(1, catalog.size()));
+  }
   streams_.emplace_back();
   streams_.back().options = options;
-  const StreamId id = scheduler_.OpenStream(options.shape);
   Collect();
   return id;
 }
@@ -280,10 +304,7 @@ Status Engine::Seek(StreamId id, uint64_t epoch, uint64_t position) {
   if (!found) return found.error();
   StreamState& state = **found;
   if (!state.options.declared && position % state.options.sampler.world != 0) {
-    return Status(Code::kInvalidArgument,
-                  StrCat("position ", position, " is not a multiple of the world size ",
-                         state.options.sampler.world,
-                         "; resume with the same global batch (batch_size times world size)"));
+    return BadPosition(position, state.options.sampler.world);
   }
   if (state.in_epoch) CloseEpoch(state, SteadyClock().Now());
   scheduler_.Seek(id, epoch, position);
@@ -366,8 +387,8 @@ void Engine::Account(StreamState& state, const BatchLoan& loan, Nanos now) {
   ++stats.batches;
   stats.samples += loan.samples.size();
   stats.bytes += bytes;
-  stats.batch_us.push_back(static_cast<uint32_t>(
-      std::min<Nanos>((now - state.last_handout) / kMicro, ~uint32_t{0})));
+  stats.batch_us.push_back(
+      static_cast<uint32_t>(std::min<Nanos>((now - state.last_handout) / kMicro, ~uint32_t{0})));
   state.last_handout = now;
   samples_total_.Add(loan.samples.size());
   sample_bytes_total_.Add(bytes);
@@ -378,7 +399,6 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
   FOREBAY_RETURN_IF_ERROR(Alive());
   const Nanos start = SteadyClock().Now();
   Nanos now = start;
-  Nanos blocked_since = -1;
   MutexLock lock(mutex_);
   const Result<StreamState*> found = FindStream(id);
   if (!found) return found.error();
@@ -418,22 +438,29 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
         if (state.epochs.back().batches == 0) state.epochs.pop_back();
         state.in_epoch = false;
         return TakeKind::kEndOfStream;
-      case Scheduler::Take::kFailed: return Failure(state, handout.failed);
-      case Scheduler::Take::kTooLarge: return TooLarge(handout.bytes);
-      case Scheduler::Take::kPending: break;
+      case Scheduler::Take::kFailed:
+        return Failure(state, handout.failed);
+      case Scheduler::Take::kTooLarge:
+        return TooLarge(handout.bytes);
+      case Scheduler::Take::kPending:
+        break;
+    }
+    if (scheduler_.OnlyReleaseHelps(id)) {
+      if (state.blocked_since < 0) state.blocked_since = now;
+      if (now - state.blocked_since > options_.release_wait) {
+        state.blocked_since = -1;
+        return HeldByLeases();
+      }
+    } else {
+      state.blocked_since = -1;
     }
     const Nanos left = wait - (now - start);
     if (left <= 0) return TakeKind::kPending;
-    if (scheduler_.OnlyReleaseHelps(id)) {
-      if (blocked_since < 0) blocked_since = now;
-      if (now - blocked_since > options_.release_wait) return HeldByLeases();
-    } else {
-      blocked_since = -1;
-    }
     // The wait is charged to what the batch lacks as the wait begins.
     const StallCause cause = scheduler_.WaitCause(id);
-    state.ready.wait_for(lock.native(), std::chrono::nanoseconds(std::min(left, kSlice)),
-                         [&]() NO_THREAD_SAFETY_ANALYSIS { return scheduler_.IsDue(id) || !state.open; });
+    state.ready.wait_for(
+        lock.native(), std::chrono::nanoseconds(std::min(left, kSlice)),
+        [&]() NO_THREAD_SAFETY_ANALYSIS { return scheduler_.IsDue(id) || !state.open; });
     const Nanos after = SteadyClock().Now();
     state.epochs.back().wait_ns[static_cast<size_t>(cause)] += after - now;
     stall_[static_cast<size_t>(cause)]->Add(static_cast<uint64_t>(after - now));
@@ -561,9 +588,10 @@ void Engine::Finished(DatasetState& dataset, SourceDone& done) {
         outbox_.push_back(place);
         return;
       }
-      done.status = Status(Code::kDataLoss, StrCat(dataset.catalog->root(), "/", dataset.catalog->SampleName(sample),
-                                                   ": the bytes that arrived do not match their checksum, ",
-                                                   kRereads + 1, " times in a row"));
+      done.status = Status(Code::kDataLoss,
+                           StrCat(dataset.catalog->root(), "/", dataset.catalog->SampleName(sample),
+                                  ": the bytes that arrived do not match their checksum, ",
+                                  kRereads + 1, " times in a row"));
     }
     rereads_.erase(done.tag);
   }
@@ -621,7 +649,8 @@ void Engine::RunLoop(std::stop_token stop) {
     for (DatasetState* dataset : datasets) {
       batch.clear();
       for (const ReadAction& read : dataset->backlog) {
-        batch.push_back({Tag(read.dataset, read.sample), read.sample,
+        batch.push_back({Tag(read.dataset, read.sample),
+                         read.sample,
                          {arena_.data() + read.offset, read.length}});
       }
       if (batch.empty()) continue;
@@ -671,10 +700,9 @@ void Engine::RunCopier(std::stop_token stop) {
     CopyAction work;
     {
       MutexLock lock(mutex_);
-      copy_ready_.wait_for(lock.native(), std::chrono::nanoseconds(kSlice),
-                           [&]() NO_THREAD_SAFETY_ANALYSIS {
-                             return stop.stop_requested() || !copy_work_.empty();
-                           });
+      copy_ready_.wait_for(
+          lock.native(), std::chrono::nanoseconds(kSlice),
+          [&]() NO_THREAD_SAFETY_ANALYSIS { return stop.stop_requested() || !copy_work_.empty(); });
       if (copy_work_.empty()) continue;
       work = std::move(copy_work_.front());
       copy_work_.pop_front();

@@ -33,12 +33,12 @@ namespace forebay {
 struct EngineOptions {
   // Bytes for everything the engine holds: arena, tables, stacks. 0: DefaultBudget().
   uint64_t memory = 0;
-  size_t max_in_flight = 256;     // source reads
-  size_t in_flight = 0;           // fixed number instead of the governor's; 0: governed
+  size_t max_in_flight = 256;  // source reads
+  size_t in_flight = 0;        // fixed number instead of the governor's; 0: governed
   PosixSourceOptions::Io io = PosixSourceOptions::Io::kAuto;
   size_t copy_threads = 2;
-  bool keep = true;               // samples stay in memory for later epochs
-  bool verify = false;            // check each sample's bytes once more as they arrive; costs a pass
+  bool keep = true;     // samples stay in memory for later epochs
+  bool verify = false;  // check each sample's bytes once more as they arrive; costs a pass
   // How long a consumer waits for memory that only its own unreleased batches hold.
   Nanos release_wait = 10 * kSecond;
   Status Validate() const;
@@ -59,7 +59,7 @@ struct BatchLoan {
   uint64_t epoch = 0;
   uint64_t index = 0;
   std::vector<SampleId> samples;
-  std::vector<uint64_t> offsets;     // into the arena
+  std::vector<uint64_t> offsets;  // into the arena
   std::vector<uint32_t> lengths;
 };
 
@@ -77,8 +77,8 @@ using EnginePtr = std::unique_ptr<Engine, EngineDelete>;
 class Engine {
  public:
   static Result<EnginePtr> Create(const EngineOptions& options);
-  // Stops the threads. Reads that hang in the kernel for more than two seconds are left behind with the
-  // memory they write to, so that a dead mount cannot hang the exit.
+  // Stops the threads. Reads that hang in the kernel for more than two seconds are left behind with
+  // the memory they write to, so that a dead mount cannot hang the exit.
   ~Engine();
 
   // `source` null: a posix source over the catalog.
@@ -91,11 +91,12 @@ class Engine {
   // Declared streams: one more epoch is known.
   Status Declare(StreamId stream, uint64_t epoch, std::vector<SampleId> order, bool last);
 
-  // Waits at most `wait` for the stream's next batch; kPending when it is not there by then. An error
-  // leaves the stream where it is: the next call tries the same batch again.
+  // Waits at most `wait` for the stream's next batch; kPending when it is not there by then. An
+  // error leaves the stream where it is: the next call tries the same batch again.
   Result<TakeKind> Take(StreamId stream, Nanos wait, BatchLoan* out);
   // One sample. `*lease` is kNoLease on the first call and names the pending request on later ones.
-  Result<TakeKind> Fetch(StreamId stream, SampleId sample, Nanos wait, LeaseId* lease, BatchLoan* out);
+  Result<TakeKind> Fetch(StreamId stream, SampleId sample, Nanos wait, LeaseId* lease,
+                         BatchLoan* out);
   Status Release(LeaseId lease);
 
   const std::byte* base() const { return arena_.data(); }
@@ -105,8 +106,8 @@ class Engine {
   std::shared_ptr<const Catalog> shared_catalog(DatasetId dataset) const;
   Registry& registry() { return registry_; }
   size_t dataset_count() const;
-  // For one driver that asks for many clients with no wait: after ArmProgress the descriptor becomes
-  // readable once, as soon as anything happens that may end a pending Take or Fetch.
+  // For one driver that asks for many clients with no wait: after ArmProgress the descriptor
+  // becomes readable once, as soon as anything happens that may end a pending Take or Fetch.
   int progress_fd() const { return progress_fd_.get(); }
   void ArmProgress() { progress_wanted_.store(true, std::memory_order_relaxed); }
   // kResourceExhausted while nothing but a Release can end the stream's wait.
@@ -122,9 +123,9 @@ class Engine {
 
  private:
   struct DatasetState {
-    std::shared_ptr<const Catalog> catalog;   // shared with the loaders that named it
+    std::shared_ptr<const Catalog> catalog;  // shared with the loaders that named it
     std::unique_ptr<Source> source;
-    std::deque<ReadAction> backlog;           // loop thread only
+    std::deque<ReadAction> backlog;  // loop thread only
     uint64_t reads = 0;
     uint64_t read_bytes = 0;
   };
@@ -136,6 +137,7 @@ class Engine {
     bool in_epoch = false;
     Nanos epoch_start = 0;
     Nanos last_handout = 0;
+    Nanos blocked_since = -1;  // across calls: a caller may wait in short slices
     uint64_t reads_at_start = 0;
     uint64_t bytes_at_start = 0;
   };
@@ -202,12 +204,13 @@ class Engine {
   std::deque<OrderAction> order_work_ GUARDED_BY(mutex_);
   std::deque<CopyAction> copy_work_ GUARDED_BY(mutex_);
   std::map<std::pair<DatasetId, SampleId>, Status> failures_ GUARDED_BY(mutex_);
-  std::map<uint64_t, int> rereads_ GUARDED_BY(mutex_);   // by tag: reads repeated for corrupt bytes
+  std::map<uint64_t, int> rereads_ GUARDED_BY(mutex_);  // by tag: reads repeated for corrupt bytes
   std::condition_variable order_ready_;
   std::condition_variable copy_ready_;
   bool loop_awake_ GUARDED_BY(mutex_) = true;
   bool copiers_started_ GUARDED_BY(mutex_) = false;
-  // Ordered by mutex_: the driver arms before it asks, events signal after they changed the scheduler.
+  // Ordered by mutex_: the driver arms before it asks, events signal after they changed the
+  // scheduler.
   std::atomic<bool> progress_wanted_{false};
 
   std::jthread loop_;

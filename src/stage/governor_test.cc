@@ -38,7 +38,7 @@ TEST(ReadGovernor, ReopensWhenTheStorageSlowsDown) {
   ReadGovernor governor({4, 256, 16});
   Drive(governor, 20, 1e6, 3000, true);
   EXPECT_LE(governor.limit(), 64u);
-  Drive(governor, 1e9, 20e6, 3000, true);   // latency up, but no queue: parallelism helps again
+  Drive(governor, 1e9, 20e6, 3000, true);  // latency up, but no queue: parallelism helps again
   EXPECT_EQ(governor.limit(), 256u);
 }
 

@@ -17,8 +17,7 @@ constexpr size_t kPlanStep = 4096;
 
 }  // namespace
 
-Scheduler::Scheduler(const Options& options)
-    : options_(options), arena_(options.arena_bytes) {}
+Scheduler::Scheduler(const Options& options) : options_(options), arena_(options.arena_bytes) {}
 
 DatasetId Scheduler::AddDataset(std::span<const uint32_t> lengths, uint64_t metadata_bytes) {
   if (metadata_bytes > 0) {
@@ -44,6 +43,7 @@ StreamId Scheduler::OpenStream(const StreamShape& shape) {
   stream.shape = shape;
   stream.next_epoch = shape.first_epoch;
   stream.next_first_position = shape.first_position;
+  if (shape.contiguous && !MakeRegion(stream)) return kNoStream;
   streams_.push_back(std::move(stream));
   ChooseStaging();
   const auto id = static_cast<StreamId>(streams_.size() - 1);
@@ -51,11 +51,43 @@ StreamId Scheduler::OpenStream(const StreamShape& shape) {
   return id;
 }
 
+bool Scheduler::MakeRegion(Stream& stream) {
+  const uint64_t batch = stream.shape.batch_size * datasets_[stream.shape.dataset].mean_rounded;
+  const uint64_t usable = UsableBytes();
+  // Batches differ in size; a quarter more than the mean leaves few of them waiting.
+  uint64_t bytes = std::min(usable / 2, (kCopyDepth + 2) * (batch + batch / 4));
+  // Pinned samples of other streams may stand in the way of the whole of it.
+  for (; bytes >= 2 * batch; bytes -= bytes / 8 + 1) {
+    if (!MakeRoom(bytes, ~StreamId{0})) continue;
+    stream.region = arena_.Allocate(bytes);
+    stream.copies = ArenaAllocator(arena_.size(stream.region));
+    return true;
+  }
+  return false;
+}
+
+// Room for single samples.
+uint64_t Scheduler::UsableBytes() const {
+  uint64_t usable = arena_.capacity() - metadata_bytes_;
+  for (const Stream& stream : streams_) {
+    if (stream.region != ArenaAllocator::kNone) usable -= arena_.size(stream.region);
+  }
+  return usable;
+}
+
+void Scheduler::FreeRegionIfUnused(Stream& stream) {
+  if (stream.open || stream.leases != 0 || stream.region == ArenaAllocator::kNone) return;
+  arena_.Free(stream.region);
+  stream.region = ArenaAllocator::kNone;
+  ++frees_;
+}
+
 void Scheduler::CloseStream(StreamId id) {
   Stream& stream = streams_[id];
   DropWaiting(stream);
   Unplan(stream);
   stream.open = false;
+  FreeRegionIfUnused(stream);
   ++stream.generation;
   ChooseStaging();
 }
@@ -106,30 +138,26 @@ void Scheduler::ExtendOrder(StreamId id, uint64_t generation, uint64_t epoch,
 // ---- memory ----------------------------------------------------------------------------------
 
 void Scheduler::ChooseStaging() {
-  ++frees_;   // shares change: what was blocked may go on
+  ++frees_;  // shares change: what was blocked may go on
   if (options_.staging_bytes != 0) {
     staging_bytes_ = std::min(options_.staging_bytes, arena_.capacity());
     return;
   }
   uint64_t batches = 0;
-  bool contiguous = false;
   for (const Stream& stream : streams_) {
     if (!stream.open) continue;
-    const uint64_t batch = stream.shape.batch_size * datasets_[stream.shape.dataset].mean_rounded;
-    // A contiguous stream holds copies beside the samples.
-    batches += stream.shape.contiguous ? (kCopyDepth + 2) * batch : 4 * batch;
-    contiguous |= stream.shape.contiguous;
+    batches += 4 * stream.shape.batch_size * datasets_[stream.shape.dataset].mean_rounded;
   }
   uint64_t everything = 0;
   for (const Dataset& dataset : datasets_) everything += dataset.rounded_bytes;
-  const uint64_t usable = arena_.capacity() - metadata_bytes_;
-  if (everything <= usable && !contiguous) {
-    staging_bytes_ = 0;   // every sample is kept where it lands
+  const uint64_t usable = UsableBytes();
+  const uint64_t regions = arena_.capacity() - metadata_bytes_ - usable;
+  if (everything <= usable) {
+    staging_bytes_ = regions;  // every sample is kept where it lands
     return;
   }
   constexpr uint64_t kFloor = uint64_t{64} << 20;
-  staging_bytes_ = std::min(usable / 2, std::max(batches, kFloor));
-  if (everything + batches <= usable) staging_bytes_ = batches;
+  staging_bytes_ = regions + std::min(usable / 2, std::max(batches, kFloor));
 }
 
 uint64_t Scheduler::keep_quota() const {
@@ -262,18 +290,42 @@ void Scheduler::Unpin(const Lease& lease) {
   }
 }
 
-// Unpins what a younger stream's waiting lease has gathered; it will be read again for it.
+// A waiting consumer may take from leases that nobody waits for yet, and from those of younger
+// streams. A complete one is left alone: its consumer is about to take it.
+bool Scheduler::MayStealFrom(const Lease& lease, StreamId for_stream) const {
+  if (lease.handed_out || lease.copying || lease.released) return false;
+  return !lease.wanted || (lease.stream > for_stream && !lease.ready());
+}
+
+// Unpins what a lease has gathered; it will be read again for it.
 bool Scheduler::StealOne(StreamId for_stream) {
-  for (auto it = pending_.rbegin(); it != pending_.rend(); ++it) {
-    Lease& lease = leases_.at(*it);
-    if (lease.stream <= for_stream || lease.handed_out) continue;
-    if (lease.copying || lease.missing.size() == lease.samples.size()) continue;
-    Unpin(lease);
-    lease.missing = lease.samples;
-    streams_[lease.stream].due = true;
-    return true;
+  if (!may_steal_) return false;
+  for (const bool wanted : {false, true}) {
+    for (auto it = pending_.rbegin(); it != pending_.rend(); ++it) {
+      Lease& lease = leases_.at(*it);
+      if (lease.wanted != wanted || !MayStealFrom(lease, for_stream)) continue;
+      if (lease.missing.size() == lease.samples.size()) continue;
+      Unpin(lease);
+      lease.missing = lease.samples;
+      streams_[lease.stream].due = true;
+      return true;
+    }
   }
   return false;
+}
+
+// Whether a lease must let others go first. While a consumer finds no room, whoever comes after it
+// starts nothing, so that what is under way runs out and its memory can be had in one piece. When
+// nothing is under way only a release helps the one, and the others may go on.
+bool Scheduler::MustYield(const Lease& lease) const {
+  bool busy = in_flight_ != 0 || !urgent_.empty();
+  bool starving = false;
+  for (LeaseId id : pending_) {
+    const Lease& other = leases_.at(id);
+    busy |= other.copying;
+    starving |= &other != &lease && other.blocked && (!lease.wanted || other.stream < lease.stream);
+  }
+  return starving && (busy || !lease.wanted);
 }
 
 // ---- look-ahead ------------------------------------------------------------------------------
@@ -338,7 +390,7 @@ bool Scheduler::AdvanceCursor(Stream& stream, ReadAction* out, size_t* budget) {
     Entry& e = entry(d, s);
     if (stream.shape.itemised) {
       int32_t& balance = stream.outstanding[s];
-      if (balance < 0) {       // fetched before it was planned
+      if (balance < 0) {  // fetched before it was planned
         if (++balance == 0) stream.outstanding.erase(s);
         ++stream.cursor;
         --*budget;
@@ -375,16 +427,25 @@ void Scheduler::NextReads(size_t limit, std::vector<ReadAction>* out) {
     ++counters_.reads;
     counters_.read_bytes += action.length;
   };
+  std::vector<LeaseId> blocked;
+  for (LeaseId id : pending_) {
+    if (leases_.at(id).blocked) blocked.push_back(id);
+  }
+  std::stable_sort(blocked.begin(), blocked.end(), [&](LeaseId a, LeaseId b) {
+    return leases_.at(a).stream < leases_.at(b).stream;
+  });
   bool starving = false;
-  for (size_t i = 0; i < pending_.size(); ++i) {
-    const LeaseId id = pending_[i];
+  // Here for room that has come free; to take from other leases is for a consumer that asks right
+  // now.
+  may_steal_ = false;
+  for (LeaseId id : blocked) {
     Lease& lease = leases_.at(id);
-    if (!lease.blocked) continue;
     if (!lease.missing.empty()) AskMissing(id, lease);
     StartCopyIfDue(id, lease);
     if (lease.ready()) streams_[lease.stream].due = true;
     starving |= lease.blocked;
   }
+  may_steal_ = true;
   // Leases wait for these: they go first, and past the limit.
   while (!urgent_.empty()) {
     start(urgent_.front());
@@ -408,11 +469,13 @@ void Scheduler::NextReads(size_t limit, std::vector<ReadAction>* out) {
 
 // ---- leases ----------------------------------------------------------------------------------
 
-// Starts reads for what a lease misses and nobody reads yet. Only the lease that its stream hands out
-// next makes room for itself; while it cannot, look-ahead stands still.
-void Scheduler::AskMissing(LeaseId id, Lease& lease) {
-  const std::deque<LeaseId>& queue = streams_[lease.stream].queue;
-  const bool first = queue.empty() || queue.front() == id;
+// Starts reads for what a lease misses and nobody reads yet. Only a lease that a consumer waits for
+// makes room for itself; while it cannot, look-ahead stands still.
+void Scheduler::AskMissing(LeaseId, Lease& lease) {
+  if (MustYield(lease)) {
+    lease.blocked = lease.wanted;
+    return;
+  }
   lease.blocked = false;
   for (size_t i = 0; i < lease.missing.size();) {
     const SampleId s = lease.missing[i];
@@ -425,8 +488,17 @@ void Scheduler::AskMissing(LeaseId id, Lease& lease) {
     }
     if (e.state == State::kReading) e.flags |= kUrgent;
     if (e.state == State::kAbsent && !(e.flags & kFailedNow)) {
-      if (!Place(lease.dataset, s, first, lease.stream)) {
-        lease.blocked = first;
+      if (!Place(lease.dataset, s, lease.wanted, lease.stream)) {
+        // Its own samples may lie so that no hole is left for the last one: once, it starts over.
+        if (lease.wanted && !lease.restarted && in_flight_ == 0 && urgent_.empty() &&
+            lease.missing.size() < lease.samples.size()) {
+          lease.restarted = true;
+          Unpin(lease);
+          lease.missing = lease.samples;
+          i = 0;
+          continue;
+        }
+        lease.blocked = lease.wanted;
         return;
       }
       const Entry& placed = entry(lease.dataset, s);
@@ -466,6 +538,7 @@ LeaseId Scheduler::MakeBatchLease(StreamId id, Stream& stream) {
   lease.copy_wanted = stream.shape.contiguous;
   const LeaseId lease_id = next_lease_++;
   leased_bytes_ += lease.bytes;
+  ++stream.leases;
   const bool pending = !lease.missing.empty() || lease.copy_wanted;
   leases_.emplace(lease_id, std::move(lease));
   if (pending) pending_.push_back(lease_id);
@@ -476,21 +549,20 @@ void Scheduler::StartCopyIfDue(LeaseId id, Lease& lease) {
   if (!lease.missing.empty() || !lease.copy_wanted || lease.copying) return;
   uint64_t bytes = 0;
   for (SampleId s : lease.samples) bytes += entry(lease.dataset, s).length;
-  lease.block = arena_.Allocate(bytes);
-  if (lease.block == ArenaAllocator::kNone) {
-    const bool first = streams_[lease.stream].queue.front() == id;
-    if (!first || !MakeRoom(bytes, lease.stream)) {
-      lease.blocked = first;
-      return;
-    }
-    lease.block = arena_.Allocate(bytes);
-  }
+  Stream& stream = streams_[lease.stream];
   lease.blocked = false;
+  // Copies are made in order, so an earlier one's release makes room for this one.
+  for (LeaseId before : stream.queue) {
+    if (before == id) break;
+    if (leases_.at(before).block == ArenaAllocator::kNone) return;
+  }
+  lease.block = stream.copies.Allocate(bytes);
+  if (lease.block == ArenaAllocator::kNone) return;
   lease.copying = true;
   lease.copy_wanted = false;
   CopyAction copy;
   copy.lease = id;
-  copy.dest = arena_.offset(lease.block);
+  copy.dest = arena_.offset(stream.region) + stream.copies.offset(lease.block);
   for (SampleId s : lease.samples) {
     const Entry& e = entry(lease.dataset, s);
     copy.from.push_back(e.offset);
@@ -523,7 +595,10 @@ void Scheduler::Fill(const Lease& lease, Handout* out) const {
   const size_t n = lease.samples.size();
   out->offsets.resize(n);
   out->lengths.resize(n);
-  uint64_t at = lease.block == ArenaAllocator::kNone ? 0 : arena_.offset(lease.block);
+  const Stream& stream = streams_[lease.stream];
+  uint64_t at = lease.block == ArenaAllocator::kNone
+                    ? 0
+                    : arena_.offset(stream.region) + stream.copies.offset(lease.block);
   for (size_t i = 0; i < n; ++i) {
     const Entry& e = entry(lease.dataset, lease.samples[i]);
     out->lengths[i] = e.length;
@@ -540,7 +615,7 @@ bool Scheduler::FindFailure(Lease& lease, Handout* out) {
   for (SampleId s : lease.missing) {
     Entry& e = entry(lease.dataset, s);
     if (!(e.flags & kFailedNow)) continue;
-    e.flags &= static_cast<uint8_t>(~kFailedNow);   // the next ask reads again
+    e.flags &= static_cast<uint8_t>(~kFailedNow);  // the next ask reads again
     out->failed = s;
     out->epoch = lease.epoch;
     out->index = lease.index;
@@ -550,12 +625,13 @@ bool Scheduler::FindFailure(Lease& lease, Handout* out) {
 }
 
 Scheduler::Take Scheduler::Finish(LeaseId id, Lease& lease, Handout* out) {
-  const uint64_t usable = arena_.capacity() - metadata_bytes_;
-  if (lease.bytes > usable ||
-      (streams_[lease.stream].shape.contiguous && 2 * lease.bytes > usable)) {
+  const uint64_t usable = UsableBytes();
+  const Stream& own = streams_[lease.stream];
+  if (lease.bytes > usable || (own.shape.contiguous && lease.bytes > own.copies.capacity())) {
     out->bytes = lease.bytes;
     return Take::kTooLarge;
   }
+  lease.wanted = true;
   if (!lease.missing.empty()) {
     if (FindFailure(lease, out)) return Take::kFailed;
     AskMissing(id, lease);
@@ -657,6 +733,7 @@ Scheduler::Take Scheduler::FetchSample(StreamId id, SampleId sample, LeaseId* le
     }
     *lease_id = next_lease_++;
     leased_bytes_ += lease.bytes;
+    ++stream.leases;
     if (!lease.missing.empty()) pending_.push_back(*lease_id);
     leases_.emplace(*lease_id, std::move(lease));
   }
@@ -667,14 +744,14 @@ Scheduler::Take Scheduler::FetchSample(StreamId id, SampleId sample, LeaseId* le
 void Scheduler::Drop(LeaseId id) {
   auto it = leases_.find(id);
   Lease& lease = it->second;
-  if (lease.block != ArenaAllocator::kNone) {
-    arena_.Free(lease.block);
-    ++frees_;
-  }
+  Stream& own = streams_[lease.stream];
+  if (lease.block != ArenaAllocator::kNone) own.copies.Free(lease.block);
   leased_bytes_ -= lease.bytes;
+  --own.leases;
   leases_.erase(it);
+  FreeRegionIfUnused(own);
   for (Stream& stream : streams_) {
-    if (!stream.queue.empty()) stream.due = true;   // room may have come free for it
+    if (!stream.queue.empty()) stream.due = true;  // room may have come free for it
   }
 }
 
@@ -682,13 +759,12 @@ void Scheduler::Release(LeaseId id) {
   auto it = leases_.find(id);
   if (it == leases_.end()) return;
   Lease& lease = it->second;
-  if (lease.copying) {      // the copier still reads and writes: the end of the copy frees
+  if (lease.copying) {  // the copier still reads and writes: the end of the copy frees
     lease.released = true;
     return;
   }
-  if (lease.block == ArenaAllocator::kNone) {
-    Unpin(lease);
-  }
+  // Once the copy is made the samples are no longer pinned.
+  if (lease.block == ArenaAllocator::kNone) Unpin(lease);
   if (!lease.handed_out) std::erase(pending_, id);
   Drop(id);
 }
@@ -711,7 +787,7 @@ void Scheduler::OnReadDone(DatasetId d, SampleId s, bool ok, uint32_t crc) {
       }
       ++counters_.changed;
     } else if (e.flags & kSuspect) {
-      ++counters_.changed;   // twice the same new bytes: the file has changed
+      ++counters_.changed;  // twice the same new bytes: the file has changed
     }
     known = crc;
     e.flags |= kCrcKnown;
@@ -821,13 +897,13 @@ std::string Scheduler::CheckInvariants() const {
   uint64_t leased = 0;
   for (const auto& [id, lease] : leases_) {
     leased += lease.bytes;
-    if (lease.block != ArenaAllocator::kNone) used += arena_.size(lease.block);
     if (lease.block != ArenaAllocator::kNone && !lease.copying) continue;
     for (SampleId s : lease.samples) ++pins[lease.dataset][s];
     for (SampleId s : lease.missing) --pins[lease.dataset][s];
   }
   if (leased != leased_bytes_) return "leased bytes do not add up";
   for (const Stream& stream : streams_) {
+    if (stream.region != ArenaAllocator::kNone) used += arena_.size(stream.region);
     if (stream.shape.itemised) {
       for (const auto& [s, n] : stream.outstanding) {
         if (n > 0) ahead[stream.shape.dataset][s] += static_cast<uint32_t>(n);

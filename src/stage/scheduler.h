@@ -12,9 +12,10 @@
 // have more hits an epoch than the tier has room.
 //
 // A lease is made when a consumer asks and becomes ready when its last sample has arrived. What it
-// misses is read ahead of everything else. When memory is short for it, room is made, in this order:
-// look-ahead farthest from use is taken back, the memory tier gives up samples, leases of younger
-// streams that still wait give up theirs. So the oldest waiting stream always gets on.
+// misses is read ahead of everything else. When memory is short for it, room is made, in this
+// order: look-ahead farthest from use is taken back, the memory tier gives up samples, leases that
+// nobody waits for yet give up theirs, then those of younger streams. While a consumer finds no
+// room, younger ones start nothing. So the oldest waiting stream always gets on.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +39,7 @@ inline constexpr LeaseId kNoLease = 0;
 struct ReadAction {
   DatasetId dataset = 0;
   SampleId sample = 0;
-  uint64_t offset = 0;     // in the arena
+  uint64_t offset = 0;  // in the arena
   uint32_t length = 0;
 };
 
@@ -53,47 +54,48 @@ struct CopyAction {
 struct OrderAction {
   StreamId stream = 0;
   uint64_t epoch = 0;
-  uint64_t first_position = 0;   // global position to start from
-  uint64_t generation = 0;       // an answer for an older generation is ignored
+  uint64_t first_position = 0;  // global position to start from
+  uint64_t generation = 0;      // an answer for an older generation is ignored
 };
 
 struct StreamShape {
   DatasetId dataset = 0;
   uint32_t batch_size = 1;
-  bool drop_last = false;     // drop an epoch's last batch when it is not full
-  bool contiguous = false;    // batches are copied into one piece, ahead of time
-  bool itemised = false;      // samples are fetched one by one, in roughly the declared order
+  bool drop_last = false;   // drop an epoch's last batch when it is not full
+  bool contiguous = false;  // batches are copied into one piece, ahead of time
+  bool itemised = false;    // samples are fetched one by one, in roughly the declared order
   uint64_t first_epoch = 0;
   uint64_t first_position = 0;
-  uint64_t epochs = 0;        // 0: the horizon is extended without end
+  uint64_t epochs = 0;  // 0: the horizon is extended without end
 };
 
 class Scheduler {
  public:
   struct Options {
     uint64_t arena_bytes = 0;
-    uint64_t staging_bytes = 0;   // share that stays free of kept samples; 0: chosen from the streams
-    bool keep = true;             // false: no memory tier (every sample is read for each use)
+    uint64_t staging_bytes =
+        0;             // share that stays free of kept samples; 0: chosen from the streams
+    bool keep = true;  // false: no memory tier (every sample is read for each use)
   };
   enum class Take : uint8_t { kReady, kPending, kEndOfEpoch, kEndOfStream, kFailed, kTooLarge };
 
-  struct Handout {                // what a ready lease gives
+  struct Handout {  // what a ready lease gives
     LeaseId lease = kNoLease;
     uint64_t epoch = 0;
-    uint64_t index = 0;           // of the batch in its epoch
+    uint64_t index = 0;  // of the batch in its epoch
     std::vector<SampleId> samples;
     std::vector<uint64_t> offsets;
     std::vector<uint32_t> lengths;
-    SampleId failed = 0;          // with kFailed
-    uint64_t bytes = 0;           // with kTooLarge: what the batch needs
+    SampleId failed = 0;  // with kFailed
+    uint64_t bytes = 0;   // with kTooLarge: what the batch needs
   };
 
   struct Counters {
     uint64_t reads = 0, read_bytes = 0, failed_reads = 0;
-    uint64_t hits = 0, hit_bytes = 0;       // resident when asked for
-    uint64_t evicted = 0;                   // kept samples given up
-    uint64_t retracted = 0;                 // look-ahead taken back
-    uint64_t changed = 0;                   // samples whose bytes differ from an earlier read
+    uint64_t hits = 0, hit_bytes = 0;  // resident when asked for
+    uint64_t evicted = 0;              // kept samples given up
+    uint64_t retracted = 0;            // look-ahead taken back
+    uint64_t changed = 0;              // samples whose bytes differ from an earlier read
   };
 
   explicit Scheduler(const Options& options);
@@ -102,6 +104,8 @@ class Scheduler {
   // against the same budget. kNoRoom when they do not fit.
   static constexpr DatasetId kNoRoom = ~DatasetId{0};
   DatasetId AddDataset(std::span<const uint32_t> lengths, uint64_t metadata_bytes = 0);
+  // kNoStream when a contiguous stream finds no room for two batches of its own.
+  static constexpr StreamId kNoStream = ~StreamId{0};
   StreamId OpenStream(const StreamShape& shape);
   // Forgets the stream's window; its leases stay valid until released.
   void CloseStream(StreamId stream);
@@ -115,10 +119,11 @@ class Scheduler {
   uint64_t generation(StreamId stream) const { return streams_.at(stream).generation; }
 
   // The stream's next batch. kPending: ask again after the next event (the lease is being filled).
-  // kEndOfEpoch is returned once between epochs. Fills `out` with kReady and kFailed; after kFailed the
-  // next call tries the same batch again.
+  // kEndOfEpoch is returned once between epochs. Fills `out` with kReady and kFailed; after kFailed
+  // the next call tries the same batch again.
   Take TakeBatch(StreamId stream, Handout* out);
-  // One sample by number. `*lease` is kNoLease at first, and names the pending lease on later calls.
+  // One sample by number. `*lease` is kNoLease at first, and names the pending lease on later
+  // calls.
   Take FetchSample(StreamId stream, SampleId sample, LeaseId* lease, Handout* out);
   // Gives back a ready lease, or cancels a pending one.
   void Release(LeaseId lease);
@@ -165,11 +170,11 @@ class Scheduler {
   enum class State : uint8_t { kAbsent, kReading, kResident };
   // Entry flags.
   static constexpr uint8_t kKept = 1;
-  static constexpr uint8_t kUrgent = 2;     // the read under way was asked for by a lease
-  static constexpr uint8_t kFailedSoon = 4; // look-ahead read failed; the lease will try again
-  static constexpr uint8_t kFailedNow = 8;  // an urgent read failed; the lease reports it
+  static constexpr uint8_t kUrgent = 2;      // the read under way was asked for by a lease
+  static constexpr uint8_t kFailedSoon = 4;  // look-ahead read failed; the lease will try again
+  static constexpr uint8_t kFailedNow = 8;   // an urgent read failed; the lease reports it
   static constexpr uint8_t kCrcKnown = 16;
-  static constexpr uint8_t kSuspect = 32;   // the last read's checksum differed; read once more
+  static constexpr uint8_t kSuspect = 32;  // the last read's checksum differed; read once more
 
   struct Entry {
     uint64_t offset = 0;
@@ -188,7 +193,7 @@ class Scheduler {
     std::vector<uint32_t> crcs;
     uint64_t rounded_bytes = 0;
     uint64_t mean_rounded = 0;
-    SampleId clock_hand = 0;     // where the search for a kept sample to give up goes on
+    SampleId clock_hand = 0;  // where the search for a kept sample to give up goes on
   };
   struct Epoch {
     uint64_t epoch = 0;
@@ -200,37 +205,44 @@ class Scheduler {
     uint64_t epoch = 0;
     uint64_t index = 0;
     std::vector<SampleId> samples;
-    std::vector<SampleId> missing;    // not pinned yet; a repeated sample stands here repeatedly
+    std::vector<SampleId> missing;  // not pinned yet; a repeated sample stands here repeatedly
     uint64_t bytes = 0;
-    ArenaAllocator::Block block = ArenaAllocator::kNone;   // contiguous copy
-    bool blocked = false;             // found no room for what it misses
+    ArenaAllocator::Block block = ArenaAllocator::kNone;  // contiguous copy, in its stream's region
+    bool wanted = false;                                  // a consumer asked for it
+    bool blocked = false;                                 // wanted, and found no room
+    bool restarted = false;  // has given up its samples to gather them anew
     bool copy_wanted = false;
     bool copying = false;
     bool handed_out = false;
-    bool released = false;            // given back while its copy was under way
+    bool released = false;  // given back while its copy was under way
     bool ready() const { return missing.empty() && !copy_wanted && !copying; }
   };
   struct Stream {
     StreamShape shape;
     bool open = true;
-    bool last_known = false;          // the horizon ends with the last of `epochs`
+    bool last_known = false;  // the horizon ends with the last of `epochs`
     bool order_asked = false;
     uint64_t next_epoch = 0;
-    uint64_t next_first_position = 0; // only the first epoch after a Seek starts inside
+    uint64_t next_first_position = 0;  // only the first epoch after a Seek starts inside
     uint64_t generation = 1;
     std::deque<Epoch> epochs;
-    uint64_t taken = 0;               // positions of epochs.front() that leases have
+    uint64_t taken = 0;  // positions of epochs.front() that leases have
     uint64_t batch_index = 0;
-    size_t cursor_epoch = 0;          // look-ahead: next position to plan
+    size_t cursor_epoch = 0;  // look-ahead: next position to plan
     uint64_t cursor = 0;
-    uint64_t blocked_at = 0;          // value of frees_ when look-ahead last found no room
-    std::deque<LeaseId> queue;        // leases not handed out yet, in order (contiguous: several)
+    uint64_t blocked_at = 0;    // value of frees_ when look-ahead last found no room
+    std::deque<LeaseId> queue;  // leases not handed out yet, in order (contiguous: several)
     bool due = false;
+    // Contiguous streams copy into a region of their own: holes between single samples would hardly
+    // ever be as large as a batch.
+    ArenaAllocator::Block region = ArenaAllocator::kNone;
+    ArenaAllocator copies{0};
+    size_t leases = 0;
     // Itemised streams: planned minus fetched, by sample.
     std::unordered_map<SampleId, int32_t> outstanding;
     uint64_t fetched = 0;
 
-    uint64_t window() const {         // positions planned and not taken
+    uint64_t window() const {  // positions planned and not taken
       if (shape.itemised) return outstanding.size();
       return cursor_epoch == 0 ? cursor - taken : epochs[0].order.size() - taken + cursor;
     }
@@ -240,6 +252,9 @@ class Scheduler {
   const Entry& entry(DatasetId d, SampleId s) const { return datasets_[d].entries[s]; }
 
   void ChooseStaging();
+  bool MakeRegion(Stream& stream);
+  uint64_t UsableBytes() const;
+  void FreeRegionIfUnused(Stream& stream);
   uint64_t keep_quota() const;
   void MaybeFree(DatasetId d, SampleId s);
   void FreeBlock(DatasetId d, SampleId s);
@@ -247,7 +262,9 @@ class Scheduler {
   bool MakeRoom(uint64_t bytes, StreamId for_stream);
   bool RetractOne();
   bool EvictOne();
+  bool MayStealFrom(const Lease& lease, StreamId for_stream) const;
   bool StealOne(StreamId for_stream);
+  bool MustYield(const Lease& lease) const;
   void Unplan(Stream& stream);
   void UnplanPosition(Stream& stream, SampleId s);
   void DropWaiting(Stream& stream);
@@ -270,14 +287,15 @@ class Scheduler {
   uint64_t metadata_bytes_ = 0;
   uint64_t leased_bytes_ = 0;
   size_t in_flight_ = 0;
-  uint64_t frees_ = 1;                // blocks freed so far: tells a stream that room may be there
+  bool may_steal_ = true;
+  uint64_t frees_ = 1;  // blocks freed so far: tells a stream that room may be there
   std::vector<Dataset> datasets_;
   std::vector<Stream> streams_;
-  StreamId next_stream_ = 0;          // round robin
+  StreamId next_stream_ = 0;  // round robin
   std::unordered_map<LeaseId, Lease> leases_;
-  std::vector<LeaseId> pending_;      // leases with something missing
+  std::vector<LeaseId> pending_;  // leases with something missing, by number
   LeaseId next_lease_ = 1;
-  std::deque<ReadAction> urgent_;     // placed, not yet handed to the driver
+  std::deque<ReadAction> urgent_;  // placed, not yet handed to the driver
   std::vector<CopyAction> copies_;
   std::vector<OrderAction> orders_;
   Counters counters_;

@@ -1,5 +1,5 @@
-// Drives the scheduler in virtual time: reads finish after seeded delays, consumers take and give back
-// batches, and an oracle checks order, residency and every invariant.
+// Drives the scheduler in virtual time: reads finish after seeded delays, consumers take and give
+// back batches, and an oracle checks order, residency and every invariant.
 #include "stage/scheduler.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +49,8 @@ class World {
       EXPECT_EQ(r.length, lengths_[r.dataset][r.sample]);
       EXPECT_TRUE(reading_.insert({r.dataset, r.sample}).second) << "read twice at once";
       ++read_count_[{r.dataset, r.sample}];
-      events_.push({now_ + 1 + static_cast<int64_t>(rng_.Below(1000)), r.dataset, r.sample, kNoLease});
+      events_.push(
+          {now_ + 1 + static_cast<int64_t>(rng_.Below(1000)), r.dataset, r.sample, kNoLease});
     }
     for (const CopyAction& c : scheduler_.NextCopies()) {
       events_.push({now_ + 1 + static_cast<int64_t>(rng_.Below(50)), 0, 0, c.lease});
@@ -86,9 +87,9 @@ class World {
     }
     ADD_FAILURE() << "no progress: in flight " << scheduler_.in_flight() << ", used "
                   << scheduler_.used_bytes() << " of " << scheduler_.capacity() << ", retracted "
-                  << scheduler_.counters().retracted << ", evicted " << scheduler_.counters().evicted
-                  << ", reads " << scheduler_.counters().reads << ", cause "
-                  << static_cast<int>(scheduler_.WaitCause(id)) << ", stream " << id;
+                  << scheduler_.counters().retracted << ", evicted "
+                  << scheduler_.counters().evicted << ", reads " << scheduler_.counters().reads
+                  << ", cause " << static_cast<int>(scheduler_.WaitCause(id)) << ", stream " << id;
     return Take::kPending;
   }
 
@@ -167,7 +168,8 @@ TEST(Scheduler, SourceBytesMeetTheLowerBoundWhenHalfFits) {
     ASSERT_TRUE(t == Take::kReady || t == Take::kEndOfEpoch);
     if (t == Take::kReady) world.scheduler().Release(h.lease);
   }
-  // Capacity is at least the kept share, at most the whole arena (staging may carry over an epoch's end).
+  // Capacity is at least the kept share, at most the whole arena (staging may carry over an epoch's
+  // end).
   EXPECT_LE(world.scheduler().counters().reads, n + 4 * (n / 2));
   EXPECT_GE(world.scheduler().counters().reads, n + 4 * (n / 2 - 64));
 }
@@ -272,17 +274,18 @@ struct Consumer {
   uint64_t at = 0;
   std::vector<SampleId> order;
   std::vector<LeaseId> held;
+  bool gave_up = false;
 };
 
 // Random streams, sizes, budgets, failures, held leases, seeks: order exact, no hang, no leak.
 TEST(Scheduler, RandomWorlds) {
-  for (uint64_t seed = 0; seed < 300; ++seed) {
+  for (uint64_t seed = 0; seed < 500; ++seed) {
     SCOPED_TRACE(seed);
     SplitMix64 rng(seed);
     const auto n = static_cast<uint32_t>(20 + rng.Below(200));
     const auto max = static_cast<uint32_t>(64 + rng.Below(3000));
     // From a few batches to more than everything.
-    const uint64_t arena = uint64_t{max + 64} * (40 + rng.Below(400));
+    const uint64_t arena = uint64_t{max + 64} * (60 + rng.Below(rng.Below(2) == 0 ? 20 : 400));
     World world(seed, {.arena_bytes = arena});
     world.limit_ = 1 + rng.Below(64);
     world.fail_permille_ = rng.Below(3) == 0 ? 20 : 0;
@@ -303,14 +306,16 @@ TEST(Scheduler, RandomWorlds) {
       if (rng.Below(40) == 0) {
         for (LeaseId id : c.held) world.scheduler().Release(id);
         c.held.clear();
+        c.gave_up = false;
         c.epoch = rng.Below(5);
-        c.at = rng.Below(n / c.spec.world) ;
+        c.at = rng.Below(n / c.spec.world);
         c.order = EpochOrder(c.spec, c.epoch);
         world.scheduler().Seek(c.stream, c.epoch, c.at * c.spec.world);
         continue;
       }
       Scheduler::Handout h;
       const Take t = world.TakeNow(c.stream, &h);
+      c.gave_up = false;
       switch (t) {
         case Take::kReady:
           ASSERT_EQ(h.epoch, c.epoch);
@@ -325,14 +330,25 @@ TEST(Scheduler, RandomWorlds) {
           c.order = EpochOrder(c.spec, ++c.epoch);
           break;
         }
-        case Take::kFailed: ASSERT_GT(world.fail_permille_, 0u); break;
-        case Take::kPending:   // leases hold the memory
+        case Take::kFailed:
+          ASSERT_GT(world.fail_permille_, 0u);
+          break;
+        case Take::kPending: {  // leases hold the memory
+          size_t held = 0;
+          c.gave_up = true;
+          // A batch that was asked for and not fetched counts as on loan.
+          for (const Consumer& other : consumers) {
+            held += other.held.size() + (&other != &c && other.gave_up ? 1 : 0);
+          }
+          ASSERT_GT(held, 0u) << "waits for a release, and nothing is on loan";
           for (Consumer& other : consumers) {
             for (LeaseId id : other.held) world.scheduler().Release(id);
             other.held.clear();
           }
           break;
-        default: FAIL() << static_cast<int>(t);
+        }
+        default:
+          FAIL() << static_cast<int>(t);
       }
       while (c.held.size() > rng.Below(4)) {
         world.scheduler().Release(c.held.front());

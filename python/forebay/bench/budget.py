@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
-import time
 
 from ..units import format_bytes, parse_bytes
 from .data import make_files
@@ -54,14 +54,13 @@ def _peak(root: str, memory: int, layout: str, batch: int, epochs: int, samples:
         bare = _anonymous(child.pid)
         child.stdin.write("\n")
         child.stdin.flush()
-        os.set_blocking(child.stdout.fileno(), False)
         peak, text = 0, ""
         while "\n" not in text:
             if child.poll() is not None:
                 raise RuntimeError(f"the measured process failed: exit code {child.returncode}")
             peak = max(peak, _anonymous(child.pid))
-            text += child.stdout.read() or ""
-            time.sleep(0.002)
+            if select.select([child.stdout], [], [], 0.002)[0]:
+                text += os.read(child.stdout.fileno(), 4096).decode()
         peak = max(peak, _anonymous(child.pid))
         _, seen, arena = text.split()
         if int(seen) != samples * epochs:
