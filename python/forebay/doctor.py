@@ -480,7 +480,9 @@ def _folder(console: Console, arguments: argparse.Namespace) -> None:
     rows = predict(catalog, measured, budget, from_memory, workers)
     _print_prediction(console, rows, budget, measured, near)
     fits = min(1.0, 0.9 * budget / max(1, catalog.total_bytes))
-    console.print(_advice(measured, rows, near, fits), style="bold", soft_wrap=True)
+    console.print(
+        _advice(measured, rows, near, fits), style="bold", soft_wrap=not console.is_terminal
+    )
     memory = f', memory="{arguments.memory}"' if arguments.memory else ""
     console.print(
         "\nNext, in your training script:\n"
@@ -549,4 +551,4 @@ def _print_prediction(
         notes.append("answers came too soon for a network: cache or local disk")
     if measured.repeated:
         notes.append("there were so few files that some were read more than once")
-    console.print("Assumed: " + ";\n  ".join(notes) + ".\n", soft_wrap=True)
+    console.print("Assumed: " + ";\n  ".join(notes) + ".\n", soft_wrap=not console.is_terminal)

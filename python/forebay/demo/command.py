@@ -48,8 +48,9 @@ class Screen:
         if not self.console.is_terminal:
             self.console = Console(highlight=False, markup=False, width=110)
 
-    def say(self, text: str = "", style: str | None = None) -> None:
-        self.console.print(text, style=style, soft_wrap=True)
+    def say(self, text: str = "", style: str | None = None, exact: bool = False) -> None:
+        """Prints; a terminal gets lines broken between words, unless they must stay `exact`."""
+        self.console.print(text, style=style, soft_wrap=exact or not self.console.is_terminal)
 
     @contextlib.contextmanager
     def bar(self, title: str, total: int) -> Iterator[Callable[..., None]]:
@@ -119,7 +120,7 @@ def _temporary(keep: bool, screen: Screen) -> Iterator[Path]:
                 for entry in folder.iterdir():
                     if entry.name != "data":
                         shutil.rmtree(entry, ignore_errors=True)
-                screen.say(f"kept: {folder / 'data'}")
+                screen.say(f"kept: {folder / 'data'}", exact=True)
             else:
                 shutil.rmtree(folder, ignore_errors=True)
 
@@ -225,6 +226,12 @@ class Outcome:
     forebay: Run
     accounts: list[EpochReport]
     report: str
+    bytes: int  # of the data set
+
+    @property
+    def least(self) -> float:
+        """Seconds that the storage's bandwidth needs for the data set, whoever reads."""
+        return self.bytes / (_BANDWIDTH_MB * 1e6)
 
     @property
     def runs(self) -> tuple[Run, Run]:
@@ -242,7 +249,8 @@ class Outcome:
             f"PyTorch waited up to {worst:.0%} of an epoch: at most {self.torch.in_flight} "
             "requests were in flight, and every epoch reads every file again.",
             f"Forebay had up to {self.forebay.in_flight} in flight. "
-            f"{epoch_report.sentence(self.accounts[0])}",
+            f"{epoch_report.sentence(self.accounts[0])} "
+            f"The storage's bandwidth alone needs {self.least:.2f} s.",
         ]
         if len(self.accounts) > 1:
             said.append(f"Later it reads from memory. {epoch_report.sentence(self.accounts[-1])}")
@@ -329,7 +337,7 @@ def _both(screen: Screen, slow: SlowFs | None, root: str, total: int, epochs: in
         )
     if slow is not None:
         forebay_run.in_flight = slow.stats()["in_flight_max"]
-    return Outcome(torch_run, forebay_run, accounts, report)
+    return Outcome(torch_run, forebay_run, accounts, report, total)
 
 
 def _best_workers(screen: Screen, files: Files) -> int:
@@ -428,7 +436,7 @@ def _conclude(
         screen.say(f"  {reason}")
     screen.say("What Forebay's own accounting says, loader.report():")
     for line in outcome.report.splitlines():
-        screen.say(f"  {line}")
+        screen.say(f"  {line}", exact=True)
     screen.say()
 
     problems = same(runs)
@@ -452,15 +460,16 @@ def _conclude(
         "  forebay doctor /path/to/data       measures it and predicts the gain\n"
         "and in the training script one of\n"
         "  loader = forebay.accelerate(loader)\n"
-        '  loader = forebay.DataLoader("/path/to/data", batch_size=64, shuffle=True)'
+        '  loader = forebay.DataLoader("/path/to/data", batch_size=64, shuffle=True)',
+        exact=True,
     )
     return 1 if problems else 0
 
 
 def _draw(screen: Screen, outcome: Outcome, storage: str, picture: Path) -> None:
     try:
-        plot.draw(outcome.runs, outcome.reasons(), storage, picture)
+        plot.draw(outcome.runs, outcome.least, outcome.reasons(), storage, picture)
     except ImportError:
         screen.say("No plot: matplotlib is not installed (pip install matplotlib)")
         return
-    screen.say(f"Plot: {os.path.relpath(picture) if picture.is_relative_to('.') else picture}")
+    screen.say(f"Plot: {picture}", exact=True)

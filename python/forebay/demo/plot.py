@@ -13,12 +13,15 @@ _FOREBAY = "#1f77b4"
 _GREY = "#5f6368"
 
 
-def draw(runs: Sequence[Run], reasons: Sequence[str], storage: str, file: Path) -> None:
-    """Writes the PNG."""
+def draw(
+    runs: Sequence[Run], least: float, reasons: Sequence[str], storage: str, file: Path
+) -> None:
+    """Writes the PNG. `least`: seconds that the storage needs for one epoch's bytes."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     plt.rcParams.update({"font.size": 11, "hatch.linewidth": 0.8})
@@ -57,7 +60,9 @@ def draw(runs: Sequence[Run], reasons: Sequence[str], storage: str, file: Path) 
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#e4e4e4", zorder=0)
         axes.margins(x=0.06)
-    times.set_ylim(0, 1.14 * max(e.seconds for run in runs for e in run.epochs))
+    highest = max(least, *(e.seconds for run in runs for e in run.epochs))
+    times.set_ylim(0, 1.14 * highest)
+    times.axhline(least, color=_GREY, linestyle="--", linewidth=1.2, zorder=3)
     times.set_ylabel("seconds")
     reads.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     times.set_title("Time of an epoch", loc="left", fontsize=12)
@@ -68,8 +73,9 @@ def draw(runs: Sequence[Run], reasons: Sequence[str], storage: str, file: Path) 
         Patch(facecolor=_FOREBAY, label=runs[1].name),
         Patch(facecolor=_GREY, label="training step"),
         Patch(facecolor="white", edgecolor=_GREY, hatch="////", label="waiting for data"),
+        Line2D([], [], color=_GREY, linestyle="--", label=f"storage's limit, {least:.2f} s"),
     ]
-    figure.legend(handles=key, loc="upper left", bbox_to_anchor=(0.067, 0.915), ncols=4,
+    figure.legend(handles=key, loc="upper left", bbox_to_anchor=(0.067, 0.915), ncols=5,
                   frameon=False, handlelength=1.6, columnspacing=1.8)  # fmt: skip
     figure.text(0.075, 0.945, _headline(runs), fontsize=15, fontweight="bold", ha="left")
     lines = [line for text in (*reasons, storage) for line in textwrap.wrap(text, 145)]
