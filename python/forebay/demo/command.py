@@ -189,10 +189,8 @@ def _demo(arguments: argparse.Namespace, screen: Screen, picture: Path, began: f
             f"Data set: {files:,} files around 110 KiB, {CLASSES} classes, {format_bytes(total)}"
         )
 
-        figures = (
-            f"{_OPEN_MS:g} ms an open, {_READ_MS:g} ms a read, {_STAT_MS:g} ms a stat, "
-            f"{_BANDWIDTH_MB:g} MB/s for all readers together"
-        )
+        latency = f"{_OPEN_MS:g} ms an open, {_READ_MS:g} ms a read"
+        pipe = f"{_BANDWIDTH_MB:g} MB/s for all readers together"
         slow: SlowFs | None = None
         if usable:
             try:
@@ -200,10 +198,12 @@ def _demo(arguments: argparse.Namespace, screen: Screen, picture: Path, began: f
             except RuntimeError as error:
                 why = str(error)
         if slow is not None:
-            storage = f"Storage: slowfs (FUSE), {figures}; nothing is cached by the kernel"
+            storage = (
+                f"Storage: slowfs (FUSE), {latency}, {_STAT_MS:g} ms a stat, {pipe}; not cached"
+            )
             root = str(slow.path)
         else:
-            storage = f"Storage: emulated inside the loaders (no mount: {why}), {figures}"
+            storage = f"Storage: emulated inside the loaders (no mount: {why}), {latency}, {pipe}"
             root = str(source)
         screen.say(storage)
         if slow is None:
@@ -227,6 +227,7 @@ class Outcome:
     accounts: list[EpochReport]
     report: str
     bytes: int  # of the data set
+    counted: bool  # the storage counted the requests in flight; else the loaders' limits are known
 
     @property
     def least(self) -> float:
@@ -248,7 +249,7 @@ class Outcome:
         said = [
             f"PyTorch waited up to {worst:.0%} of an epoch: at most {self.torch.in_flight} "
             "requests were in flight, and every epoch reads every file again.",
-            f"Forebay had up to {self.forebay.in_flight} in flight. "
+            f"Forebay {'had' if self.counted else 'allowed'} up to {self.forebay.in_flight} in flight. "
             f"{epoch_report.sentence(self.accounts[0])} "
             f"The storage's bandwidth alone needs {self.least:.2f} s.",
         ]
@@ -337,7 +338,7 @@ def _both(screen: Screen, slow: SlowFs | None, root: str, total: int, epochs: in
         )
     if slow is not None:
         forebay_run.in_flight = slow.stats()["in_flight_max"]
-    return Outcome(torch_run, forebay_run, accounts, report, total)
+    return Outcome(torch_run, forebay_run, accounts, report, total, slow is not None)
 
 
 def _best_workers(screen: Screen, files: Files) -> int:
