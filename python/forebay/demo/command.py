@@ -249,8 +249,8 @@ class Outcome:
         said = [
             f"PyTorch waited up to {worst:.0%} of an epoch: at most {self.torch.in_flight} "
             "requests were in flight, and every epoch reads every file again.",
-            f"Forebay {'had' if self.counted else 'allowed'} up to {self.forebay.in_flight} in flight. "
-            f"{epoch_report.sentence(self.accounts[0])} "
+            f"Forebay {'had' if self.counted else 'allowed'} up to {self.forebay.in_flight} "
+            f"in flight. {epoch_report.sentence(self.accounts[0])} "
             f"The storage's bandwidth alone needs {self.least:.2f} s.",
         ]
         if len(self.accounts) > 1:
