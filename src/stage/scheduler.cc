@@ -304,9 +304,11 @@ bool Scheduler::StealOne(StreamId for_stream) {
     for (auto it = pending_.rbegin(); it != pending_.rend(); ++it) {
       Lease& lease = leases_.at(*it);
       if (lease.wanted != wanted || !MayStealFrom(lease, for_stream)) continue;
-      if (lease.missing.size() == lease.samples.size()) continue;
+      const bool has_block = lease.block != ArenaAllocator::kNone;
+      if (lease.missing.size() == lease.samples.size() && !has_block) continue;
       Unpin(lease);
       lease.missing = lease.samples;
+      if (has_block) FreeCopy(lease);
       streams_[lease.stream].due = true;
       return true;
     }
@@ -556,19 +558,62 @@ void Scheduler::StartCopyIfDue(LeaseId id, Lease& lease) {
     if (before == id) break;
     if (leases_.at(before).block == ArenaAllocator::kNone) return;
   }
-  lease.block = stream.copies.Allocate(bytes);
-  if (lease.block == ArenaAllocator::kNone) return;
+  if (lease.block == ArenaAllocator::kNone) {
+    lease.block = stream.copies.Allocate(bytes);
+    lease.in_region = lease.block != ArenaAllocator::kNone;
+  }
+  // The region is made for the mean batch. A larger one, or one whose predecessors are still held,
+  // gets a place among the samples once its consumer waits.
+  if (lease.block == ArenaAllocator::kNone) {
+    if (!lease.wanted) return;
+    if (MustYield(lease) || !MakeRoom(bytes, lease.stream)) {
+      lease.blocked = true;
+      ReserveCopy(lease, bytes);
+      return;
+    }
+    lease.block = arena_.Allocate(bytes);
+  }
   lease.copying = true;
   lease.copy_wanted = false;
   CopyAction copy;
   copy.lease = id;
-  copy.dest = arena_.offset(stream.region) + stream.copies.offset(lease.block);
+  copy.dest = CopyOffset(lease);
   for (SampleId s : lease.samples) {
     const Entry& e = entry(lease.dataset, s);
     copy.from.push_back(e.offset);
     copy.lengths.push_back(e.length);
   }
   copies_.push_back(std::move(copy));
+}
+
+uint64_t Scheduler::CopyOffset(const Lease& lease) const {
+  const Stream& stream = streams_[lease.stream];
+  if (!lease.in_region) return arena_.offset(lease.block);
+  return arena_.offset(stream.region) + stream.copies.offset(lease.block);
+}
+
+void Scheduler::FreeCopy(Lease& lease) {
+  if (lease.in_region) {
+    streams_[lease.stream].copies.Free(lease.block);
+  } else {
+    arena_.Free(lease.block);
+    ++frees_;
+  }
+  lease.block = ArenaAllocator::kNone;
+  lease.in_region = false;
+}
+
+// Where nothing but the lease's own samples lies in the way of its copy, they are given up, the
+// copy gets its place first, and they are read again around it.
+void Scheduler::ReserveCopy(Lease& lease, uint64_t bytes) {
+  if (lease.reserved || in_flight_ != 0 || !urgent_.empty()) return;
+  for (const auto& [id, other] : leases_) {
+    if (&other != &lease && !MayStealFrom(other, lease.stream)) return;
+  }
+  lease.reserved = true;  // once: a second failure means that this cannot help
+  Unpin(lease);
+  lease.missing = lease.samples;
+  if (MakeRoom(bytes, lease.stream)) lease.block = arena_.Allocate(bytes);
 }
 
 void Scheduler::OnCopyDone(LeaseId id) {
@@ -595,10 +640,7 @@ void Scheduler::Fill(const Lease& lease, Handout* out) const {
   const size_t n = lease.samples.size();
   out->offsets.resize(n);
   out->lengths.resize(n);
-  const Stream& stream = streams_[lease.stream];
-  uint64_t at = lease.block == ArenaAllocator::kNone
-                    ? 0
-                    : arena_.offset(stream.region) + stream.copies.offset(lease.block);
+  uint64_t at = lease.block == ArenaAllocator::kNone ? 0 : CopyOffset(lease);
   for (size_t i = 0; i < n; ++i) {
     const Entry& e = entry(lease.dataset, lease.samples[i]);
     out->lengths[i] = e.length;
@@ -627,7 +669,8 @@ bool Scheduler::FindFailure(Lease& lease, Handout* out) {
 Scheduler::Take Scheduler::Finish(LeaseId id, Lease& lease, Handout* out) {
   const uint64_t usable = UsableBytes();
   const Stream& own = streams_[lease.stream];
-  if (lease.bytes > usable || (own.shape.contiguous && lease.bytes > own.copies.capacity())) {
+  if (lease.bytes > usable ||
+      (own.shape.contiguous && lease.bytes > own.copies.capacity() && 2 * lease.bytes > usable)) {
     out->bytes = lease.bytes;
     return Take::kTooLarge;
   }
@@ -745,7 +788,7 @@ void Scheduler::Drop(LeaseId id) {
   auto it = leases_.find(id);
   Lease& lease = it->second;
   Stream& own = streams_[lease.stream];
-  if (lease.block != ArenaAllocator::kNone) own.copies.Free(lease.block);
+  if (lease.block != ArenaAllocator::kNone) FreeCopy(lease);
   leased_bytes_ -= lease.bytes;
   --own.leases;
   leases_.erase(it);
@@ -764,7 +807,7 @@ void Scheduler::Release(LeaseId id) {
     return;
   }
   // Once the copy is made the samples are no longer pinned.
-  if (lease.block == ArenaAllocator::kNone) Unpin(lease);
+  if (lease.block == ArenaAllocator::kNone || lease.copy_wanted) Unpin(lease);
   if (!lease.handed_out) std::erase(pending_, id);
   Drop(id);
 }
@@ -897,7 +940,9 @@ std::string Scheduler::CheckInvariants() const {
   uint64_t leased = 0;
   for (const auto& [id, lease] : leases_) {
     leased += lease.bytes;
-    if (lease.block != ArenaAllocator::kNone && !lease.copying) continue;
+    const bool has_block = lease.block != ArenaAllocator::kNone;
+    if (has_block && !lease.in_region) used += arena_.size(lease.block);
+    if (has_block && !lease.copying && !lease.copy_wanted) continue;
     for (SampleId s : lease.samples) ++pins[lease.dataset][s];
     for (SampleId s : lease.missing) --pins[lease.dataset][s];
   }

@@ -207,9 +207,11 @@ class Scheduler {
     std::vector<SampleId> samples;
     std::vector<SampleId> missing;  // not pinned yet; a repeated sample stands here repeatedly
     uint64_t bytes = 0;
-    ArenaAllocator::Block block = ArenaAllocator::kNone;  // contiguous copy, in its stream's region
-    bool wanted = false;                                  // a consumer asked for it
-    bool blocked = false;                                 // wanted, and found no room
+    ArenaAllocator::Block block = ArenaAllocator::kNone;  // contiguous copy
+    bool in_region = false;  // `block` lies in the stream's region, not in the arena itself
+    bool reserved = false;   // the copy's place was asked for before the samples
+    bool wanted = false;     // a consumer asked for it
+    bool blocked = false;    // wanted, and found no room
     bool restarted = false;  // has given up its samples to gather them anew
     bool copy_wanted = false;
     bool copying = false;
@@ -275,6 +277,9 @@ class Scheduler {
   void AskMissing(LeaseId id, Lease& lease);
   void Unpin(const Lease& lease);
   void StartCopyIfDue(LeaseId id, Lease& lease);
+  uint64_t CopyOffset(const Lease& lease) const;
+  void FreeCopy(Lease& lease);
+  void ReserveCopy(Lease& lease, uint64_t bytes);
   void Fill(const Lease& lease, Handout* out) const;
   Take Finish(LeaseId id, Lease& lease, Handout* out);
   bool FindFailure(Lease& lease, Handout* out);

@@ -265,6 +265,45 @@ TEST(Scheduler, ChangedBytesAreReadTwiceBeforeTheyAreBelieved) {
   EXPECT_LE(scheduler.counters().changed, 1u);
 }
 
+// The region of a contiguous stream is made for the mean batch; the arena takes what it cannot.
+TEST(Scheduler, AContiguousBatchMayBeFarAboveTheMean) {
+  World world(7, {.arena_bytes = 64 * 1000});
+  std::vector<uint32_t> lengths(100, 64);
+  lengths[42] = 64 * 300;
+  world.lengths_.push_back(lengths);
+  const DatasetId d = world.scheduler().AddDataset(lengths);
+  const SamplerSpec spec = Spec(100, 4);
+  const StreamId s =
+      world.Open({.dataset = d, .batch_size = 1, .contiguous = true, .epochs = 2}, spec);
+  for (uint64_t epoch = 0; epoch < 2; ++epoch) {
+    const auto order = EpochOrder(spec, epoch);
+    for (size_t at = 0; at < order.size(); ++at) {
+      Scheduler::Handout h;
+      ASSERT_EQ(world.TakeNow(s, &h), Take::kReady) << "sample " << order[at];
+      CheckHandout(world, d, h, order, at);
+      world.scheduler().Release(h.lease);
+      ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+    }
+    Scheduler::Handout h;
+    ASSERT_EQ(world.TakeNow(s, &h), Take::kEndOfEpoch);
+  }
+}
+
+TEST(Scheduler, HeldContiguousBatchesMayTakeMoreThanTheRegion) {
+  World world(8, {.arena_bytes = 64 * 4000});
+  const DatasetId d = world.AddDataset(100, 64, 64 * 4);
+  const StreamId s = world.Open({.dataset = d, .batch_size = 5, .contiguous = true}, Spec(100, 4));
+  std::vector<LeaseId> held;
+  Take t;
+  Scheduler::Handout h;
+  while ((t = world.TakeNow(s, &h)) == Take::kReady) held.push_back(h.lease);
+  EXPECT_EQ(t, Take::kEndOfEpoch);
+  EXPECT_EQ(held.size(), 20u);
+  ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+  for (LeaseId lease : held) world.scheduler().Release(lease);
+  ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+}
+
 struct Consumer {
   StreamId stream;
   DatasetId dataset;
