@@ -10,6 +10,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
@@ -49,5 +50,6 @@ void BindCatalog(nb::module_& m);
 void BindEngine(nb::module_& m);
 void BindPlan(nb::module_& m);
 void BindLimits(nb::module_& m);
+void BindWorker(nb::module_& m);
 
 }  // namespace forebay::python

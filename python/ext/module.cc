@@ -60,6 +60,7 @@ NB_MODULE(_forebay, m) {
   forebay::python::BindEngine(m);
   forebay::python::BindPlan(m);
   forebay::python::BindLimits(m);
+  forebay::python::BindWorker(m);
   m.def(
       "crc32c",
       [](forebay::python::BytesIn bytes, uint32_t crc) {

@@ -1,9 +1,330 @@
-"""Placeholder while being written."""
+"""forebay.accelerate: the user's own DataLoader, with its reads served from memory.
+
+The data set, transforms, collation and workers stay as they are. In the main process, the order that the
+sampler will yield is told to the engine, which reads ahead. In the workers, ``open()`` of a file that the
+data set lists returns the sample's bytes from the engine's memory; everything else goes to the real
+``open``. Whatever fails, the real ``open`` is called: the program sees what it would have seen without.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import _forebay
+from ._errors import ForebayError
+from .engine import Engine, shared_engine
+from .report import from_native, table
+from .worker_io import active_reader, intercept_for_life, intercepting, start_worker
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+_log = logging.getLogger("forebay")
 
 
-def accelerate(loader):
-    raise NotImplementedError
+def accelerate(
+    loader: DataLoader, *, memory: int | str | None = None, engine: Engine | None = None
+) -> DataLoader:
+    """Returns a loader that yields exactly what ``loader`` yields, faster from slow storage.
+
+    Covered are map-style data sets that keep a list of paths (``ImageFolder``, ``DatasetFolder``, any
+    attribute with one path, or a tuple that starts with one, for each item; ``Subset`` and
+    ``ConcatDataset`` of these) and read them with ``open()``, ``pathlib``, PIL, or ``forebay.open``.
+    What is not covered is named in one line of the log, and the loader comes back as it was.
+
+    Args:
+        loader: A ``torch.utils.data.DataLoader``.
+        memory: Budget of the engine, such as ``"4G"``; see ``forebay.Engine``.
+        engine: An engine of your own; default: the process's shared one.
+    """
+    from torch.utils.data import DataLoader, IterableDataset
+
+    if not isinstance(loader, DataLoader):
+        raise TypeError(f"accelerate() takes a torch.utils.data.DataLoader, not {type(loader).__name__}")
+    name = type(loader.dataset).__name__
+    if isinstance(loader.dataset, IterableDataset):
+        return _unchanged(loader, f"{name} is an IterableDataset, whose order cannot be known")
+    paths = paths_of(loader.dataset)
+    if paths is None:
+        return _unchanged(loader, f"{name} has no list of paths, one for each item")
+    try:
+        hub = _Hub(paths, loader.batch_size or 1, engine or shared_engine(memory=memory))
+    except (ForebayError, OSError) as error:
+        return _unchanged(loader, str(error))
+    fast = copy.copy(loader)
+    # DataLoader refuses new samplers through setattr; the copy shares nothing that changes.
+    state = fast.__dict__
+    if loader.batch_sampler is not None:
+        state["batch_sampler"] = _Announcing(loader.batch_sampler, hub, batched=True)
+    else:
+        state["sampler"] = _Announcing(loader.sampler, hub, batched=False)
+    state["worker_init_fn"] = _WorkerInit(loader.worker_init_fn, hub.socket, hub.stream)
+    state["_iterator"] = None
+    state["_forebay"] = hub
+    fast.__class__ = _accelerated(type(loader))
+    return fast
 
 
-def open_through(path, mode="rb"):
-    raise NotImplementedError
+def _unchanged(loader: DataLoader, reason: str) -> DataLoader:
+    _log.warning("forebay: this loader runs unchanged: %s", reason)
+    return loader
+
+
+# ---- which file each item reads
+
+
+def paths_of(dataset: Any) -> list[str] | None:
+    """The path that each item of a data set reads, by index; None when it does not say."""
+    from torch.utils.data import ConcatDataset, Subset
+
+    if isinstance(dataset, Subset):
+        inner = paths_of(dataset.dataset)
+        return None if inner is None else [inner[i] for i in dataset.indices]
+    if isinstance(dataset, ConcatDataset):
+        parts = [paths_of(d) for d in dataset.datasets]
+        if any(p is None for p in parts):
+            return None
+        return [path for part in parts for path in part or []]
+    try:
+        count = len(dataset)
+    except TypeError:
+        return None
+    attributes = dict(vars(dataset)) if hasattr(dataset, "__dict__") else {}
+    # torchvision's names first, then whatever else looks like a list of files.
+    names = ["samples", "imgs", *sorted(set(attributes) - {"samples", "imgs"})]
+    for name in names:
+        found = _as_paths(attributes.get(name), count)
+        if found is not None:
+            return found
+    return None
+
+
+def _as_paths(value: Any, count: int) -> list[str] | None:
+    if not isinstance(value, (list, tuple, np.ndarray)) or len(value) != count or count == 0:
+        return None
+
+    def path(item: Any) -> str | None:
+        if isinstance(item, (tuple, list)) and item:
+            item = item[0]
+        if isinstance(item, (str, os.PathLike)):
+            text = os.fspath(item)
+            return text if isinstance(text, str) else None
+        return None
+
+    first = path(value[0])
+    if first is None or not os.path.exists(first):
+        return None
+    paths = [path(item) for item in value]
+    return None if any(p is None for p in paths) else paths  # type: ignore[return-value]
+
+
+# ---- the main process
+
+
+class _Hub:
+    """Engine, stream and socket that one accelerated loader uses."""
+
+    def __init__(self, paths: Sequence[str], batch_size: int, engine: Engine) -> None:
+        self.numbers: dict[str, int] = {}
+        for path in paths:
+            self.numbers.setdefault(path, len(self.numbers))
+        self.samples = np.fromiter((self.numbers[p] for p in paths), np.uint32, len(paths))
+        self.catalog = _forebay.Catalog.from_files([os.path.abspath(p) for p in self.numbers])
+        self.engine = engine
+        self.native = engine.native
+        dataset = self.native.add_dataset(self.catalog)
+        self.stream = self.native.open_stream(dataset, batch_size, itemised=True, declared=True)
+        self._server = _serve(engine)
+        self.socket = self._server.path
+        self.epoch = 0
+        self._pid = os.getpid()
+        self._warned = False
+
+    def begin(self) -> None:
+        """A new pass over the data set: what was declared before is over."""
+        self.native.seek(self.stream, self.epoch, 0)
+        self._before = self.native.metrics()["forebay_stage_samples_total"]
+
+    def declare(self, indices: Sequence[int]) -> None:
+        order = self.samples[np.asarray(indices, dtype=np.int64)]
+        self.native.declare(self.stream, self.epoch, np.ascontiguousarray(order))
+        self.epoch += 1
+
+    def finished(self) -> None:
+        served = self.native.metrics()["forebay_stage_samples_total"] - self._before
+        if served == 0 and not self._warned:
+            self._warned = True
+            _log.warning(
+                "forebay: the data set reads its files in a way that is not covered (not through open()); "
+                "use forebay.open(path) in it to make them fast"
+            )
+
+    def __del__(self) -> None:
+        try:
+            if self._pid == os.getpid():
+                self.native.close_stream(self.stream)
+        except Exception:  # noqa: BLE001, S110 - nothing can be done while being collected
+            pass
+
+
+def _serve(engine: Engine) -> _forebay.Server:
+    """The engine's one server; it lives as long as the engine."""
+    kept = engine.__dict__.get("_server")
+    if kept is None or kept[0] != os.getpid():
+        kept = (os.getpid(), _forebay.Server(engine.native))
+        engine.__dict__["_server"] = kept
+    return kept[1]
+
+
+class _Announcing:
+    """A sampler that tells the engine what it will yield, and yields what the real one yields."""
+
+    def __init__(self, inner: Any, hub: _Hub, *, batched: bool) -> None:
+        self._inner = inner
+        self._hub = hub
+        self._batched = batched
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __iter__(self) -> Iterator[Any]:
+        hub = self._hub
+        try:
+            hub.begin()
+            future = _future(self._inner, self._batched)
+            if future is not None:
+                hub.declare(future)
+        except ForebayError as error:
+            _log.warning("forebay: reading ahead is off: %s", error)
+            future = []
+        at = 0
+        for drawn in self._inner:
+            indices = drawn if self._batched else [drawn]
+            if future is None or future[at : at + len(indices)] != list(indices):
+                # Unknown sampler, or one that drew something else: follow it, batch by batch.
+                if future is not None:
+                    _log.warning("forebay: the sampler drew another order than foreseen; following it")
+                    hub.begin()
+                future = None
+                hub.declare(indices)
+            at += len(indices)
+            yield drawn
+        hub.finished()
+
+
+def _future(sampler: Any, batched: bool) -> list[int] | None:
+    """What a sampler will yield, drawn from copies: no generator of the program moves. None: unknown."""
+    import torch
+    from torch.utils.data import (
+        BatchSampler,
+        DistributedSampler,
+        RandomSampler,
+        SequentialSampler,
+        SubsetRandomSampler,
+        WeightedRandomSampler,
+    )
+
+    known = (
+        DistributedSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler,
+    )  # fmt: skip
+    inner = sampler
+    if batched:
+        if type(sampler) is not BatchSampler:
+            return None
+        inner = sampler.sampler
+    if type(inner) not in known:
+        return None
+    clone = copy.copy(inner)
+    if getattr(clone, "generator", None) is not None:
+        clone.generator = torch.Generator(device=clone.generator.device)
+        clone.generator.set_state(inner.generator.get_state())
+    # A sampler without a generator draws from the global one, which is put back.
+    with torch.random.fork_rng(devices=[]):
+        if not batched:
+            return [int(i) for i in clone]
+        batches = BatchSampler(clone, sampler.batch_size, sampler.drop_last)
+        return [int(i) for batch in batches for i in batch]
+
+
+_classes: dict[type, type] = {}
+
+
+def _accelerated(base: type) -> type:
+    """A subclass of the loader's class, so that isinstance() and its methods hold."""
+    if base in _classes:
+        return _classes[base]
+
+    class Accelerated(base):  # type: ignore[misc, valid-type]
+        def __iter__(self) -> Iterator[Any]:
+            if self.num_workers > 0:
+                return super().__iter__()
+            return self._in_this_process()
+
+        def _in_this_process(self) -> Iterator[Any]:
+            hub = self._forebay
+            iterator = super().__iter__()
+            reader = start_worker(hub.socket, hub.stream, hub.numbers)
+            while True:
+                # Only while the data set runs: the program's own code sees the real open().
+                with intercepting(reader):
+                    try:
+                        item = next(iterator)
+                    except StopIteration:
+                        return
+                yield item
+
+        def report(self) -> str:
+            """Reads and samples of each pass over the data set."""
+            hub = self._forebay
+            stats = [from_native(s) for s in hub.native.stats(hub.stream) if s["batches"]]
+            return table(stats) if stats else "No epoch has been read yet."
+
+    Accelerated.__name__ = f"Accelerated{base.__name__}"
+    Accelerated.__qualname__ = Accelerated.__name__
+    _classes[base] = Accelerated
+    return Accelerated
+
+
+# ---- the workers
+
+
+class _WorkerInit:
+    """Runs in each worker before the user's own worker_init_fn. Small, so that spawn can send it."""
+
+    def __init__(self, user: Any, socket: str, stream: int) -> None:
+        self._user = user
+        self._socket = socket
+        self._stream = stream
+
+    def __call__(self, worker_id: int) -> None:
+        import torch.utils.data
+
+        info = torch.utils.data.get_worker_info()
+        paths = paths_of(info.dataset) if info is not None else None
+        if paths is not None:
+            numbers: dict[str, int] = {}
+            for path in paths:
+                numbers.setdefault(path, len(numbers))
+            reader = start_worker(self._socket, self._stream, numbers)
+            intercept_for_life(reader)
+        if self._user is not None:
+            self._user(worker_id)
+
+
+def open_through(path: str | os.PathLike, mode: str = "rb", **kwargs: Any) -> Any:
+    """``open()`` that goes through Forebay inside an accelerated loader, and is plain ``open()`` elsewhere."""
+    reader = active_reader()
+    if reader is not None:
+        return reader.open(path, mode, **kwargs)
+    return open(path, mode, **kwargs)

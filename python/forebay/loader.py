@@ -78,6 +78,10 @@ class DataLoader:
             raise ArgumentError(f"layout is {layout!r}; it takes 'views' or 'contiguous'")
         if int(batch_size) < 1:
             raise ArgumentError(f"batch_size is {batch_size}; it must be at least 1")
+        if not 0 <= int(seed) < 1 << 64:
+            raise ArgumentError(f"seed is {seed}; it must be at least 0 and below 2**64")
+        if epochs is not None and int(epochs) < 1:
+            raise ArgumentError(f"epochs is {epochs}; it must be at least 1, or None when unknown")
         if engine is not None and memory is not None:
             raise ArgumentError("pass memory= to the engine, not to a loader that has one")
         self.batch_size = int(batch_size)
@@ -110,6 +114,7 @@ class DataLoader:
         self._iteration = 0  # tells an abandoned iterator that it is one
         self._stream: int | None = None
         self._stream_at: tuple[int, int] | None = None  # where the engine's stream stands
+        self._closed_stats: list[EpochReport] = []
         self._pid = -1
         self._attach()
 
@@ -178,7 +183,10 @@ class DataLoader:
         if state.get("fingerprint") not in (None, self.catalog.fingerprint):
             _log.warning("forebay: the data set at %s is not the one the state was saved with",
                          self.catalog.root)  # fmt: skip
-        if consumed % self.world_size:
+        if consumed >= min(self._total, len(self.catalog)):
+            # The epoch is over, also where this world size pads it to more or drops more of it.
+            consumed = max(self._total, -(-consumed // self.world_size) * self.world_size)
+        elif consumed % self.world_size:
             raise ArgumentError(
                 f"{consumed} samples were consumed, which {self.world_size} ranks cannot continue from; "
                 "resume with the same global batch (batch_size times world size)"
@@ -190,7 +198,8 @@ class DataLoader:
 
     def stats(self) -> list[EpochReport]:
         """One report for each epoch begun, the current one last."""
-        self._attach()
+        if self._stream is None or self._pid != os.getpid():
+            return list(self._closed_stats)
         return [from_native(s) for s in self.engine.native.stats(self._stream) if s["batches"]]
 
     def report(self) -> str:
@@ -203,6 +212,7 @@ class DataLoader:
     def close(self) -> None:
         """Stops reading ahead and gives the memory back. Batches still held stay valid."""
         if self._stream is not None and self._pid == os.getpid():
+            self._closed_stats = self.stats()
             self.engine.native.close_stream(self._stream)
         self._stream = None
         self._iteration += 1
@@ -251,7 +261,7 @@ class DataLoader:
         if isinstance(path, Catalog):
             raise TypeError("a loader over a Catalog object cannot be pickled; give it the path")
         del state["catalog"]
-        state.update(_stream=None, _stream_at=None, _pid=-1)
+        state.update(_stream=None, _stream_at=None, _pid=-1, _closed_stats=[])
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -1,0 +1,73 @@
+// A server beside the engine, and the client that a worker process attaches to it.
+#include "base/clock.h"
+#include "client/socket_client.h"
+#include "common.h"
+#include "daemon/server.h"
+#include "handles.h"
+
+namespace forebay::python {
+namespace {
+
+// Keeps the engine alive for as long as it serves.
+struct ServerHandle {
+  EngineHandle engine;
+  ServerPtr server;
+};
+
+// The sample's bytes, copied out of the arena; None when they were not there in time.
+nb::object Fetch(SocketClient& client, StreamId stream, SampleId sample, double wait_s) {
+  BatchLoan loan;
+  Result<TakeKind> taken = [&] {
+    nb::gil_scoped_release unlocked;
+    return client.Fetch(stream, sample, static_cast<Nanos>(wait_s * kSecond), &loan);
+  }();
+  if (Value(std::move(taken)) != TakeKind::kBatch) return nb::none();
+  const auto* from = reinterpret_cast<const char*>(client.base() + loan.offsets[0]);
+  nb::bytes copy(from, loan.lengths[0]);
+  (void)client.Release(loan.lease);  // a lost connection shows at the next fetch
+  return copy;
+}
+
+}  // namespace
+
+void BindWorker(nb::module_& m) {
+  nb::class_<ServerHandle>(m, "Server", "Lends an engine to worker processes over a Unix socket.")
+      .def(
+          "__init__",
+          [](ServerHandle* self, const EngineHandle& engine) {
+            ServerPtr server = Value(Server::Start(*engine.engine, ServerOptions()));
+            new (self) ServerHandle{engine, std::move(server)};
+          },
+          nb::arg("engine"))
+      .def_prop_ro("path", [](const ServerHandle& s) { return s.server->socket_path(); })
+      .def(
+          "close",
+          [](ServerHandle& s) {
+            nb::gil_scoped_release unlocked;
+            s.server.reset();
+          },
+          "Disconnects the workers and removes the socket.");
+
+  nb::class_<SocketClient>(m, "WorkerClient", "An engine in another process.")
+      .def_static(
+          "attach",
+          [](const std::string& path, double timeout_s) {
+            Result<std::unique_ptr<SocketClient>> made = [&] {
+              nb::gil_scoped_release unlocked;
+              return SocketClient::Attach(path, static_cast<Nanos>(timeout_s * kSecond));
+            }();
+            return Value(std::move(made));
+          },
+          nb::arg("path"), nb::arg("timeout_s") = 5.0)
+      .def("fetch", &Fetch, nb::arg("stream"), nb::arg("sample"), nb::arg("wait_s"),
+           "The sample's bytes, or None when they were not there in time.")
+      .def(
+          "served",
+          [](SocketClient& c, uint64_t reads, uint64_t passes) {
+            Raise(c.Served(reads, passes));
+          },
+          nb::arg("reads"), nb::arg("passes"), "Adds to the engine's counts of this worker's reads.")
+      .def_prop_ro("connected", &SocketClient::connected);
+}
+
+}  // namespace forebay::python
