@@ -1,6 +1,7 @@
 #include "stage/engine.h"
 
 #include <poll.h>
+#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 
@@ -12,6 +13,7 @@
 #include "base/crc32c.h"
 #include "base/fork.h"
 #include "base/system_memory.h"
+#include "decode/decode.h"
 
 namespace forebay {
 namespace {
@@ -152,6 +154,8 @@ Status Engine::Start() {
   if (!wake_fd_.valid() || !progress_fd_.valid()) return ErrnoStatus(errno, "eventfd");
   loop_ = std::jthread([this](std::stop_token stop) { RunLoop(stop); });
   planner_ = std::jthread([this](std::stop_token stop) { RunPlanner(stop); });
+  pthread_setname_np(loop_.native_handle(), "forebay-loop");
+  pthread_setname_np(planner_.native_handle(), "forebay-plan");
   return Status();
 }
 
@@ -262,6 +266,7 @@ Result<StreamId> Engine::OpenStream(const StreamOptions& options) {
     copiers_started_ = true;
     for (size_t i = 0; i < options_.copy_threads; ++i) {
       copiers_.emplace_back([this](std::stop_token stop) { RunCopier(stop); });
+      pthread_setname_np(copiers_.back().native_handle(), "forebay-copy");
     }
   }
   const StreamId id = scheduler_.OpenStream(options.shape);
@@ -272,6 +277,8 @@ Result<StreamId> Engine::OpenStream(const StreamOptions& options) {
   }
   streams_.emplace_back();
   streams_.back().options = options;
+  streams_.back().reads_at_start = datasets_[options.shape.dataset].reads;
+  streams_.back().bytes_at_start = datasets_[options.shape.dataset].read_bytes;
   Collect();
   return id;
 }
@@ -363,9 +370,6 @@ void Engine::OpenEpoch(StreamState& state, Nanos now) {
   state.in_epoch = true;
   state.epoch_start = now;
   state.last_handout = now;
-  const DatasetState& dataset = datasets_[state.options.shape.dataset];
-  state.reads_at_start = dataset.reads;
-  state.bytes_at_start = dataset.read_bytes;
   state.epochs.emplace_back();
   if (state.epochs.size() > kEpochsKept) state.epochs.pop_front();
 }
@@ -376,6 +380,9 @@ void Engine::CloseEpoch(StreamState& state, Nanos now) {
   stats.wall_ns = now - state.epoch_start;
   stats.source_reads = dataset.reads - state.reads_at_start;
   stats.source_bytes = dataset.read_bytes - state.bytes_at_start;
+  // What is read ahead before the next epoch begins is the next epoch's.
+  state.reads_at_start = dataset.reads;
+  state.bytes_at_start = dataset.read_bytes;
   state.in_epoch = false;
 }
 
@@ -709,10 +716,11 @@ void Engine::RunCopier(std::stop_token stop) {
     }
     uint64_t at = work.dest;
     for (size_t i = 0; i < work.from.size(); ++i) {
-      if (work.lengths[i] != 0) {
-        std::memcpy(arena_.data() + at, arena_.data() + work.from[i], work.lengths[i]);
-      }
-      at += work.lengths[i];
+      const uint64_t size = DecodedBytes(DecodeKind::kCopy, work.lengths[i]);
+      // A copy cannot fail; a kind that can will report through the lease.
+      (void)Decode(DecodeKind::kCopy, {arena_.data() + work.from[i], work.lengths[i]},
+                   {arena_.data() + at, size});
+      at += size;
     }
     MutexLock lock(mutex_);
     scheduler_.OnCopyDone(work.lease);

@@ -603,14 +603,14 @@ void Scheduler::FreeCopy(Lease& lease) {
   lease.in_region = false;
 }
 
-// Where nothing but the lease's own samples lies in the way of its copy, they are given up, the
-// copy gets its place first, and they are read again around it.
+// Where the lease's own samples lie in the way of its copy, they are given up, the copy gets its
+// place first, and they are read again around it.
 void Scheduler::ReserveCopy(Lease& lease, uint64_t bytes) {
   if (lease.reserved || in_flight_ != 0 || !urgent_.empty()) return;
-  for (const auto& [id, other] : leases_) {
-    if (&other != &lease && !MayStealFrom(other, lease.stream)) return;
+  for (LeaseId id : pending_) {
+    if (leases_.at(id).copying) return;
   }
-  lease.reserved = true;  // once: a second failure means that this cannot help
+  lease.reserved = true;  // only a release makes another try worth its reads
   Unpin(lease);
   lease.missing = lease.samples;
   if (MakeRoom(bytes, lease.stream)) lease.block = arena_.Allocate(bytes);
@@ -789,6 +789,7 @@ void Scheduler::Drop(LeaseId id) {
   Lease& lease = it->second;
   Stream& own = streams_[lease.stream];
   if (lease.block != ArenaAllocator::kNone) FreeCopy(lease);
+  for (LeaseId waiting : pending_) leases_.at(waiting).reserved = false;
   leased_bytes_ -= lease.bytes;
   --own.leases;
   leases_.erase(it);

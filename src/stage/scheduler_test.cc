@@ -304,6 +304,32 @@ TEST(Scheduler, HeldContiguousBatchesMayTakeMoreThanTheRegion) {
   ASSERT_EQ(world.scheduler().CheckInvariants(), "");
 }
 
+// Half of the arena is the region; batches of a third of it fit beside the one that is held only
+// when neither that one nor their own samples cut the free memory into pieces.
+TEST(Scheduler, AContiguousBatchFindsRoomAmongItsOwnSamples) {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(seed);
+    World world(seed, {.arena_bytes = 64 * 1000});
+    const DatasetId d = world.AddDataset(200, 0, 64 * 20);
+    const SamplerSpec spec = Spec(200, seed);
+    const StreamId s =
+        world.Open({.dataset = d, .batch_size = 16, .contiguous = true, .epochs = 3}, spec);
+    LeaseId held = kNoLease;
+    Scheduler::Handout h;
+    Take t;
+    size_t batches = 0;
+    while ((t = world.TakeNow(s, &h)) != Take::kEndOfStream) {
+      ASSERT_TRUE(t == Take::kReady || t == Take::kEndOfEpoch) << "after " << batches;
+      if (t == Take::kEndOfEpoch) continue;
+      ++batches;
+      world.scheduler().Release(held);
+      held = h.lease;
+      ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+    }
+    EXPECT_EQ(batches, 3u * 13);
+  }
+}
+
 struct Consumer {
   StreamId stream;
   DatasetId dataset;
