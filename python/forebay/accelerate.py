@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import operator
 import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,15 @@ import numpy as np
 from . import _forebay
 from ._errors import ForebayError
 from .engine import Engine, shared_engine
+from .progress import counting
 from .report import from_native, table
-from .worker_io import active_reader, intercept_for_life, intercepting, start_worker
+from .worker_io import (
+    Reader,
+    intercept_for_life,
+    intercepting,
+    open_here,
+    start_worker,
+)
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -47,6 +55,8 @@ def accelerate(
 
     if not isinstance(loader, DataLoader):
         raise TypeError(f"accelerate() takes a torch.utils.data.DataLoader, not {type(loader).__name__}")
+    if hasattr(loader, "_forebay"):
+        return loader  # it is fast already
     name = type(loader.dataset).__name__
     if isinstance(loader.dataset, IterableDataset):
         return _unchanged(loader, f"{name} is an IterableDataset, whose order cannot be known")
@@ -64,7 +74,7 @@ def accelerate(
         state["batch_sampler"] = _Announcing(loader.batch_sampler, hub, batched=True)
     else:
         state["sampler"] = _Announcing(loader.sampler, hub, batched=False)
-    state["worker_init_fn"] = _WorkerInit(loader.worker_init_fn, hub.socket, hub.stream)
+    state["worker_init_fn"] = _WorkerInit(loader.worker_init_fn, hub)
     state["_iterator"] = None
     state["_forebay"] = hub
     fast.__class__ = _accelerated(type(loader))
@@ -93,7 +103,7 @@ def paths_of(dataset: Any) -> list[str] | None:
         return [path for part in parts for path in part or []]
     try:
         count = len(dataset)
-    except TypeError:
+    except (TypeError, NotImplementedError):
         return None
     attributes = dict(vars(dataset)) if hasattr(dataset, "__dict__") else {}
     # torchvision's names first, then whatever else looks like a list of files.
@@ -134,8 +144,11 @@ class _Hub:
         self.numbers: dict[str, int] = {}
         for path in paths:
             self.numbers.setdefault(path, len(self.numbers))
+        self.folder = os.getcwd()  # where relative paths start
         self.samples = np.fromiter((self.numbers[p] for p in paths), np.uint32, len(paths))
-        self.catalog = _forebay.Catalog.from_files([os.path.abspath(p) for p in self.numbers])
+        with counting("looking at the data set's files") as progress:
+            files = [os.path.abspath(p) for p in self.numbers]
+            self.catalog = _forebay.Catalog.from_files(files, progress)
         self.engine = engine
         self.native = engine.native
         dataset = self.native.add_dataset(self.catalog)
@@ -144,22 +157,48 @@ class _Hub:
         self.socket = self._server.path
         self.epoch = 0
         self._pid = os.getpid()
-        self._warned = False
+        self._checked = False
+        self._ahead = True
+        self._before = 0
+
+    def reader(self) -> Reader | None:
+        """For the data set that runs in this process."""
+        return start_worker(self.socket, self.stream, self.numbers, self.folder)
 
     def begin(self) -> None:
         """A new pass over the data set: what was declared before is over."""
-        self.native.seek(self.stream, self.epoch, 0)
+        self._ahead = True
         self._before = self.native.metrics()["forebay_stage_samples_total"]
+        try:
+            self.native.seek(self.stream, self.epoch, 0)
+        except ForebayError as error:
+            self._stop_ahead(error)
 
     def declare(self, indices: Sequence[int]) -> None:
-        order = self.samples[np.asarray(indices, dtype=np.int64)]
-        self.native.declare(self.stream, self.epoch, np.ascontiguousarray(order))
-        self.epoch += 1
+        """What the data set will be asked for next. Never fails: the program does not need it."""
+        if not self._ahead:
+            return
+        drawn = np.asarray(indices, dtype=np.int64)
+        count = len(self.samples)
+        drawn = drawn[(drawn >= -count) & (drawn < count)]  # the data set itself objects to the others
+        if len(drawn) == 0:
+            return
+        try:
+            self.native.declare(self.stream, self.epoch, np.ascontiguousarray(self.samples[drawn]))
+            self.epoch += 1
+        except ForebayError as error:
+            self._stop_ahead(error)
+
+    def _stop_ahead(self, error: ForebayError) -> None:
+        self._ahead = False
+        _log.warning("forebay: reading ahead is off: %s", error)
 
     def finished(self) -> None:
-        served = self.native.metrics()["forebay_stage_samples_total"] - self._before
-        if served == 0 and not self._warned:
-            self._warned = True
+        """The first pass has delivered everything: did it read through us?"""
+        if self._checked:
+            return
+        self._checked = True
+        if self.native.metrics()["forebay_stage_samples_total"] == self._before:
             _log.warning(
                 "forebay: the data set reads its files in a way that is not covered (not through open()); "
                 "use forebay.open(path) in it to make them fast"
@@ -186,9 +225,10 @@ class _Announcing:
     """A sampler that tells the engine what it will yield, and yields what the real one yields."""
 
     def __init__(self, inner: Any, hub: _Hub, *, batched: bool) -> None:
-        self._inner = inner
-        self._hub = hub
-        self._batched = batched
+        self.__dict__.update(_inner=inner, _hub=hub, _batched=batched)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._inner, name, value)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -200,18 +240,14 @@ class _Announcing:
 
     def __iter__(self) -> Iterator[Any]:
         hub = self._hub
-        try:
-            hub.begin()
-            future = _future(self._inner, self._batched)
-            if future is not None:
-                hub.declare(future)
-        except ForebayError as error:
-            _log.warning("forebay: reading ahead is off: %s", error)
-            future = []
+        hub.begin()
+        future = _future(self._inner, self._batched)
+        if future is not None:
+            hub.declare(future)
         at = 0
         for drawn in self._inner:
-            indices = drawn if self._batched else [drawn]
-            if future is None or future[at : at + len(indices)] != list(indices):
+            indices = _numbers(drawn if self._batched else [drawn])
+            if future is None or future[at : at + len(indices)] != indices:
                 # Unknown sampler, or one that drew something else: follow it, batch by batch.
                 if future is not None:
                     _log.warning("forebay: the sampler drew another order than foreseen; following it")
@@ -220,7 +256,19 @@ class _Announcing:
                 hub.declare(indices)
             at += len(indices)
             yield drawn
-        hub.finished()
+
+
+def _numbers(drawn: Any) -> list[int]:
+    """The indices of a batch that are numbers; samplers may yield whatever their data set takes."""
+    if not hasattr(drawn, "__len__") or isinstance(drawn, (str, dict)):
+        return []  # an iterator would be empty afterwards
+    found = []
+    for item in drawn:
+        try:
+            found.append(operator.index(item))
+        except (TypeError, ValueError):
+            continue
+    return found
 
 
 def _future(sampler: Any, batched: bool) -> list[int] | None:
@@ -266,23 +314,13 @@ def _accelerated(base: type) -> type:
         return _classes[base]
 
     class Accelerated(base):  # type: ignore[misc, valid-type]
-        def __iter__(self) -> Iterator[Any]:
-            if self.num_workers > 0:
-                return super().__iter__()
-            return self._in_this_process()
-
-        def _in_this_process(self) -> Iterator[Any]:
+        def _get_iterator(self) -> Any:
             hub = self._forebay
-            iterator = super().__iter__()
-            reader = start_worker(hub.socket, hub.stream, hub.numbers)
-            while True:
-                # Only while the data set runs: the program's own code sees the real open().
-                with intercepting(reader):
-                    try:
-                        item = next(iterator)
-                    except StopIteration:
-                        return
-                yield item
+            reader = hub.reader() if self.num_workers == 0 else None
+            iterator = super()._get_iterator()
+            iterator._forebay = (hub, reader, self.num_workers == 0 and reader is None)
+            iterator.__class__ = _passing(type(iterator))
+            return iterator
 
         def report(self) -> str:
             """Reads and samples of each pass over the data set."""
@@ -296,35 +334,61 @@ def _accelerated(base: type) -> type:
     return Accelerated
 
 
+def _passing(base: type) -> type:
+    """A subclass of an iterator's class: one that reads through the engine, and looks back at its end."""
+    if base in _classes:
+        return _classes[base]
+
+    class Passing(base):  # type: ignore[misc, valid-type]
+        def __next__(self) -> Any:
+            hub, reader, plain = self._forebay
+            try:
+                # Only while the data set runs: the program's own code sees the real open().
+                with intercepting(reader):
+                    return super().__next__()
+            except StopIteration:
+                if not plain:
+                    hub.finished()
+                raise
+
+        next = __next__
+
+    Passing.__name__ = base.__name__
+    Passing.__qualname__ = base.__qualname__
+    _classes[base] = Passing
+    return Passing
+
+
 # ---- the workers
 
 
 class _WorkerInit:
-    """Runs in each worker before the user's own worker_init_fn. Small, so that spawn can send it."""
+    """Runs in each worker before the user's own worker_init_fn.
 
-    def __init__(self, user: Any, socket: str, stream: int) -> None:
+    It carries the paths as they were when the engine was told: the data set's own list may have changed.
+    """
+
+    def __init__(self, user: Any, hub: _Hub) -> None:
         self._user = user
-        self._socket = socket
-        self._stream = stream
+        self._socket = hub.socket
+        self._stream = hub.stream
+        self._numbers = hub.numbers
+        self._folder = hub.folder
+
+    def __getstate__(self) -> tuple:
+        # For spawn: pickle sends each text once, and the data set has most of them.
+        return self._user, self._socket, self._stream, list(self._numbers), self._folder
+
+    def __setstate__(self, state: tuple) -> None:
+        self._user, self._socket, self._stream, paths, self._folder = state
+        self._numbers = {path: number for number, path in enumerate(paths)}
 
     def __call__(self, worker_id: int) -> None:
-        import torch.utils.data
-
-        info = torch.utils.data.get_worker_info()
-        paths = paths_of(info.dataset) if info is not None else None
-        if paths is not None:
-            numbers: dict[str, int] = {}
-            for path in paths:
-                numbers.setdefault(path, len(numbers))
-            reader = start_worker(self._socket, self._stream, numbers)
-            intercept_for_life(reader)
+        intercept_for_life(start_worker(self._socket, self._stream, self._numbers, self._folder))
         if self._user is not None:
             self._user(worker_id)
 
 
 def open_through(path: str | os.PathLike, mode: str = "rb", **kwargs: Any) -> Any:
     """``open()`` that goes through Forebay inside an accelerated loader, and is plain ``open()`` elsewhere."""
-    reader = active_reader()
-    if reader is not None:
-        return reader.open(path, mode, **kwargs)
-    return open(path, mode, **kwargs)
+    return open_here(path, mode, **kwargs)

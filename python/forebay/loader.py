@@ -130,6 +130,10 @@ class DataLoader:
         if not self._resumed:
             self._position = 0
         self._resumed = False
+        if self.epochs and self._epoch >= self.epochs:
+            raise ArgumentError(
+                f"epoch {self._epoch} is beyond epochs={self.epochs}; raise epochs=, or leave it out"
+            )
         if self._stream_at != (self._epoch, self._position):
             self.engine.native.seek(self._stream, self._epoch, self._position)
             self._stream_at = (self._epoch, self._position)

@@ -6,8 +6,9 @@ import builtins
 import io
 import logging
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import threading
+from collections.abc import Mapping
+from types import TracebackType
 from typing import Any
 
 from . import _forebay
@@ -24,10 +25,14 @@ class SampleFile(io.BytesIO):
 
     mode = "rb"
 
-    def __init__(self, content: bytes, name: str) -> None:
+    def __init__(self, content: bytes, name: str | os.PathLike[str]) -> None:
         super().__init__(content)
         self.name = name
         self._real: Any = None
+
+    def peek(self, _: int = 0) -> bytes:
+        """What is left, without moving; as of a buffered file."""
+        return bytes(self.getbuffer()[self.tell() :])
 
     def writable(self) -> bool:
         return False
@@ -56,94 +61,149 @@ class SampleFile(io.BytesIO):
 
 
 class Reader:
-    """Opens samples through an engine; anything else, and anything that fails, through the real open()."""
+    """Opens samples through an engine."""
 
-    def __init__(self, client: _forebay.WorkerClient, stream: int, numbers: Mapping[str, int]) -> None:
+    def __init__(
+        self, client: _forebay.WorkerClient, stream: int, numbers: Mapping[str, int], folder: str
+    ) -> None:
         self._client: _forebay.WorkerClient | None = client
         self._stream = stream
         self._numbers = numbers
+        self._folder = folder
 
     def sample(self, file: Any) -> int | None:
         """The number of the sample that a path names."""
         if not isinstance(file, (str, os.PathLike)):
             return None
         path = os.fspath(file)
-        return self._numbers.get(path) if isinstance(path, str) else None
+        number = self._numbers.get(path) if isinstance(path, str) else None
+        if number is not None and not os.path.isabs(path) and os.getcwd() != self._folder:
+            return None  # another file by now
+        return number
 
-    def open(
-        self,
-        file: Any,
-        mode: str = "r",
-        buffering: int = -1,
-        encoding: str | None = None,
-        errors: str | None = None,
-        newline: str | None = None,
-        closefd: bool = True,
-        opener: Any = None,
-    ) -> Any:
-        """As the built-in."""
-        if self._client is not None and opener is None and buffering != 0 and mode in _READ_MODES:
-            number = self.sample(file)
-            if number is not None:
-                content = self._fetch(number)
-                if content is not None:
-                    raw = SampleFile(content, os.fspath(file))
-                    if "b" in mode:
-                        return raw
-                    return io.TextIOWrapper(raw, encoding, errors, newline)
-        return _real_open(file, mode, buffering, encoding, errors, newline, closefd, opener)
-
-    def _fetch(self, number: int) -> bytes | None:
-        assert self._client is not None
+    def fetch(self, number: int) -> bytes | None:
+        """A sample's bytes; None when only the real open() can tell."""
+        client = self._client
+        if client is None:
+            return None
         try:
-            return self._client.fetch(self._stream, number, _WAIT_S)
+            return client.fetch(self._stream, number, _WAIT_S)
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on without us
             # A failing file fails again, in its own words, in the real open(); a lost engine stays lost.
-            if not self._client.connected:
-                _log.warning("forebay: reading from the source from now on: %s", error)
+            if not client.connected:
+                if self._client is not None:
+                    _log.warning("forebay: reading from the source from now on: %s", error)
                 self._client = None
             return None
 
 
-def start_worker(socket: str, stream: int, numbers: Mapping[str, int]) -> Reader | None:
-    """Attaches this process to the engine; None, with one line in the log, when that fails."""
+def start_worker(
+    socket: str, stream: int, numbers: Mapping[str, int], folder: str
+) -> Reader | None:
+    """Attaches this process to the engine; None, with one line in the log, when that fails.
+
+    `numbers` are the samples by path; relative ones start in `folder`.
+    """
     try:
-        return Reader(_forebay.WorkerClient.attach(socket, 5.0), stream, numbers)
+        return Reader(_forebay.WorkerClient.attach(socket, 5.0), stream, numbers, folder)
     except Exception as error:  # noqa: BLE001 - whatever it is, training goes on without us
         _log.warning("forebay: worker %d reads from the source: %s", os.getpid(), error)
         return None
 
 
-_active: list[Reader] = []
+# Readers in force in this process, in any thread; replaced as a whole, under the lock.
+_active: tuple[Reader, ...] = ()
+_lock = threading.Lock()
+_before: tuple[Any, Any] = (builtins.open, io.open)  # what _open stands in for
 
 
-def active_reader() -> Reader | None:
-    """The reader that is in force in this process."""
-    return _active[-1] if _active else None
+def _open(
+    file: Any,
+    mode: str = "r",
+    buffering: int = -1,
+    encoding: str | None = None,
+    errors: str | None = None,
+    newline: str | None = None,
+    closefd: bool = True,
+    opener: Any = None,
+) -> Any:
+    """The built-in, with samples from the engine; whatever it does not have comes from the real one."""
+    if mode in _READ_MODES and buffering != 0 and closefd and opener is None:
+        text = "b" not in mode
+        if text or (encoding is None and errors is None and newline is None):
+            for reader in reversed(_active):
+                number = reader.sample(file)
+                content = None if number is None else reader.fetch(number)
+                if content is None:
+                    continue
+                raw = SampleFile(content, file)
+                if not text:
+                    return raw
+                wrapped = io.TextIOWrapper(raw, encoding, errors, newline, buffering == 1)
+                wrapped.mode = mode  # type: ignore[misc]
+                return wrapped
+    return _before[0](file, mode, buffering, encoding, errors, newline, closefd, opener)
 
 
-@contextmanager
-def intercepting(reader: Reader | None) -> Iterator[None]:
-    """builtins.open and io.open go through `reader` inside."""
-    if reader is None:
-        yield
-        return
-    saved = (builtins.open, io.open)
-    builtins.open = reader.open  # type: ignore[assignment]
-    io.open = reader.open  # type: ignore[assignment]
-    _active.append(reader)
-    try:
-        yield
-    finally:
-        _active.pop()
-        builtins.open, io.open = saved  # type: ignore[assignment]
+def open_here(file: Any, mode: str, **kwargs: Any) -> Any:
+    """open(), through the engine where a reader is in force."""
+    return (_open if _active else open)(file, mode, **kwargs)
 
 
-_for_life: list[Any] = []
+class intercepting:  # noqa: N801 - used as a statement
+    """builtins.open and io.open go through `reader` inside, in every thread."""
+
+    def __init__(self, reader: Reader | None) -> None:
+        self._reader = reader
+
+    def __enter__(self) -> None:
+        global _active, _before
+        if self._reader is None:
+            return
+        with _lock:
+            if not _active:
+                _before = (builtins.open, io.open)
+                builtins.open = io.open = _open  # type: ignore[assignment]
+            _active = (*_active, self._reader)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        global _active
+        if self._reader is None:
+            return
+        with _lock:
+            # Threads leave in any order; each takes out its own.
+            left = list(_active)
+            left.remove(self._reader)
+            _active = tuple(left)
+            if not _active:
+                _restore()
+
+
+def _restore() -> None:
+    # What somebody else has put in our place stays.
+    if builtins.open is _open:
+        builtins.open = _before[0]
+    if io.open is _open:
+        io.open = _before[1]
+
+
+def _after_fork() -> None:
+    """A child starts without its parent's readers: their connections are the parent's."""
+    global _active, _lock
+    _lock = threading.Lock()
+    if _active:
+        _active = ()
+        _restore()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def intercept_for_life(reader: Reader | None) -> None:
     """As intercepting(), until the process ends."""
-    context = intercepting(reader)
-    context.__enter__()
-    _for_life.append(context)  # its end would put the real open() back
+    intercepting(reader).__enter__()
