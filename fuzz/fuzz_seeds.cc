@@ -7,6 +7,7 @@
 
 #include "catalog/catalog.h"
 #include "catalog/test_data.h"
+#include "wire/frame.h"
 
 namespace forebay::testing {
 namespace {
@@ -28,7 +29,30 @@ bool PutCatalog(const std::string& folder, int number, Result<std::unique_ptr<Ca
   return true;
 }
 
+// One frame of each message that has a list, and a plain one; the first byte cuts the input.
+void PutMessages(const std::string& folder) {
+  wire::Loan loan;
+  loan.samples = {1, 2};
+  loan.offsets = {0, 4096};
+  loan.lengths = {10, 20};
+  wire::Declare declare;
+  declare.order = {3, 2, 1};
+  wire::Release release;
+  release.leases = {1, 2};
+  std::vector<std::byte> bytes = {std::byte{40}};
+  wire::EncodeStatus(Status(Code::kNotFound, "gone"), 1, &bytes);
+  const bool ok = wire::Encode(wire::Hello(), 1, &bytes).ok() &&
+                  wire::Encode(wire::OpenStream(), 2, &bytes).ok() &&
+                  wire::Encode(declare, 3, &bytes).ok() && wire::Encode(loan, 4, &bytes).ok() &&
+                  wire::Encode(release, 5, &bytes).ok();
+  if (ok) {
+    Put(folder, "wire", 0,
+        std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  }
+}
+
 int Main(const std::string& folder) {
+  PutMessages(folder);
   const std::string long_name = std::string(120, 'n') + ".jpg";
   const std::string tar = TarMember("d/", "", '5') + TarMember("a.jpg", "picture") +
                           TarMember("a.cls", "7") + TarMember("././@LongLink", long_name, 'L') +

@@ -1,0 +1,631 @@
+#include "daemon/server.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <limits>
+#include <utility>
+
+#include "base/fork.h"
+#include "base/rng.h"
+#include "wire/socket.h"
+
+namespace forebay {
+namespace {
+
+constexpr Nanos kSlice = 100 * kMilli;  // longest sleep while something waits
+constexpr Nanos kIdle = 10 * kSecond;
+constexpr Nanos kLongestWait = 3600 * kSecond;
+constexpr size_t kReadBytes = size_t{16} << 10;
+constexpr size_t kLongestOrder = size_t{1} << 28;
+// Output buffers that one large reply has grown are given back.
+constexpr size_t kOutputKept = size_t{1} << 20;
+constexpr int kEventsAtOnce = 64;
+constexpr int kBacklog = 256;
+
+// What an epoll event is about: these, or a peer's socket (its id) or process (its id + 1).
+constexpr uint64_t kListenEvent = 0;
+constexpr uint64_t kWakeEvent = 1;
+constexpr uint64_t kProgressEvent = 2;
+constexpr uint64_t kFirstPeer = 16;
+
+void Drain(int event_fd) {
+  uint64_t count = 0;
+  (void)!read(event_fd, &count, sizeof count);
+}
+
+bool SetEvents(int epoll, int operation, int fd, uint64_t what, uint32_t events) {
+  epoll_event event = {};
+  event.events = events;
+  event.data.u64 = what;
+  return epoll_ctl(epoll, operation, fd, &event) == 0;
+}
+
+// Descriptors of forked children keep what we close alive: it has to be shut down and taken out of
+// the epoll set by name.
+void Disconnect(int epoll, int socket) {
+  (void)SetEvents(epoll, EPOLL_CTL_DEL, socket, 0, 0);
+  shutdown(socket, SHUT_RDWR);
+}
+
+// Makes the folder, or checks that nobody else can get into the one that is there.
+Status PrivateFolder(const std::string& folder, bool* made) {
+  *made = mkdir(folder.c_str(), 0700) == 0;
+  if (!*made && errno != EEXIST) return ErrnoStatus(errno, StrCat("making the folder ", folder));
+  struct stat st = {};
+  if (lstat(folder.c_str(), &st) != 0) return ErrnoStatus(errno, folder);
+  if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 077) != 0) {
+    return Status(Code::kPermissionDenied,
+                  StrCat(folder, " must be a folder that only this user can enter (mode 0700)"));
+  }
+  return Status();
+}
+
+// Whether the socket at `address` has a living process behind it.
+bool SomebodyListens(const sockaddr_un& address) {
+  const OwnedFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
+    return errno != ECONNREFUSED && errno != ENOENT && errno != ENOTSOCK;
+  }
+  const Result<pid_t> peer = wire::CheckPeer(probe.get());
+  // A forked child can hold the socket of its dead parent open.
+  return !peer || wire::WatchProcess(*peer).has_value();
+}
+
+std::string DefaultFolder() {
+  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+  if (runtime != nullptr && *runtime == '/' && access(runtime, W_OK | X_OK) == 0) {
+    return StrCat(runtime, "/forebay");
+  }
+  return StrCat("/tmp/forebay-", geteuid());
+}
+
+std::string Hex(uint64_t number) {
+  std::string out;
+  for (int shift = 60; shift >= 0; shift -= 4)
+    out.push_back("0123456789abcdef"[number >> shift & 15]);
+  return out;
+}
+
+}  // namespace
+
+Status ServerOptions::Validate() const {
+  if (max_clients < 1 || max_pending < 1) {
+    return Status(Code::kInvalidArgument, "max_clients and max_pending take 1 or more");
+  }
+  if (max_output_bytes < wire::kMaxFrameBytes) {
+    return Status(Code::kInvalidArgument, StrCat("max_output_bytes is ", max_output_bytes,
+                                                 "; one reply may have ", wire::kMaxFrameBytes));
+  }
+  return Status();
+}
+
+Server::Server(Engine& engine, const ServerOptions& options)
+    : engine_(engine),
+      options_(options),
+      fork_generation_(ForkGeneration()),
+      clients_(engine.registry().AddGauge("forebay_daemon_clients", "Processes attached")),
+      dropped_total_(engine.registry().AddCounter(
+          "forebay_daemon_dropped_clients_total",
+          "Processes disconnected for what they sent or did not read")),
+      served_total_(
+          engine.registry().AddCounter("forebay_client_served_reads_total",
+                                       "Reads that attached processes answered from memory")),
+      passed_total_(
+          engine.registry().AddCounter("forebay_client_passed_reads_total",
+                                       "Reads that attached processes left to the file system")),
+      next_id_(kFirstPeer) {}
+
+Result<ServerPtr> Server::Start(Engine& engine, const ServerOptions& options) {
+  FOREBAY_RETURN_IF_ERROR(options.Validate());
+  ServerPtr server(new Server(engine, options));
+  // Reopened, so that no client can write to other people's samples.
+  server->arena_ =
+      OwnedFd(open(StrCat("/proc/self/fd/", engine.arena_fd()).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!server->arena_.valid()) return ErrnoStatus(errno, "opening the arena through /proc/self/fd");
+  server->epoll_ = OwnedFd(epoll_create1(EPOLL_CLOEXEC));
+  server->wake_ = OwnedFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  server->listen_ = OwnedFd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!server->epoll_.valid() || !server->wake_.valid() || !server->listen_.valid()) {
+    return ErrnoStatus(errno, "making the server's descriptors");
+  }
+  FOREBAY_RETURN_IF_ERROR(server->Bind());
+  const int epoll = server->epoll_.get();
+  if (!SetEvents(epoll, EPOLL_CTL_ADD, server->listen_.get(), kListenEvent, EPOLLIN) ||
+      !SetEvents(epoll, EPOLL_CTL_ADD, server->wake_.get(), kWakeEvent, EPOLLIN) ||
+      !SetEvents(epoll, EPOLL_CTL_ADD, engine.progress_fd(), kProgressEvent, EPOLLIN)) {
+    return ErrnoStatus(errno, "watching the server's descriptors");
+  }
+  Server* const self = server.get();
+  server->thread_ = std::jthread([self](std::stop_token stop) { self->Run(stop); });
+  return server;
+}
+
+Status Server::Bind() {
+  constexpr int kAttempts = 50;
+  const bool choose = options_.socket_path.empty();
+  std::string folder = DefaultFolder();
+  if (!choose) {
+    const size_t slash = options_.socket_path.rfind('/');
+    folder = slash == std::string::npos ? "." : options_.socket_path.substr(0, slash + 1);
+  }
+  SplitMix64 names(static_cast<uint64_t>(SteadyClock().Now()) ^ static_cast<uint64_t>(getpid())
+                                                                    << 40);
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    path_ = choose ? StrCat(folder, "/", getpid(), "-", Hex(names.Next()), ".sock")
+                   : options_.socket_path;
+    const Result<sockaddr_un> address = wire::SocketAddress(path_);
+    if (!address) return address.error();
+    bool made = false;
+    FOREBAY_RETURN_IF_ERROR(PrivateFolder(folder, &made));
+    if (made || choose) folder_ = folder;
+    // One starter at a time judges and replaces what is there.
+    const OwnedFd lock(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (lock.valid() && flock(lock.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      std::this_thread::sleep_for(std::chrono::nanoseconds(20 * kMilli));
+      continue;
+    }
+    if (bind(listen_.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) == 0) {
+      bound_ = true;
+      if (listen(listen_.get(), kBacklog) == 0) return Status();
+      return ErrnoStatus(errno, StrCat("listening at ", path_));
+    }
+    if (errno == ENOENT)
+      continue;  // another server has just removed the folder as the last to leave
+    if (errno != EADDRINUSE) return ErrnoStatus(errno, StrCat("binding a socket to ", path_));
+    struct stat st = {};
+    if (lstat(path_.c_str(), &st) != 0) continue;
+    if (!S_ISSOCK(st.st_mode)) {
+      return Status(Code::kInvalidArgument, StrCat(path_, " is there and is not a socket"));
+    }
+    if (SomebodyListens(*address)) {
+      return Status(Code::kUnavailable, StrCat("another process listens at ", path_));
+    }
+    if (unlink(path_.c_str()) != 0 && errno != ENOENT) {
+      return ErrnoStatus(errno, StrCat("removing the stale socket ", path_));
+    }
+  }
+  return Status(Code::kUnavailable,
+                StrCat("no socket could be made in ", folder, ": others keep it busy"));
+}
+
+void ServerDelete::operator()(Server* server) const {
+  if (server == nullptr || server->fork_generation_ != ForkGeneration()) return;
+  delete server;
+}
+
+Server::~Server() {
+  if (thread_.joinable()) {
+    thread_.request_stop();
+    const uint64_t one = 1;
+    (void)!write(wake_.get(), &one, sizeof one);
+    thread_.join();
+  }
+  if (bound_) {
+    unlink(path_.c_str());
+    shutdown(listen_.get(), SHUT_RDWR);
+    // Those that have connected and were not greeted yet.
+    while (true) {
+      const OwnedFd waiting(accept4(listen_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      if (!waiting.valid()) break;
+      shutdown(waiting.get(), SHUT_RDWR);
+    }
+  }
+  if (!folder_.empty()) rmdir(folder_.c_str());  // fails, rightly, while others have sockets there
+  for (auto& [id, peer] : peers_) peer->gone = true;
+  some_gone_ = true;
+  RemoveGone();
+}
+
+void Server::Run(std::stop_token stop) {
+  std::array<epoll_event, kEventsAtOnce> events;
+  while (!stop.stop_requested()) {
+    Nanos now = SteadyClock().Now();
+    Nanos wait = some_gone_ ? 0 : kIdle;
+    if (!pending_.empty()) wait = std::min(wait, kSlice);
+    for (const Pending& ask : pending_) wait = std::min(wait, ask.deadline - now);
+    if (accept_again_ != 0) wait = std::min(wait, accept_again_ - now);
+    const Nanos milliseconds = (std::max<Nanos>(wait, 0) + kMilli - 1) / kMilli;
+    const int ready =
+        epoll_wait(epoll_.get(), events.data(), kEventsAtOnce, static_cast<int>(milliseconds));
+    for (int i = 0; i < ready; ++i) {
+      const uint64_t what = events[static_cast<size_t>(i)].data.u64;
+      const uint32_t how = events[static_cast<size_t>(i)].events;
+      if (what == kListenEvent) {
+        Accept();
+      } else if (what == kWakeEvent) {
+        Drain(wake_.get());
+      } else if (what == kProgressEvent) {
+        Drain(engine_.progress_fd());
+      } else {
+        const auto found = peers_.find(what & ~uint64_t{1});
+        if (found == peers_.end() || found->second->gone) continue;
+        Peer& peer = *found->second;
+        const bool ended = (what & 1) != 0;
+        if (ended || (how & ~static_cast<uint32_t>(EPOLLOUT)) != 0) Read(peer);
+        if (ended) MarkGone(peer);
+        if ((how & EPOLLOUT) != 0 && !peer.gone) Flush(peer);
+      }
+    }
+    now = SteadyClock().Now();
+    if (accept_again_ != 0 && now >= accept_again_) {
+      accept_again_ = 0;
+      (void)SetEvents(epoll_.get(), EPOLL_CTL_MOD, listen_.get(), kListenEvent, EPOLLIN);
+    }
+    RemoveGone();
+    if (!pending_.empty()) Retry();
+  }
+}
+
+void Server::Accept() {
+  while (true) {
+    OwnedFd socket(accept4(listen_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket.valid()) {
+      if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+        accept_again_ = SteadyClock().Now() + kSlice;
+        (void)SetEvents(epoll_.get(), EPOLL_CTL_MOD, listen_.get(), kListenEvent, 0);
+      }
+      if (errno == ECONNABORTED || errno == EINTR) continue;
+      return;
+    }
+    const Result<pid_t> pid = wire::CheckPeer(socket.get());
+    if (!pid || peers_.size() >= options_.max_clients) {
+      dropped_total_.Add(1);
+      shutdown(socket.get(), SHUT_RDWR);
+      continue;
+    }
+    Result<OwnedFd> process = wire::WatchProcess(*pid);
+    if (!process) continue;
+    auto peer = std::make_unique<Peer>();
+    peer->id = next_id_;
+    next_id_ += 2;
+    peer->socket = std::move(socket);
+    peer->process = *std::move(process);
+    const bool watched =
+        SetEvents(epoll_.get(), EPOLL_CTL_ADD, peer->socket.get(), peer->id,
+                  EPOLLIN | EPOLLRDHUP) &&
+        (!peer->process.valid() ||
+         SetEvents(epoll_.get(), EPOLL_CTL_ADD, peer->process.get(), peer->id + 1, EPOLLIN));
+    if (!watched) {
+      Disconnect(epoll_.get(), peer->socket.get());
+      continue;
+    }
+    peers_.emplace(peer->id, std::move(peer));
+    clients_.Set(peers_.size());
+  }
+}
+
+void Server::Read(Peer& peer) {
+  const std::span<std::byte> room = peer.in.Room(kReadBytes);
+  const ssize_t got = recv(peer.socket.get(), room.data(), room.size(), MSG_DONTWAIT);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (got <= 0) {
+    MarkGone(peer);
+    return;
+  }
+  peer.in.Filled(static_cast<size_t>(got));
+  while (!peer.gone) {
+    wire::Frame frame;
+    const Result<bool> whole = peer.in.Next(&frame);
+    if (whole && !*whole) break;
+    if (!whole || !OnFrame(peer, frame).ok()) {
+      dropped_total_.Add(1);
+      MarkGone(peer);
+    }
+  }
+  if (!peer.gone) Flush(peer);
+}
+
+Status Server::OnFrame(Peer& peer, const wire::Frame& frame) {
+  if (!peer.greeted) return OnHello(peer, frame);
+  const uint64_t request = frame.header.request;
+  switch (frame.header.type) {
+    case wire::Type::kTake: {
+      wire::Take take;
+      FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &take));
+      Pending ask;
+      ask.request = request;
+      ask.stream = take.stream;
+      return OnAsk(peer, ask, take.wait_ns);
+    }
+    case wire::Type::kFetch: {
+      wire::Fetch fetch;
+      FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &fetch));
+      Pending ask;
+      ask.request = request;
+      ask.fetch = true;
+      ask.stream = fetch.stream;
+      ask.sample = fetch.sample;
+      return OnAsk(peer, ask, fetch.wait_ns);
+    }
+    case wire::Type::kRelease: {
+      wire::Release release;
+      FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &release));
+      for (const LeaseId lease : release.leases) {
+        // Nobody gives back what another one reads.
+        if (peer.leases.erase(lease) != 0) FOREBAY_RETURN_IF_ERROR(engine_.Release(lease));
+      }
+      return Status();
+    }
+    case wire::Type::kOpenStream: {
+      wire::OpenStream open;
+      FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &open));
+      OnOpenStream(peer, request, open);
+      return Status();
+    }
+    case wire::Type::kDeclare: {
+      wire::Declare declare;
+      FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &declare));
+      Reply(peer, request, OnDeclare(peer, declare));
+      return Status();
+    }
+    case wire::Type::kSeek: {
+      wire::Seek seek;
+      FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &seek));
+      Reply(peer, request, engine_.Seek(seek.stream, seek.epoch, seek.position));
+      return Status();
+    }
+    case wire::Type::kCloseStream: {
+      wire::CloseStream close;
+      FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &close));
+      Status closed;
+      if (peer.streams.erase(close.stream) != 0) {
+        closed = engine_.CloseStream(close.stream);
+      } else {
+        closed = Status(Code::kInvalidArgument,
+                        StrCat("stream ", close.stream, " was not opened by this client"));
+      }
+      Reply(peer, request, closed);
+      return Status();
+    }
+    case wire::Type::kServed: {
+      wire::Served served;
+      FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &served));
+      served_total_.Add(served.reads);
+      passed_total_.Add(served.passes);
+      return Status();
+    }
+    default:
+      return Status(Code::kDataLoss, "a message that only a server sends");
+  }
+}
+
+Status Server::OnHello(Peer& peer, const wire::Frame& frame) {
+  wire::Hello hello;
+  FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &hello));
+  if (hello.protocol != wire::kProtocol) {
+    const Status refusal(Code::kUnimplemented,
+                         StrCat("this client speaks protocol ", hello.protocol, " and the engine ",
+                                wire::kProtocol, "; use one version of Forebay for both"));
+    Reply(peer, frame.header.request, refusal);
+    Flush(peer);
+    return refusal;
+  }
+  wire::HelloReply reply;
+  reply.pid = static_cast<uint32_t>(getpid());
+  reply.arena_bytes = engine_.arena_bytes();
+  reply.budget = engine_.budget();
+  reply.datasets = static_cast<uint32_t>(engine_.dataset_count());
+  std::vector<std::byte> bytes;
+  FOREBAY_RETURN_IF_ERROR(wire::Encode(reply, frame.header.request, &bytes));
+  // The first bytes on an empty socket: they fit, or the client is not worth keeping.
+  FOREBAY_RETURN_IF_ERROR(wire::SendDescriptor(peer.socket.get(), bytes, arena_.get()));
+  peer.greeted = true;
+  return Status();
+}
+
+void Server::OnOpenStream(Peer& peer, uint64_t request, const wire::OpenStream& open) {
+  StreamOptions options;
+  options.shape.dataset = open.dataset;
+  options.shape.batch_size = open.batch_size;
+  options.shape.drop_last = open.drop_last;
+  options.shape.contiguous = open.contiguous;
+  options.shape.itemised = open.itemised;
+  options.shape.first_epoch = open.first_epoch;
+  options.shape.first_position = open.first_position;
+  options.shape.epochs = open.epochs;
+  options.declared = open.declared;
+  options.sampler.size = open.sampler_size;
+  options.sampler.shuffle = open.sampler_shuffle;
+  options.sampler.seed = open.sampler_seed;
+  options.sampler.rank = open.sampler_rank;
+  options.sampler.world = open.sampler_world;
+  options.sampler.drop_last = open.sampler_drop_last;
+  const Result<StreamId> stream = engine_.OpenStream(options);
+  if (!stream) {
+    Reply(peer, request, stream.error());
+    return;
+  }
+  peer.streams.insert(*stream);
+  wire::OpenStreamReply reply;
+  reply.stream = *stream;
+  (void)wire::Encode(reply, request, &peer.out);  // a few bytes
+}
+
+Status Server::OnDeclare(Peer& peer, wire::Declare& declare) {
+  if (peer.declaring &&
+      (peer.declare_stream != declare.stream || peer.declare_epoch != declare.epoch)) {
+    peer.declaring = false;
+    peer.order = {};
+    return Status(Code::kInvalidArgument, "an order began before the one before it was complete");
+  }
+  if (peer.order.size() + declare.order.size() > kLongestOrder) {
+    peer.declaring = false;
+    peer.order = {};
+    return Status(Code::kResourceExhausted,
+                  StrCat("an order has at most ", kLongestOrder, " samples"));
+  }
+  peer.order.insert(peer.order.end(), declare.order.begin(), declare.order.end());
+  peer.declaring = declare.more;
+  peer.declare_stream = declare.stream;
+  peer.declare_epoch = declare.epoch;
+  if (declare.more) return Status();
+  return engine_.Declare(declare.stream, declare.epoch, std::exchange(peer.order, {}),
+                         declare.last);
+}
+
+Status Server::OnAsk(Peer& peer, Pending ask, int64_t wait) {
+  const Nanos now = SteadyClock().Now();
+  ask.peer = &peer;
+  ask.deadline = now + std::clamp<Nanos>(wait, 0, kLongestWait);
+  // A batch goes to those who asked first.
+  const bool behind =
+      !ask.fetch && std::any_of(pending_.begin(), pending_.end(), [&](const Pending& p) {
+        return !p.fetch && p.stream == ask.stream;
+      });
+  if (!behind && Answer(ask, now)) return Status();
+  if (peer.pending >= options_.max_pending) {
+    Cancel(ask);
+    Reply(peer, ask.request,
+          Status(Code::kResourceExhausted,
+                 StrCat("this client already has ", peer.pending, " requests waiting")));
+    return Status();
+  }
+  ++peer.pending;
+  pending_.push_back(ask);
+  return Status();
+}
+
+void Server::Cancel(Pending& ask) {
+  if (ask.lease != kNoLease) (void)engine_.Release(std::exchange(ask.lease, kNoLease));
+}
+
+bool Server::Answer(Pending& ask, Nanos now) {
+  Result<TakeKind> kind = ask.fetch ? engine_.Fetch(ask.stream, ask.sample, 0, &ask.lease, &loan_)
+                                    : engine_.Take(ask.stream, 0, &loan_);
+  if (kind && *kind == TakeKind::kPending) {
+    const Status blocked = engine_.Blocked(ask.stream);
+    if (blocked.ok()) {
+      ask.blocked_since = -1;
+    } else if (ask.blocked_since < 0) {
+      ask.blocked_since = now;
+    } else if (now - ask.blocked_since > options_.release_wait) {
+      kind = blocked;
+    }
+    if (kind && now < ask.deadline) return false;
+  }
+  Peer& peer = *ask.peer;
+  if (!kind) {
+    Cancel(ask);
+    Reply(peer, ask.request, kind.error());
+    return true;
+  }
+  reply_.kind = static_cast<uint8_t>(*kind);
+  reply_.stream = ask.stream;
+  reply_.samples.clear();
+  reply_.offsets.clear();
+  reply_.lengths.clear();
+  if (*kind != TakeKind::kBatch) {
+    Cancel(ask);
+    reply_.lease = kNoLease;
+    (void)wire::Encode(reply_, ask.request, &peer.out);  // a few bytes
+    return true;
+  }
+  ask.lease = kNoLease;
+  reply_.lease = loan_.lease;
+  reply_.dataset = loan_.dataset;
+  reply_.epoch = loan_.epoch;
+  reply_.index = loan_.index;
+  reply_.samples.swap(loan_.samples);
+  reply_.offsets.swap(loan_.offsets);
+  reply_.lengths.swap(loan_.lengths);
+  const Status encoded = wire::Encode(reply_, ask.request, &peer.out);
+  if (encoded.ok()) {
+    peer.leases.insert(loan_.lease);
+  } else {
+    (void)engine_.Release(loan_.lease);
+    Reply(peer, ask.request, encoded);
+  }
+  return true;
+}
+
+void Server::Retry() {
+  // Before the asking: what happens after an ask has looked is signalled.
+  engine_.ArmProgress();
+  const Nanos now = SteadyClock().Now();
+  size_t kept = 0;
+  for (Pending& ask : pending_) {
+    Peer& peer = *ask.peer;
+    if (!peer.gone && Answer(ask, now)) {
+      --peer.pending;
+      Flush(peer);
+    } else {
+      pending_[kept++] = ask;
+    }
+  }
+  pending_.resize(kept);
+}
+
+void Server::Reply(Peer& peer, uint64_t request, const Status& status) {
+  wire::EncodeStatus(status, request, &peer.out);
+}
+
+void Server::Flush(Peer& peer) {
+  while (peer.sent < peer.out.size()) {
+    const ssize_t n = send(peer.socket.get(), peer.out.data() + peer.sent,
+                           peer.out.size() - peer.sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n >= 0) {
+      peer.sent += static_cast<size_t>(n);
+    } else if (errno == EAGAIN) {
+      break;
+    } else if (errno != EINTR) {
+      MarkGone(peer);
+      return;
+    }
+  }
+  if (peer.sent == peer.out.size()) {
+    peer.out.clear();
+    peer.sent = 0;
+    if (peer.out.capacity() > kOutputKept) peer.out.shrink_to_fit();
+  } else if (peer.sent > kOutputKept) {
+    peer.out.erase(peer.out.begin(), peer.out.begin() + static_cast<int64_t>(peer.sent));
+    peer.sent = 0;
+  }
+  if (peer.out.size() - peer.sent > options_.max_output_bytes) {
+    dropped_total_.Add(1);
+    MarkGone(peer);
+    return;
+  }
+  const bool wants_room = !peer.out.empty();
+  if (wants_room == peer.wants_room) return;
+  peer.wants_room = wants_room;
+  const uint32_t events = EPOLLIN | EPOLLRDHUP | (wants_room ? EPOLLOUT : 0u);
+  if (!SetEvents(epoll_.get(), EPOLL_CTL_MOD, peer.socket.get(), peer.id, events)) MarkGone(peer);
+}
+
+void Server::MarkGone(Peer& peer) {
+  peer.gone = true;
+  some_gone_ = true;
+}
+
+void Server::RemoveGone() {
+  if (!some_gone_) return;
+  some_gone_ = false;
+  std::erase_if(pending_, [this](Pending& ask) {
+    if (ask.peer->gone) Cancel(ask);
+    return ask.peer->gone;
+  });
+  std::erase_if(peers_, [this](auto& entry) {
+    Peer& peer = *entry.second;
+    if (!peer.gone) return false;
+    Disconnect(epoll_.get(), peer.socket.get());
+    if (peer.process.valid())
+      (void)SetEvents(epoll_.get(), EPOLL_CTL_DEL, peer.process.get(), 0, 0);
+    for (const LeaseId lease : peer.leases) (void)engine_.Release(lease);
+    for (const StreamId stream : peer.streams) (void)engine_.CloseStream(stream);
+    return true;
+  });
+  clients_.Set(peers_.size());
+}
+
+}  // namespace forebay

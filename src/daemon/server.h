@@ -1,0 +1,139 @@
+// Server: lends an engine to other processes of the same user, over a Unix socket.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/owned.h"
+#include "base/status.h"
+#include "metrics/registry.h"
+#include "stage/engine.h"
+#include "wire/frame.h"
+
+namespace forebay {
+
+struct ServerOptions {
+  // Its folder must belong to this user alone, or is made so. Empty: a new name in
+  // $XDG_RUNTIME_DIR/forebay, or in /tmp/forebay-<uid>.
+  std::string socket_path;
+  size_t max_clients = 1024;
+  size_t max_pending = 64;                     // waiting requests of one client
+  size_t max_output_bytes = size_t{32} << 20;  // replies a client has not read
+  // How long a request waits for memory that only unreleased loans hold.
+  Nanos release_wait = 10 * kSecond;
+  Status Validate() const;
+};
+
+class Server;
+
+// Deletes a server in the process that made it; in a forked child its thread does not exist and the
+// socket's name is the parent's, so it is left alone.
+struct ServerDelete {
+  void operator()(Server* server) const;
+};
+using ServerPtr = std::unique_ptr<Server, ServerDelete>;
+
+// Any client may Take and Fetch from any stream. Loans belong to the client that they were made to,
+// streams to the client that opened them: both end with its connection or its process. A client
+// that breaks the protocol or does not read its replies is disconnected.
+class Server {
+ public:
+  // Listens when it returns. Replaces a socket that a dead process left behind; kUnavailable when
+  // another one listens there. `engine` must outlive the server; it has at most one at a time.
+  static Result<ServerPtr> Start(Engine& engine, const ServerOptions& options);
+  // Disconnects every client, takes back their loans, and removes the socket.
+  ~Server();
+
+  const std::string& socket_path() const { return path_; }
+
+ private:
+  struct Peer {
+    uint64_t id = 0;
+    OwnedFd socket;
+    OwnedFd process;  // readable once the client's process has ended; may be invalid
+    bool greeted = false;
+    bool gone = false;  // to be removed at the end of the round
+    bool wants_room = false;
+    wire::FrameReader in;
+    std::vector<std::byte> out;
+    size_t sent = 0;  // of `out`
+    size_t pending = 0;
+    std::unordered_set<LeaseId> leases;
+    std::unordered_set<StreamId> streams;
+    std::vector<SampleId> order;  // the parts of a Declare so far
+    bool declaring = false;
+    StreamId declare_stream = 0;
+    uint64_t declare_epoch = 0;
+  };
+  // A Take or Fetch that waits.
+  struct Pending {
+    Peer* peer = nullptr;
+    uint64_t request = 0;
+    bool fetch = false;
+    StreamId stream = 0;
+    SampleId sample = 0;
+    LeaseId lease = kNoLease;  // of a Fetch that the engine works on
+    Nanos deadline = 0;
+    Nanos blocked_since = -1;
+  };
+
+  Server(Engine& engine, const ServerOptions& options);
+  friend struct ServerDelete;
+  Status Bind();
+
+  void Run(std::stop_token stop);
+  void Accept();
+  void Read(Peer& peer);
+  // An error is the peer's fault and ends its connection.
+  Status OnFrame(Peer& peer, const wire::Frame& frame);
+  Status OnHello(Peer& peer, const wire::Frame& frame);
+  // What the request came to, for its reply.
+  Status OnDeclare(Peer& peer, wire::Declare& declare);
+  void OnOpenStream(Peer& peer, uint64_t request, const wire::OpenStream& open);
+  Status OnAsk(Peer& peer, Pending ask, int64_t wait);
+  void Reply(Peer& peer, uint64_t request, const Status& status);
+  void Flush(Peer& peer);
+  // Asks the engine once; true when the request has its answer.
+  bool Answer(Pending& ask, Nanos now);
+  void Cancel(Pending& ask);
+  void Retry();
+  void MarkGone(Peer& peer);
+  // Takes back what those who are gone held.
+  void RemoveGone();
+
+  // Constant after Start.
+  Engine& engine_;
+  const ServerOptions options_;
+  const uint64_t fork_generation_;
+  std::string path_;
+  std::string folder_;  // to be removed at the end; empty when it is not ours
+  bool bound_ = false;
+  OwnedFd arena_;  // opened for reading only
+  OwnedFd listen_;
+  OwnedFd epoll_;
+  OwnedFd wake_;
+  Metric& clients_;
+  Metric& dropped_total_;
+  Metric& served_total_;
+  Metric& passed_total_;
+
+  // The thread's own.
+  std::unordered_map<uint64_t, std::unique_ptr<Peer>> peers_;
+  std::vector<Pending> pending_;  // in order of arrival
+  uint64_t next_id_;
+  bool some_gone_ = false;
+  Nanos accept_again_ = 0;  // not 0: out of descriptors until then
+  BatchLoan loan_;
+  wire::Loan reply_;
+
+  std::jthread thread_;
+};
+
+}  // namespace forebay

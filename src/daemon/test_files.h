@@ -1,0 +1,109 @@
+// An engine over files whose bytes are FillNullSample's, for tests.
+#pragma once
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/rng.h"
+#include "source/delay_source.h"
+#include "source/null_source.h"
+#include "stage/engine.h"
+
+namespace forebay::testing {
+
+inline uint64_t Seeds() {
+  const char* text = std::getenv("FOREBAY_SEEDS");
+  return text != nullptr ? std::max<uint64_t>(1, std::strtoull(text, nullptr, 10)) : 20;
+}
+
+// Nothing is written into the files: a source that knows the bytes reads them.
+class TestFiles {
+ public:
+  TestFiles() {
+    char name[] = "/tmp/forebay_daemon_XXXXXX";
+    if (mkdtemp(name) != nullptr) root_ = name;
+  }
+  ~TestFiles() {
+    std::error_code ignored;
+    std::filesystem::remove_all(root_, ignored);
+  }
+  TestFiles(const TestFiles&) = delete;
+  TestFiles& operator=(const TestFiles&) = delete;
+
+  const std::string& root() const { return root_; }
+
+  std::shared_ptr<const Catalog> Make(uint32_t n, uint32_t low, uint32_t high) const {
+    SplitMix64 rng(n);
+    std::vector<std::string> paths;
+    const std::string folder = StrCat(root_, "/", n, "_", high);
+    std::filesystem::create_directories(folder);
+    for (uint32_t i = 0; i < n; ++i) {
+      paths.push_back(StrCat(folder, "/", i));
+      const int fd = creat(paths.back().c_str(), 0600);
+      EXPECT_EQ(ftruncate(fd, static_cast<off_t>(low + rng.Below(high - low + 1))), 0);
+      close(fd);
+    }
+    auto built = BuildFileList(paths, {});
+    EXPECT_TRUE(built) << built.status().ToString();
+    return std::shared_ptr<const Catalog>(*std::move(built));
+  }
+
+ private:
+  std::string root_;
+};
+
+inline EnginePtr MakeEngine(uint64_t memory) {
+  EngineOptions options;
+  options.memory = memory;
+  options.max_in_flight = 16;
+  options.release_wait = 300 * kMilli;
+  auto engine = Engine::Create(options);
+  EXPECT_TRUE(engine) << engine.status().ToString();
+  return *std::move(engine);
+}
+
+// A source whose every read takes `latency`.
+inline std::unique_ptr<Source> SlowSource(Nanos latency) {
+  DelayOptions options;
+  options.open_each = false;
+  options.storage.read = latency;
+  auto source = DelaySource::Make(*MakeNullSource(16), options);
+  EXPECT_TRUE(source) << source.status().ToString();
+  return *std::move(source);
+}
+
+inline bool BytesRight(const std::byte* base, const BatchLoan& loan) {
+  std::vector<std::byte> expected;
+  for (size_t i = 0; i < loan.samples.size(); ++i) {
+    expected.resize(loan.lengths[i]);
+    FillNullSample(loan.samples[i], expected);
+    if (std::memcmp(base + loan.offsets[i], expected.data(), expected.size()) != 0) return false;
+  }
+  return true;
+}
+
+inline uint64_t MetricValue(Engine& engine, std::string_view name) {
+  for (const Registry::Sample& sample : engine.registry().Snapshot()) {
+    if (sample.name == name) return sample.value;
+  }
+  return ~uint64_t{0};
+}
+
+// Other threads have to notice first: waits for a gauge, for ten seconds at most.
+inline uint64_t AwaitMetric(Engine& engine, std::string_view name, uint64_t wanted) {
+  const Nanos until = SteadyClock().Now() + 10 * kSecond;
+  while (MetricValue(engine, name) != wanted && SteadyClock().Now() < until) usleep(1000);
+  return MetricValue(engine, name);
+}
+
+}  // namespace forebay::testing

@@ -1,0 +1,290 @@
+#include "wire/frame.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/rng.h"
+
+namespace forebay::wire {
+namespace {
+
+// Collects a message's fields as text, so that any two can be compared.
+class Describer {
+ public:
+  template <typename... Fields>
+  void operator()(const Fields&... fields) {
+    (Add(fields), ...);
+  }
+  template <typename... Ts>
+  void Columns(const std::vector<Ts>&... columns) {
+    (Add(columns), ...);
+  }
+  std::string text;
+
+ private:
+  template <typename T>
+  requires std::is_arithmetic_v<T>
+  void Add(T value) { text += std::to_string(value) + ";"; }
+  void Add(const std::string& value) { text += value + ";"; }
+  template <typename T>
+  void Add(const std::vector<T>& values) {
+    text += "[";
+    for (T value : values) Add(value);
+    text += "]";
+  }
+};
+
+// Fills fields with random values of any size.
+class Filler {
+ public:
+  explicit Filler(uint64_t seed) : rng_(seed) {}
+  template <typename... Fields>
+  void operator()(Fields&... fields) {
+    (Fill(fields), ...);
+  }
+  template <typename... Ts>
+  void Columns(std::vector<Ts>&... columns) {
+    const size_t n = rng_.Below(40);
+    (FillList(columns, n), ...);
+  }
+
+ private:
+  template <typename T>
+  requires std::is_arithmetic_v<T>
+  void Fill(T& value) { value = static_cast<T>(rng_.Next() >> rng_.Below(64)); }
+  void Fill(bool& value) { value = rng_.Below(2) == 1; }
+  void Fill(std::string& value) {
+    value.resize(rng_.Below(60));
+    for (char& c : value) c = static_cast<char>(rng_.Next());
+  }
+  template <typename T>
+  void FillList(std::vector<T>& values, size_t n) {
+    values.resize(n);
+    for (T& value : values) Fill(value);
+  }
+  template <typename T>
+  void Fill(std::vector<T>& values) {
+    FillList(values, rng_.Below(40));
+  }
+  SplitMix64 rng_;
+};
+
+template <typename Message>
+std::string Describe(const Message& message) {
+  Describer describer;
+  Message::Fields(message, describer);
+  return describer.text;
+}
+
+template <typename Message>
+Message Random(uint64_t seed) {
+  Message message;
+  Filler filler(seed);
+  Message::Fields(message, filler);
+  if constexpr (requires { message.kind; }) message.kind %= Message::kKinds;
+  return message;
+}
+
+uint64_t Seeds() {
+  const char* text = std::getenv("FOREBAY_SEEDS");
+  return text != nullptr ? std::max<uint64_t>(1, std::strtoull(text, nullptr, 10)) : 20;
+}
+
+Result<Frame> OnlyFrame(FrameReader& reader, std::span<const std::byte> bytes) {
+  std::ranges::copy(bytes, reader.Room(bytes.size()).begin());
+  reader.Filled(bytes.size());
+  Frame frame;
+  const Result<bool> whole = reader.Next(&frame);
+  if (!whole) return whole.error();
+  if (!*whole) return Status(Code::kUnavailable, "incomplete");
+  return frame;
+}
+
+// Decodes as each type a frame may claim to be; true when it was accepted.
+bool DecodeAny(const Frame& frame) {
+  Status status;
+  const auto as = [&]<typename Message>(Message message) {
+    if (frame.header.type == Message::kType) status = Decode(frame, &message);
+  };
+  as(Hello());
+  as(HelloReply());
+  as(StatusReply());
+  as(OpenStream());
+  as(OpenStreamReply());
+  as(Declare());
+  as(Seek());
+  as(CloseStream());
+  as(Take());
+  as(Fetch());
+  as(Loan());
+  as(Release());
+  as(Served());
+  return status.ok();
+}
+
+template <typename Message>
+class MessageTest : public ::testing::Test {};
+
+using Messages = ::testing::Types<Hello, HelloReply, StatusReply, OpenStream, OpenStreamReply,
+                                  Declare, Seek, CloseStream, Take, Fetch, Loan, Release, Served>;
+TYPED_TEST_SUITE(MessageTest, Messages);
+
+TYPED_TEST(MessageTest, ComesBackAsItWent) {
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    const auto message = Random<TypeParam>(seed);
+    std::vector<std::byte> bytes;
+    ASSERT_TRUE(Encode(message, seed * 7, &bytes).ok());
+    FrameReader reader;
+    const auto frame = OnlyFrame(reader, bytes);
+    ASSERT_TRUE(frame) << frame.status().ToString();
+    EXPECT_EQ(frame->header.request, seed * 7);
+    TypeParam back;
+    ASSERT_TRUE(Decode(*frame, &back).ok());
+    EXPECT_EQ(Describe(back), Describe(message));
+  }
+}
+
+TYPED_TEST(MessageTest, EveryShorterOrLongerPayloadIsRefused) {
+  const auto message = Random<TypeParam>(3);
+  std::vector<std::byte> bytes;
+  ASSERT_TRUE(Encode(message, 1, &bytes).ok());
+  FrameReader reader;
+  auto frame = OnlyFrame(reader, bytes);
+  ASSERT_TRUE(frame);
+  for (size_t cut = 0; cut < frame->payload.size(); ++cut) {
+    TypeParam back;
+    EXPECT_EQ(Decode(Frame{frame->header, frame->payload.first(cut)}, &back).code(),
+              Code::kDataLoss);
+  }
+  std::vector<std::byte> longer(frame->payload.begin(), frame->payload.end());
+  longer.push_back(std::byte{0});
+  TypeParam back;
+  EXPECT_EQ(Decode(Frame{frame->header, longer}, &back).code(), Code::kDataLoss);
+}
+
+// Whatever is flipped, cut or inserted: an error, or a message that encodes again.
+TYPED_TEST(MessageTest, MutationsEndInAnErrorOrAMessage) {
+  for (uint64_t seed = 0; seed < 200 * Seeds(); ++seed) {
+    SplitMix64 rng(seed);
+    std::vector<std::byte> bytes;
+    ASSERT_TRUE(Encode(Random<TypeParam>(seed), seed, &bytes).ok());
+    const uint64_t changes = 1 + rng.Below(4);
+    for (uint64_t i = 0; i < changes && !bytes.empty(); ++i) {
+      const auto at = static_cast<int64_t>(rng.Below(bytes.size()));
+      switch (rng.Below(4)) {
+        case 0:
+          bytes[static_cast<size_t>(at)] ^= std::byte{1} << rng.Below(8);
+          break;
+        case 1:
+          bytes[static_cast<size_t>(at)] = static_cast<std::byte>(rng.Next());
+          break;
+        case 2:
+          bytes.erase(bytes.begin() + at);
+          break;
+        default:
+          bytes.insert(bytes.begin() + at, static_cast<std::byte>(rng.Next()));
+          break;
+      }
+    }
+    FrameReader reader;
+    const auto frame = OnlyFrame(reader, bytes);
+    if (frame) DecodeAny(*frame);
+  }
+}
+
+TEST(Frame, AnAnnouncedLengthIsNotBelieved) {
+  Declare declare;
+  declare.order = {1, 2, 3};
+  std::vector<std::byte> bytes;
+  ASSERT_TRUE(Encode(declare, 1, &bytes).ok());
+  // The count of `order` says 2^32 - 1.
+  const size_t count_at = bytes.size() - 3 * sizeof(uint32_t) - sizeof(uint32_t);
+  for (size_t i = 0; i < sizeof(uint32_t); ++i) bytes[count_at + i] = std::byte{0xff};
+  FrameReader reader;
+  auto frame = OnlyFrame(reader, bytes);
+  ASSERT_TRUE(frame);
+  Declare back;
+  EXPECT_EQ(Decode(*frame, &back).code(), Code::kDataLoss);
+  EXPECT_TRUE(back.order.empty());
+}
+
+TEST(Frame, TooLargeIsRefusedOnBothSides) {
+  Declare declare;
+  declare.order.resize(kMaxFrameBytes / sizeof(uint32_t));
+  std::vector<std::byte> bytes = {std::byte{7}};
+  EXPECT_EQ(Encode(declare, 1, &bytes).code(), Code::kResourceExhausted);
+  EXPECT_EQ(bytes.size(), 1u);
+
+  std::vector<std::byte> header(kHeaderBytes);
+  internal::PutHeader({Type::kDeclare, Code::kOk, kMaxFrameBytes, 1}, header.data());
+  FrameReader reader;
+  EXPECT_EQ(OnlyFrame(reader, header).status().code(), Code::kDataLoss);
+}
+
+TEST(Frame, AnotherVersionIsNamed) {
+  std::vector<std::byte> bytes;
+  ASSERT_TRUE(Encode(Hello(), 1, &bytes).ok());
+  bytes[2] = std::byte{9};
+  FrameReader reader;
+  const Status status = OnlyFrame(reader, bytes).status();
+  EXPECT_EQ(status.code(), Code::kUnimplemented);
+  EXPECT_NE(status.message().find("version 9"), std::string::npos);
+}
+
+TEST(Frame, StatusKeepsCodeAndMessage) {
+  std::vector<std::byte> bytes;
+  EncodeStatus(Status(Code::kChanged, "/data/a.jpg: shrank"), 5, &bytes);
+  FrameReader reader;
+  auto frame = OnlyFrame(reader, bytes);
+  ASSERT_TRUE(frame);
+  Status back;
+  ASSERT_TRUE(DecodeStatus(*frame, &back).ok());
+  EXPECT_EQ(back.code(), Code::kChanged);
+  EXPECT_EQ(back.message(), "/data/a.jpg: shrank");
+}
+
+TEST(Frame, AnyCutOfTheStreamGivesTheSameFrames) {
+  for (uint64_t seed = 0; seed < Seeds(); ++seed) {
+    SplitMix64 rng(seed);
+    std::vector<std::byte> bytes;
+    std::vector<std::string> sent;
+    for (int i = 0; i < 30; ++i) {
+      Loan loan = Random<Loan>(rng.Next());
+      if (i == 10) {
+        Declare declare;
+        declare.order.resize(500000);
+        ASSERT_TRUE(Encode(declare, 0, &bytes).ok());
+      }
+      ASSERT_TRUE(Encode(loan, static_cast<uint64_t>(i), &bytes).ok());
+      sent.push_back(Describe(loan));
+    }
+    FrameReader reader;
+    std::vector<std::string> got;
+    for (size_t at = 0; at < bytes.size();) {
+      const std::span<std::byte> room = reader.Room(1 + rng.Below(5000));
+      const size_t n = std::min({room.size(), bytes.size() - at, 1 + rng.Below(20000)});
+      std::copy_n(bytes.begin() + static_cast<int64_t>(at), n, room.begin());
+      reader.Filled(n);
+      at += n;
+      while (true) {
+        Frame frame;
+        const auto whole = reader.Next(&frame);
+        ASSERT_TRUE(whole) << whole.status().ToString();
+        if (!*whole) break;
+        if (frame.header.type == Type::kDeclare) continue;
+        Loan back;
+        ASSERT_TRUE(Decode(frame, &back).ok());
+        got.push_back(Describe(back));
+      }
+    }
+    EXPECT_EQ(got, sent);
+  }
+}
+
+}  // namespace
+}  // namespace forebay::wire
