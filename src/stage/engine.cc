@@ -270,11 +270,6 @@ Result<StreamId> Engine::OpenStream(const StreamOptions& options) {
     }
   }
   const StreamId id = scheduler_.OpenStream(options.shape);
-  if (id == Scheduler::kNoStream) {
-    const Catalog& catalog = *datasets_[options.shape.dataset].catalog;
-    return TooLarge(2 * options.shape.batch_size * catalog.total_bytes() /
-                    std::max<size_t>(1, catalog.size()));
-  }
   streams_.emplace_back();
   streams_.back().options = options;
   streams_.back().reads_at_start = datasets_[options.shape.dataset].reads;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <functional>
 #include <limits>
 #include <string>
 #include <utility>
@@ -43,7 +44,7 @@ StreamId Scheduler::OpenStream(const StreamShape& shape) {
   stream.shape = shape;
   stream.next_epoch = shape.first_epoch;
   stream.next_first_position = shape.first_position;
-  if (shape.contiguous && !MakeRegion(stream)) return kNoStream;
+  if (shape.contiguous) MakeRegion(stream);
   streams_.push_back(std::move(stream));
   ChooseStaging();
   const auto id = static_cast<StreamId>(streams_.size() - 1);
@@ -51,19 +52,35 @@ StreamId Scheduler::OpenStream(const StreamShape& shape) {
   return id;
 }
 
-bool Scheduler::MakeRegion(Stream& stream) {
-  const uint64_t batch = stream.shape.batch_size * datasets_[stream.shape.dataset].mean_rounded;
+// A small budget has no room for a region: what is left beside it must take a batch that is held,
+// the next one's samples and its copy, however large. Then copies lie among the samples.
+void Scheduler::MakeRegion(Stream& stream) {
+  const Dataset& dataset = datasets_[stream.shape.dataset];
+  const uint64_t batch = stream.shape.batch_size * dataset.mean_rounded;
   const uint64_t usable = UsableBytes();
+  const uint64_t beside = 3 * LargestBatch(dataset, stream.shape.batch_size);
+  if (beside >= usable) return;
   // Batches differ in size; a quarter more than the mean leaves few of them waiting.
-  uint64_t bytes = std::min(usable / 2, (kCopyDepth + 2) * (batch + batch / 4));
+  uint64_t bytes = std::min({usable / 2, usable - beside, (kCopyDepth + 2) * (batch + batch / 4)});
   // Pinned samples of other streams may stand in the way of the whole of it.
   for (; bytes >= 2 * batch; bytes -= bytes / 8 + 1) {
     if (!MakeRoom(bytes, ~StreamId{0})) continue;
     stream.region = arena_.Allocate(bytes);
     stream.copies = ArenaAllocator(arena_.size(stream.region));
-    return true;
+    return;
   }
-  return false;
+}
+
+uint64_t Scheduler::LargestBatch(const Dataset& dataset, size_t batch_size) {
+  std::vector<uint64_t> sizes;
+  sizes.reserve(dataset.entries.size());
+  for (const Entry& e : dataset.entries) sizes.push_back(ArenaAllocator::Rounded(e.length));
+  const size_t n = std::min(batch_size, sizes.size());
+  std::nth_element(sizes.begin(), sizes.begin() + static_cast<int64_t>(n), sizes.end(),
+                   std::greater<>());
+  uint64_t sum = 0;
+  for (size_t i = 0; i < n; ++i) sum += sizes[i];
+  return sum;
 }
 
 // Room for single samples.
@@ -606,7 +623,7 @@ void Scheduler::FreeCopy(Lease& lease) {
 // Where the lease's own samples lie in the way of its copy, they are given up, the copy gets its
 // place first, and they are read again around it.
 void Scheduler::ReserveCopy(Lease& lease, uint64_t bytes) {
-  if (lease.reserved || in_flight_ != 0 || !urgent_.empty()) return;
+  if (!may_steal_ || lease.reserved || in_flight_ != 0 || !urgent_.empty()) return;
   for (LeaseId id : pending_) {
     if (leases_.at(id).copying) return;
   }

@@ -104,8 +104,6 @@ class Scheduler {
   // against the same budget. kNoRoom when they do not fit.
   static constexpr DatasetId kNoRoom = ~DatasetId{0};
   DatasetId AddDataset(std::span<const uint32_t> lengths, uint64_t metadata_bytes = 0);
-  // kNoStream when a contiguous stream finds no room for two batches of its own.
-  static constexpr StreamId kNoStream = ~StreamId{0};
   StreamId OpenStream(const StreamShape& shape);
   // Forgets the stream's window; its leases stay valid until released.
   void CloseStream(StreamId stream);
@@ -254,7 +252,8 @@ class Scheduler {
   const Entry& entry(DatasetId d, SampleId s) const { return datasets_[d].entries[s]; }
 
   void ChooseStaging();
-  bool MakeRegion(Stream& stream);
+  void MakeRegion(Stream& stream);
+  static uint64_t LargestBatch(const Dataset& dataset, size_t batch_size);
   uint64_t UsableBytes() const;
   void FreeRegionIfUnused(Stream& stream);
   uint64_t keep_quota() const;

@@ -350,7 +350,7 @@ TEST(Scheduler, RandomWorlds) {
     const auto n = static_cast<uint32_t>(20 + rng.Below(200));
     const auto max = static_cast<uint32_t>(64 + rng.Below(3000));
     // From a few batches to more than everything.
-    const uint64_t arena = uint64_t{max + 64} * (60 + rng.Below(rng.Below(2) == 0 ? 20 : 400));
+    const uint64_t arena = uint64_t{max + 64} * (30 + rng.Below(rng.Below(2) == 0 ? 20 : 400));
     World world(seed, {.arena_bytes = arena});
     world.limit_ = 1 + rng.Below(64);
     world.fail_permille_ = rng.Below(3) == 0 ? 20 : 0;
