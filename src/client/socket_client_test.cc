@@ -95,12 +95,19 @@ TEST_F(SocketClientTest, ASilentServerDoesNotHangTheAttach) {
 }
 
 TEST_F(SocketClientTest, GarbageInsteadOfAGreetingIsAnError) {
-  Serve([](int fd) { (void)!write(fd, std::string(100, 'x').data(), 100); });
+  Serve([this](int fd) {
+    Read(fd);
+    (void)!write(fd, std::string(100, 'x').data(), 100);
+    Read(fd);
+  });
   EXPECT_EQ(SocketClient::Attach(path_, kSecond).status().code(), Code::kDataLoss);
 }
 
 TEST_F(SocketClientTest, AnArenaShorterThanClaimedIsRefused) {
-  Serve([this](int fd) { Greet(fd, 8192); });
+  Serve([this](int fd) {
+    Greet(fd, 8192);
+    Read(fd);
+  });
   EXPECT_EQ(SocketClient::Attach(path_, kSecond).status().code(), Code::kDataLoss);
 }
 

@@ -1,6 +1,7 @@
 #include "daemon/server.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/file.h>
@@ -148,6 +149,7 @@ Result<ServerPtr> Server::Start(Engine& engine, const ServerOptions& options) {
   }
   Server* const self = server.get();
   server->thread_ = std::jthread([self](std::stop_token stop) { self->Run(stop); });
+  pthread_setname_np(server->thread_.native_handle(), "forebay-serve");
   return server;
 }
 
