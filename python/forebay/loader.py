@@ -47,6 +47,7 @@ class DataLoader:
             names what it waits for.
         engine: An engine of your own; default: the process's shared one.
         io, in_flight, verify: As in ``forebay.Engine``.
+        progress: Show a bar while the data set is indexed; default: on a terminal.
     """
 
     def __init__(
@@ -165,6 +166,7 @@ class DataLoader:
             "shuffle": self.shuffle,
             "epoch": self._epoch,
             "consumed": self._position,
+            "total": self._total,
             "size": len(self.catalog),
             "fingerprint": self.catalog.fingerprint,
         }
@@ -187,8 +189,8 @@ class DataLoader:
         if state.get("fingerprint") not in (None, self.catalog.fingerprint):
             _log.warning("forebay: the data set at %s is not the one the state was saved with",
                          self.catalog.root)  # fmt: skip
-        if consumed >= min(self._total, len(self.catalog)):
-            # The epoch is over, also where this world size pads it to more or drops more of it.
+        if consumed >= min(self._total, state.get("total", self._total), len(self.catalog)):
+            # The epoch was over; this world size may pad it to more samples, or drop fewer.
             consumed = max(self._total, -(-consumed // self.world_size) * self.world_size)
         elif consumed % self.world_size:
             raise ArgumentError(

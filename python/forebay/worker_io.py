@@ -17,6 +17,7 @@ _log = logging.getLogger("forebay")
 _real_open = builtins.open
 # Longer than any storage that still works takes for a sample; then the real open() has its turn.
 _WAIT_S = 20.0
+_COUNT_EVERY = 64
 _READ_MODES = {"r", "rt", "tr", "rb", "br"}
 
 

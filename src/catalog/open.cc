@@ -104,6 +104,12 @@ Result<OpenedCatalog> OpenOrBuild(const std::string& path, const BuildOptions& o
   if (!saved.ok()) {
     out.note = StrCat("the catalog of ", *absolute,
                       " is not saved, the next start lists it again: ", saved.message());
+    return out;
+  }
+  // Mapped from the file it costs page cache, not this process's memory.
+  Result<std::unique_ptr<Catalog>> mapped = Catalog::Load(file);
+  if (mapped && (*mapped)->fingerprint() == out.catalog->fingerprint()) {
+    out.catalog = std::move(*mapped);
   }
   return out;
 }

@@ -63,7 +63,8 @@ Status Registry::SetKnob(std::string_view name, int64_t value) {
     if (knob.name() == name) return knob.Set(value);
     known += StrCat(known.empty() ? "" : ", ", knob.name());
   }
-  return Status(Code::kNotFound, StrCat("no knob is called '", name, "'; there are: ", known));
+  return Status(Code::kInvalidArgument,
+                StrCat("no knob is called '", name, "'; there are: ", known));
 }
 
 std::string Registry::PrometheusText() const {

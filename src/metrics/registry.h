@@ -72,7 +72,7 @@ class Registry {
 
   std::vector<Sample> Snapshot() const;
   std::vector<const Knob*> Knobs() const;
-  // kNotFound lists the knobs there are.
+  // An unknown name's error lists the knobs there are.
   Status SetKnob(std::string_view name, int64_t value);
   // Prometheus text exposition format 0.0.4.
   std::string PrometheusText() const;

@@ -27,7 +27,7 @@ TEST(Registry, KnobOutOfRangeNamesRangeAndKeepsValue) {
   EXPECT_TRUE(registry.SetKnob("reads", 8).ok());
   EXPECT_EQ(knob.value(), 8);
   const Status unknown = registry.SetKnob("read", 1);
-  EXPECT_EQ(unknown.code(), Code::kNotFound);
+  EXPECT_EQ(unknown.code(), Code::kInvalidArgument);
   EXPECT_NE(unknown.message().find("reads"), std::string::npos);
 }
 

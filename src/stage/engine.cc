@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cstring>
+#include <unordered_map>
 
 #include "base/crc32c.h"
 #include "base/fork.h"
@@ -31,7 +31,8 @@ uint64_t Tag(DatasetId dataset, SampleId sample) { return uint64_t{dataset} << 3
 
 // A small budget cannot fill many reads anyway; do not spend it on stacks.
 size_t ThreadsFor(const EngineOptions& options, uint64_t budget) {
-  return std::clamp<size_t>(budget / (uint64_t{512} << 10), 8, options.max_in_flight);
+  return std::min<size_t>(options.max_in_flight,
+                          std::max<size_t>(8, budget / (uint64_t{512} << 10)));
 }
 
 Status BadPosition(uint64_t position, uint32_t world) {
@@ -227,7 +228,10 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
   std::vector<uint32_t> lengths(catalog->size());
   for (SampleId s = 0; s < lengths.size(); ++s) lengths[s] = catalog->length(s);
   MutexLock lock(mutex_);
-  const DatasetId id = scheduler_.AddDataset(lengths, Scheduler::MetadataBytes(lengths.size()));
+  // The first data set's reader threads are paid for already; every further one has its own.
+  const uint64_t stacks = datasets_.empty() ? 0 : kThreadBytes * options_.max_in_flight;
+  const DatasetId id =
+      scheduler_.AddDataset(lengths, Scheduler::MetadataBytes(lengths.size()) + stacks);
   if (id == Scheduler::kNoRoom) {
     return Status(Code::kResourceExhausted,
                   StrCat("the tables of ", lengths.size(), " samples need ",
@@ -577,17 +581,16 @@ void Engine::Collect() {
   evicted_total_.Set(scheduler_.counters().evicted);
 }
 
-void Engine::Finished(DatasetState& dataset, SourceDone& done) {
+void Engine::Finished(DatasetState& dataset, SourceDone& done, uint32_t arrived_crc) {
   const auto id = static_cast<DatasetId>(done.tag >> 32);
   const auto sample = static_cast<SampleId>(done.tag);
   read_retries_total_.Add(done.retries);
   if (options_.verify && done.status.ok()) {
-    const ReadAction place = scheduler_.PlaceOf(id, sample);
-    if (Crc32c({arena_.data() + place.offset, place.length}) != done.crc) {
+    if (arrived_crc != done.crc) {
       corrupt_total_.Add(1);
       constexpr int kRereads = 3;
       if (++rereads_[done.tag] <= kRereads) {
-        outbox_.push_back(place);
+        outbox_.push_back(scheduler_.PlaceOf(id, sample));
         return;
       }
       done.status = Status(Code::kDataLoss,
@@ -617,6 +620,9 @@ void Engine::RunLoop(std::stop_token stop) {
   std::vector<SourceRead> batch;
   std::vector<pollfd> fds;
   std::vector<ReadAction> reads;
+  // With `verify`: where each read under way lands, and what the finished ones' bytes sum up to.
+  std::unordered_map<uint64_t, std::span<const std::byte>> flying;
+  std::vector<uint32_t> arrived_crcs;
   while (!stop.stop_requested()) {
     bool busy = false;
     bool arrived = false;
@@ -630,8 +636,14 @@ void Engine::RunLoop(std::stop_token stop) {
       if (n == 0) continue;
       busy |= n == done.size();
       arrived = true;
+      arrived_crcs.assign(n, 0);
+      for (size_t i = 0; options_.verify && i < n; ++i) {
+        const auto it = flying.find(done[i].tag);
+        arrived_crcs[i] = Crc32c(it->second);
+        flying.erase(it);
+      }
       MutexLock lock(mutex_);
-      for (size_t i = 0; i < n; ++i) Finished(*dataset, done[i]);
+      for (size_t i = 0; i < n; ++i) Finished(*dataset, done[i], arrived_crcs[i]);
       Collect();
       for (StreamId id = 0; id < streams_.size(); ++id) {
         if (scheduler_.IsDue(id)) streams_[id].ready.notify_all();
@@ -657,6 +669,7 @@ void Engine::RunLoop(std::stop_token stop) {
       }
       if (batch.empty()) continue;
       const size_t taken = dataset->source->Submit(batch);
+      for (size_t i = 0; options_.verify && i < taken; ++i) flying[batch[i].tag] = batch[i].dest;
       dataset->backlog.erase(dataset->backlog.begin(),
                              dataset->backlog.begin() + static_cast<int64_t>(taken));
     }

@@ -150,7 +150,8 @@ class Engine {
   void RunLoop(std::stop_token stop);
   void RunPlanner(std::stop_token stop);
   void RunCopier(std::stop_token stop);
-  void Finished(DatasetState& dataset, SourceDone& done) REQUIRES(mutex_);
+  // `arrived_crc` is of the bytes in the arena; only with options.verify.
+  void Finished(DatasetState& dataset, SourceDone& done, uint32_t arrived_crc) REQUIRES(mutex_);
   // Collects actions after any event; wakes whoever has work.
   void Collect() REQUIRES(mutex_);
   void WakeLoop();

@@ -171,11 +171,18 @@ def _later(ctx: Context, out: Outcome, root: str, work: dict) -> None:
         def with_step() -> float:
             marks.append(len(loader.stats()))
 
+            seen = 0
+
             def epoch() -> None:
-                for _ in loader:
+                nonlocal seen
+                for batch in loader:
+                    seen += batch.nbytes
                     _forebay.burn(rounds)
 
-            return timed(epoch)
+            seconds = timed(epoch)
+            if seen != setup.bytes:
+                raise RuntimeError(f"Forebay delivered {seen} of {setup.bytes} bytes")
+            return seconds
 
         def step_only() -> float:
             return timed(lambda: [_forebay.burn(rounds) for _ in range(batches)])
