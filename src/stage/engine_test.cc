@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -256,6 +257,35 @@ TEST_F(EngineTest, ManyConsumersOneEngine) {
       for (uint64_t epoch = 0; epoch < 3; ++epoch) CheckEpoch(*engine, id, options.sampler, epoch);
     });
   }
+}
+
+TEST_F(EngineTest, SeveralConsumersOfOneStreamShareItsBatches) {
+  auto catalog = MakeFiles(120, 1000, 3000);
+  EnginePtr engine = Make(12 << 20);
+  auto d = engine->AddDataset(catalog);
+  StreamOptions options = Shape(*d, 120, 1, 1);
+  options.shape.epochs = 1;
+  auto s = engine->OpenStream(options);
+  std::atomic<int> batches{0};
+  {
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < 3; ++i) {
+      threads.emplace_back([&] {
+        while (true) {
+          BatchLoan loan;
+          auto taken = engine->Take(*s, 10 * kSecond, &loan);
+          ASSERT_TRUE(taken);
+          ASSERT_NE(*taken, TakeKind::kPending);
+          if (*taken == TakeKind::kEndOfStream) return;
+          if (*taken != TakeKind::kBatch) continue;
+          CheckBytes(*engine, loan);
+          batches.fetch_add(1);
+          ASSERT_TRUE(engine->Release(loan.lease).ok());
+        }
+      });
+    }
+  }
+  EXPECT_EQ(batches.load(), 120);
 }
 
 TEST_F(EngineTest, SeekResumesAndARankStartsWhereItSays) {

@@ -124,7 +124,7 @@ void Scheduler::Seek(StreamId id, uint64_t epoch, uint64_t first_position) {
 
 void Scheduler::EndHorizon(StreamId id) {
   streams_[id].last_known = true;
-  streams_[id].due = true;
+  MarkDue(streams_[id]);
 }
 
 void Scheduler::WantOrder(Stream& stream, StreamId id) {
@@ -148,7 +148,7 @@ void Scheduler::ExtendOrder(StreamId id, uint64_t generation, uint64_t epoch,
   stream.next_epoch = epoch + 1;
   stream.next_first_position = 0;
   stream.last_known |= last;
-  stream.due = true;
+  MarkDue(stream);
   WantOrder(stream, id);
 }
 
@@ -326,7 +326,7 @@ bool Scheduler::StealOne(StreamId for_stream) {
       Unpin(lease);
       lease.missing = lease.samples;
       if (has_block) FreeCopy(lease);
-      streams_[lease.stream].due = true;
+      MarkDue(streams_[lease.stream]);
       return true;
     }
   }
@@ -400,6 +400,11 @@ bool Scheduler::AdvanceCursor(Stream& stream, ReadAction* out, size_t* budget) {
   while (*budget > 0 && stream.cursor_epoch < stream.epochs.size()) {
     const std::vector<SampleId>& order = stream.epochs[stream.cursor_epoch].order;
     if (stream.cursor == order.size()) {
+      if (stream.shape.itemised) {
+        const size_t known = stream.epochs.size();
+        PopFetched(stream, id);
+        if (stream.epochs.size() != known) continue;
+      }
       if (stream.cursor_epoch + 1 == stream.epochs.size()) return false;
       ++stream.cursor_epoch;
       stream.cursor = 0;
@@ -461,7 +466,7 @@ void Scheduler::NextReads(size_t limit, std::vector<ReadAction>* out) {
     Lease& lease = leases_.at(id);
     if (!lease.missing.empty()) AskMissing(id, lease);
     StartCopyIfDue(id, lease);
-    if (lease.ready()) streams_[lease.stream].due = true;
+    if (lease.ready()) MarkDue(streams_[lease.stream]);
     starving |= lease.blocked;
   }
   may_steal_ = true;
@@ -647,7 +652,7 @@ void Scheduler::OnCopyDone(LeaseId id) {
     Drop(id);
     return;
   }
-  streams_[lease.stream].due = true;
+  MarkDue(streams_[lease.stream]);
 }
 
 void Scheduler::Fill(const Lease& lease, Handout* out) const {
@@ -755,6 +760,32 @@ Scheduler::Take Scheduler::TakeBatch(StreamId id, Handout* out) {
   return result;
 }
 
+// Itemised: an epoch is over when as many samples were fetched as it has, and all were planned; the
+// balance by sample carries what is out of order.
+void Scheduler::PopFetched(Stream& stream, StreamId id) {
+  while (!stream.epochs.empty() && stream.fetched >= stream.epochs.front().order.size()) {
+    const uint64_t size = stream.epochs.front().order.size();
+    if (stream.cursor_epoch == 0 && stream.cursor < size) break;
+    stream.fetched -= size;
+    stream.epochs.pop_front();
+    if (stream.cursor_epoch > 0) {
+      --stream.cursor_epoch;
+    } else {
+      stream.cursor = 0;
+    }
+  }
+  WantOrder(stream, id);
+}
+
+// A fetch that is cancelled before it had its sample was none.
+void Scheduler::UndoFetch(Stream& stream, SampleId sample) {
+  if (!stream.open || stream.fetched == 0) return;  // its epoch is over, or forgotten
+  --stream.fetched;
+  int32_t& balance = stream.outstanding[sample];
+  if (++balance > 0) ++entry(stream.shape.dataset, sample).ahead;
+  if (balance == 0) stream.outstanding.erase(sample);
+}
+
 Scheduler::Take Scheduler::FetchSample(StreamId id, SampleId sample, LeaseId* lease_id,
                                        Handout* out) {
   Stream& stream = streams_[id];
@@ -770,19 +801,8 @@ Scheduler::Take Scheduler::FetchSample(StreamId id, SampleId sample, LeaseId* le
       int32_t& balance = stream.outstanding[sample];
       if (balance > 0) --e.ahead;
       if (--balance == 0) stream.outstanding.erase(sample);
-      if (++stream.fetched == (stream.epochs.empty() ? 0 : stream.epochs.front().order.size())) {
-        // The front epoch is consumed; the balance by sample carries what is out of order.
-        if (stream.cursor_epoch > 0) {
-          --stream.cursor_epoch;
-          stream.epochs.pop_front();
-          stream.fetched = 0;
-        } else if (stream.cursor == stream.epochs.front().order.size()) {
-          stream.cursor = 0;
-          stream.epochs.pop_front();
-          stream.fetched = 0;
-        }
-        WantOrder(stream, id);
-      }
+      ++stream.fetched;
+      PopFetched(stream, id);
     }
     if (e.state == State::kResident && e.pins < kMaxRefs) {
       ++e.pins;
@@ -812,7 +832,7 @@ void Scheduler::Drop(LeaseId id) {
   leases_.erase(it);
   FreeRegionIfUnused(own);
   for (Stream& stream : streams_) {
-    if (!stream.queue.empty()) stream.due = true;  // room may have come free for it
+    if (!stream.queue.empty()) MarkDue(stream);  // room may have come free for it
   }
 }
 
@@ -826,7 +846,10 @@ void Scheduler::Release(LeaseId id) {
   }
   // Once the copy is made the samples are no longer pinned.
   if (lease.block == ArenaAllocator::kNone || lease.copy_wanted) Unpin(lease);
-  if (!lease.handed_out) std::erase(pending_, id);
+  if (!lease.handed_out) {
+    std::erase(pending_, id);
+    if (streams_[lease.stream].shape.itemised) UndoFetch(streams_[lease.stream], lease.samples[0]);
+  }
   Drop(id);
 }
 
@@ -872,7 +895,7 @@ void Scheduler::OnReadDone(DatasetId d, SampleId s, bool ok, uint32_t crc) {
       }
       wanted = true;
       if (!ok || e.pins == kMaxRefs) {
-        streams_[lease.stream].due = true;
+        MarkDue(streams_[lease.stream]);
         break;
       }
       ++e.pins;
@@ -880,7 +903,7 @@ void Scheduler::OnReadDone(DatasetId d, SampleId s, bool ok, uint32_t crc) {
       lease.missing.pop_back();
     }
     if (wanted && lease.missing.empty()) {
-      streams_[lease.stream].due = true;
+      MarkDue(streams_[lease.stream]);
       StartCopyIfDue(id, lease);
     }
   }

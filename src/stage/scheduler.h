@@ -141,6 +141,8 @@ class Scheduler {
   // Whether a pending lease of the stream became ready, failed, or may now find room, since it was
   // last asked.
   bool IsDue(StreamId stream) const;
+  // Grows with every such change; tells several consumers of one stream apart.
+  uint64_t Changes(StreamId stream) const { return streams_[stream].changes; }
   // A sample that the stream's pending lease misses; false when there is none.
   bool FirstMissing(StreamId stream, DatasetId* dataset, SampleId* sample) const;
   // Why the stream's pending lease waits.
@@ -233,6 +235,7 @@ class Scheduler {
     uint64_t blocked_at = 0;    // value of frees_ when look-ahead last found no room
     std::deque<LeaseId> queue;  // leases not handed out yet, in order (contiguous: several)
     bool due = false;
+    uint64_t changes = 0;
     // Contiguous streams copy into a region of their own: holes between single samples would hardly
     // ever be as large as a batch.
     ArenaAllocator::Block region = ArenaAllocator::kNone;
@@ -251,6 +254,12 @@ class Scheduler {
   Entry& entry(DatasetId d, SampleId s) { return datasets_[d].entries[s]; }
   const Entry& entry(DatasetId d, SampleId s) const { return datasets_[d].entries[s]; }
 
+  static void MarkDue(Stream& stream) {
+    stream.due = true;
+    ++stream.changes;
+  }
+  void PopFetched(Stream& stream, StreamId id);
+  void UndoFetch(Stream& stream, SampleId sample);
   void ChooseStaging();
   void MakeRegion(Stream& stream);
   static uint64_t LargestBatch(const Dataset& dataset, size_t batch_size);
