@@ -180,7 +180,8 @@ class _Hub:
             return
         drawn = np.asarray(indices, dtype=np.int64)
         count = len(self.samples)
-        drawn = drawn[(drawn >= -count) & (drawn < count)]  # the data set itself objects to the others
+        # The data set itself will object to the others.
+        drawn = drawn[(drawn >= -count) & (drawn < count)]
         if len(drawn) == 0:
             return
         try:
@@ -191,7 +192,7 @@ class _Hub:
 
     def _stop_ahead(self, error: ForebayError) -> None:
         self._ahead = False
-        _log.warning("forebay: reading ahead is off: %s", error)
+        _log.warning("forebay: reading ahead is off: %s", str(error))
 
     def finished(self) -> None:
         """The first pass has delivered everything: did it read through us?"""
@@ -335,7 +336,7 @@ def _accelerated(base: type) -> type:
 
 
 def _passing(base: type) -> type:
-    """A subclass of an iterator's class: one that reads through the engine, and looks back at its end."""
+    """A subclass of an iterator's class that reads through the engine, and looks back at its end."""
     if base in _classes:
         return _classes[base]
 
@@ -365,7 +366,7 @@ def _passing(base: type) -> type:
 class _WorkerInit:
     """Runs in each worker before the user's own worker_init_fn.
 
-    It carries the paths as they were when the engine was told: the data set's own list may have changed.
+    It carries the paths as the engine was told them: the data set's own list may have changed.
     """
 
     def __init__(self, user: Any, hub: _Hub) -> None:

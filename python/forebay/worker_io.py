@@ -26,7 +26,7 @@ class SampleFile(io.BytesIO):
 
     mode = "rb"
 
-    def __init__(self, content: bytes, name: str | os.PathLike[str]) -> None:
+    def __init__(self, content: bytes, name: str) -> None:
         super().__init__(content)
         self.name = name
         self._real: Any = None
@@ -90,10 +90,11 @@ class Reader:
         try:
             return client.fetch(self._stream, number, _WAIT_S)
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on without us
-            # A failing file fails again, in its own words, in the real open(); a lost engine stays lost.
+            # A failing file fails again, in its own words, in the real open(); a lost engine stays
+            # lost. Logged as text: an exception that a handler keeps would keep the engine.
             if not client.connected:
                 if self._client is not None:
-                    _log.warning("forebay: reading from the source from now on: %s", error)
+                    _log.warning("forebay: reading from the source from now on: %s", str(error))
                 self._client = None
             return None
 
@@ -108,7 +109,7 @@ def start_worker(
     try:
         return Reader(_forebay.WorkerClient.attach(socket, 5.0), stream, numbers, folder)
     except Exception as error:  # noqa: BLE001 - whatever it is, training goes on without us
-        _log.warning("forebay: worker %d reads from the source: %s", os.getpid(), error)
+        _log.warning("forebay: worker %d reads from the source: %s", os.getpid(), str(error))
         return None
 
 
@@ -128,7 +129,7 @@ def _open(
     closefd: bool = True,
     opener: Any = None,
 ) -> Any:
-    """The built-in, with samples from the engine; whatever it does not have comes from the real one."""
+    """The built-in, with samples from the engine; what it does not have, from the real one."""
     if mode in _READ_MODES and buffering != 0 and closefd and opener is None:
         text = "b" not in mode
         if text or (encoding is None and errors is None and newline is None):
@@ -137,7 +138,7 @@ def _open(
                 content = None if number is None else reader.fetch(number)
                 if content is None:
                     continue
-                raw = SampleFile(content, file)
+                raw = SampleFile(content, os.fspath(file))
                 if not text:
                     return raw
                 wrapped = io.TextIOWrapper(raw, encoding, errors, newline, buffering == 1)
