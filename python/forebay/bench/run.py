@@ -65,14 +65,21 @@ def machine() -> dict[str, Any]:
     }
 
 
+def _git(*arguments: str) -> str:
+    here = os.path.dirname(os.path.abspath(__file__))
+    command = ["git", "-C", here, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def commit() -> str:
-    """The checkout's commit, with "+" when it has changes; "unknown" outside one."""
+    """The commit of Forebay's checkout, with "+" when it has changes; "unknown" outside one."""
     try:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        dirty = subprocess.run(["git", "status", "--porcelain"], capture_output=True, text=True, check=True)
+        top = _git("rev-parse", "--show-toplevel")
+        if not os.path.exists(os.path.join(top, "python", "forebay", "bench", "run.py")):
+            return "unknown"  # installed inside somebody else's checkout
+        return _git("rev-parse", "HEAD") + ("+" if _git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
 
 
 def _print_table(name: str, outcome: Outcome, targets: dict[str, list]) -> None:
@@ -156,6 +163,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.json:
         merged = results[0] if len(results) == 1 else {
             "bench": "all",
+            **{key: results[0][key] for key in ("mode", "seed", "commit", "machine")},
             "figures": {k: v for r in results for k, v in r["figures"].items()},
             "cases": [c for r in results for c in r["cases"]],
             "benches": results,
