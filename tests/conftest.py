@@ -151,7 +151,7 @@ def wait_until() -> Callable[[Callable[[], bool]], None]:
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory):
-    """61 files in 3 classes, some empty, some deeper; 61 is prime: ranks and batches do not divide."""
+    """61 files in 3 classes, some empty, some deeper. 61 is prime: nothing divides it."""
     from data_sets import make_folder
 
     return make_folder(tmp_path_factory.mktemp("folder") / "train", files=61)

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch.utils.data
-
 import forebay
+import torch.utils.data
 
 
 @dataclass(frozen=True)
@@ -53,14 +52,16 @@ def make_folder(
             path = root / name / below
             path.parent.mkdir(parents=True, exist_ok=True)
             size = min(8 * mean_bytes, int(rng.lognormvariate(0, 0.7) * mean_bytes))
-            path.write_bytes(rng.randbytes(rng.choice([0, 1, 4096]) if rng.random() < 0.1 else size))
+            if rng.random() < 0.1:
+                size = rng.choice([0, 1, 4096])
+            path.write_bytes(rng.randbytes(size))
     return read_folder(root)
 
 
 def image_folder(
     root: Path, extensions: tuple[str, ...] | None = None
 ) -> tuple[list[str], list[tuple[str, int]]]:
-    """What torchvision's ``ImageFolder(root)`` documents: its classes, and its (path, class) list."""
+    """What torchvision's ``ImageFolder(root)`` documents: classes, and (path, class) in order."""
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
     found = []
     for index, name in enumerate(classes):

@@ -8,11 +8,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import forebay
 import numpy as np
 import pytest
 from data_sets import DataSet, batches_of, check_batch, torch_order, write_tfrecord
-
-import forebay
 from forebay import _forebay
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -239,9 +238,7 @@ def test_a_batch_larger_than_the_budget_names_both(large_folder: DataSet) -> Non
 # ---- one engine
 
 
-def test_loaders_share_one_engine_and_one_budget(
-    large_folder: DataSet, folder: DataSet
-) -> None:
+def test_loaders_share_one_engine_and_one_budget(large_folder: DataSet, folder: DataSet) -> None:
     train = forebay.DataLoader(large_folder.root, 8, shuffle=True, memory="16M")
     val = forebay.DataLoader(folder.root, 5)
     assert train.engine is val.engine
@@ -371,7 +368,8 @@ def test_a_damaged_file_is_named_and_reading_goes_on(
     assert len(copy.samples[11].data) > 1
     damage(victim)
     # The catalog is not fresh where the folder changed: take the old one.
-    loader = forebay.DataLoader(loader.catalog, 8, layout=layout, engine=forebay.Engine(memory="64M"))
+    fresh = forebay.Engine(memory="64M")
+    loader = forebay.DataLoader(loader.catalog, 8, layout=layout, engine=fresh)
     iterator = iter(loader)
     check_batch(next(iterator), list(range(8)), copy)
     for _ in range(2):

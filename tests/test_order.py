@@ -1,4 +1,4 @@
-"""The order is PyTorch's, bit for bit: against frozen vectors and against the installed PyTorch."""
+"""The order is PyTorch's, bit for bit: frozen vectors, and the installed PyTorch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import random
 import zlib
 from pathlib import Path
 
+import forebay
 import numpy as np
 import pytest
 import torch.utils.data
 from data_sets import DataSet, batches_of, check_batch, image_folder, torch_order
-
-import forebay
 from forebay import _forebay
 
 _CASES_PER_SEED = 200
@@ -281,7 +280,8 @@ def test_folder_order_is_image_folders(seed: int, tmp_path: Path) -> None:
         classes, files = image_folder(root, extensions)
         catalog = forebay.Catalog.build(str(root), "folder", list(extensions or []))
         assert catalog.classes == classes
-        found = [(os.path.join(root, catalog.name(i)), catalog.label(i)) for i in range(len(catalog))]
+        numbers = range(len(catalog))
+        found = [(os.path.join(root, catalog.name(i)), catalog.label(i)) for i in numbers]
         assert found == files
         assert [catalog.length(i) for i in range(len(catalog))] == [
             os.path.getsize(path) for path, _ in files

@@ -1,8 +1,8 @@
-"""Random early breaks, resumes and changes of the world size: order and bytes are PyTorch's, always.
+"""Random early breaks, resumes and world sizes: order and bytes are PyTorch's, always.
 
-Each seed is one job: a data set, a global batch, and several phases. A phase runs all ranks of some world
-size in lock step, from the state that the phase before saved, for some batches or epochs; then the job
-"crashes". What every rank gets is compared with PyTorch's sampler and plain reads of the files."""
+Each seed is one job: a data set, a global batch, and several phases. A phase runs all ranks of some
+world size in lock step, from the state that the phase before saved, for some batches or epochs;
+then the job "crashes". What every rank gets is compared with PyTorch's sampler and plain reads."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import json
 import random
 from dataclasses import dataclass
 
+import forebay
 import pytest
 from data_sets import DataSet, batches_of, check_batch, torch_order
-
-import forebay
 
 _TIGHT = 8 << 20  # the smallest budget; large_folder does not fit
 
@@ -153,7 +152,7 @@ def test_breaks_resumes_and_worlds(seed: int, request: pytest.FixtureRequest) ->
         drop_last=rng.random() < 0.4,
         sampler_drop_last=rng.random() < 0.4,
     )
-    print(f"seed {seed}: {job.data.root.parent.name} {job.global_batch=} {job.shuffle=} {job.seed=}")
+    print(f"seed {seed}: {data.root.parent.name} {job.global_batch=} {job.shuffle=} {job.seed=}")
     state = None
     for number in range(rng.randint(2, 5)):
         phase = Phase(job, rng, state)
@@ -165,7 +164,7 @@ def test_breaks_resumes_and_worlds(seed: int, request: pytest.FixtureRequest) ->
 def test_a_finished_epoch_is_finished_at_any_world_size(
     folder: DataSet, engine: forebay.Engine, sampler_drop_last: bool
 ) -> None:
-    """61 samples do not divide: the state after the last, short batch is no multiple of other worlds."""
+    """The state after the last, short batch is no multiple of other world sizes."""
 
     def loader(world: int) -> forebay.DataLoader:
         return forebay.DataLoader(
