@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Fills README's table of figures from the JSON files that `forebay bench NAME --json FILE` wrote.
 
-    forebay bench overhead --json docs/results/overhead.json
-    ...
-    scripts/update_results.py          reads docs/results/*.json, rewrites the table between the markers
+forebay bench overhead --json docs/results/overhead.json
+...
+scripts/update_results.py          reads docs/results/*.json, rewrites the table between the markers
 """
 
 from __future__ import annotations
@@ -20,7 +20,13 @@ SIGNS = {">=": "≥", "<=": "≤", "=": "="}
 def shown(value: float) -> str:
     if value == int(value) and abs(value) < 1000:
         return f"{value:.0f}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}" if abs(value) >= 10 else f"{value:.3f}"
+    return (
+        f"{value:,.0f}"
+        if abs(value) >= 1000
+        else f"{value:.3g}"
+        if abs(value) >= 10
+        else f"{value:.3f}"
+    )
 
 
 def main() -> int:
@@ -35,10 +41,20 @@ def main() -> int:
         seen.append(f"`{name}` {result['commit'][:10]}")
         for figure, (sign, bound) in result["workload"]["targets"].items():
             value = result["figures"][figure]
-            met = value >= bound if sign == ">=" else value <= bound if sign == "<=" else value == bound
+            met = (
+                value >= bound
+                if sign == ">="
+                else value <= bound
+                if sign == "<="
+                else value == bound
+            )
             mark = "" if met else " (falls short)"
             rows.append(f"| `{figure}` | {SIGNS[sign]} {bound:,} | {shown(value)}{mark} |")
-    rows += ["", f"Commits measured: {', '.join(seen)}; every value with its spread is in [docs/results](docs/results)."]
+    rows += [
+        "",
+        f"Commits measured: {', '.join(seen)}; every value with its spread is in "
+        f"[docs/results](docs/results).",
+    ]
     readme = ROOT / "README.md"
     text = readme.read_text()
     start, stop = text.index(BEGIN) + len(BEGIN), text.index(END)

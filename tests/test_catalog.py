@@ -292,3 +292,20 @@ def test_sample_numbers_are_checked(folder: DataSet) -> None:
         for ask in (catalog.name, catalog.label, catalog.length, catalog.offset, catalog.fields):
             with pytest.raises(IndexError, match="of 61"):
                 ask(wrong)
+
+
+def test_a_file_name_that_is_not_utf8(tmp_path):
+    """Shown as os.fsdecode() shows it, in names, batches and errors."""
+    odd = os.fsencode(tmp_path) + b"/c/\xff\xfe.bin"
+    os.makedirs(tmp_path / "c")
+    with open(odd, "wb") as out:
+        out.write(b"abc")
+    catalog = forebay.Catalog.build(str(tmp_path))
+    assert os.fsencode(catalog.object_path(0)) == odd
+    with forebay.DataLoader(catalog, 1, engine=forebay.Engine(memory="16M")) as loader:
+        assert os.fsencode(next(iter(loader)).paths[0]) == b"c/\xff\xfe.bin"
+    os.unlink(odd)
+    with forebay.DataLoader(catalog, 1, engine=forebay.Engine(memory="16M")) as loader:
+        with pytest.raises(forebay.MissingError) as error:
+            next(iter(loader))
+    assert odd in os.fsencode(str(error.value))

@@ -60,7 +60,9 @@ def mount(source: Path, tmp_path: Path) -> Iterator[Mount]:
 
 
 def read_once(path: Path, size: int = 1 << 20) -> bytes:
-    """One open, one read, one close, and no attribute request (Python's open would ask for them)."""
+    """One open, one read, one close, and no attribute request (Python's open would ask for
+    them).
+    """
     fd = os.open(path, os.O_RDONLY)
     try:
         return os.pread(fd, size, 0)

@@ -160,24 +160,30 @@ void BindCatalog(nb::module_& m) {
           },
           nb::arg("progress") = nb::none(), "Checks every object: existence, size, checksums.")
       .def("__len__", [](const CatalogHandle& c) { return c.catalog->size(); })
-      .def_prop_ro("root", [](const CatalogHandle& c) { return c.catalog->root(); })
+      .def_prop_ro("root", [](const CatalogHandle& c) { return FileText(c.catalog->root()); })
       .def_prop_ro("format", [](const CatalogHandle& c) { return FormatName(c.catalog->format()); })
       .def_prop_ro("total_bytes", [](const CatalogHandle& c) { return c.catalog->total_bytes(); })
       .def_prop_ro("max_length", [](const CatalogHandle& c) { return c.catalog->max_length(); })
       .def_prop_ro("objects", [](const CatalogHandle& c) { return c.catalog->object_count(); })
       .def_prop_ro("fingerprint", [](const CatalogHandle& c) { return c.catalog->fingerprint(); })
       .def_prop_ro("image_bytes", [](const CatalogHandle& c) { return c.catalog->image().size(); })
-      .def_prop_ro("classes", [](const CatalogHandle& c) { return c.catalog->Classes(); })
+      .def_prop_ro("classes",
+                   [](const CatalogHandle& c) {
+                     nb::list out;
+                     for (const std::string& name : c.catalog->Classes())
+                       out.append(FileText(name));
+                     return out;
+                   })
       .def(
           "name",
           [](const CatalogHandle& c, int64_t s) {
-            return c.catalog->SampleName(Check(*c.catalog, s));
+            return FileText(c.catalog->SampleName(Check(*c.catalog, s)));
           },
           nb::arg("sample"), "Path relative to the root; shard and key for shards.")
       .def(
           "object_path",
           [](const CatalogHandle& c, int64_t s) {
-            return c.catalog->ObjectPath(c.catalog->extent(Check(*c.catalog, s)).object);
+            return FileText(c.catalog->ObjectPath(c.catalog->extent(Check(*c.catalog, s)).object));
           },
           nb::arg("sample"), "Absolute path of the file that holds the sample.")
       .def(

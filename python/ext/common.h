@@ -32,6 +32,10 @@ T Value(Result<T> result) {
   return *std::move(result);
 }
 
+// Text that may hold a file name: bytes that are not UTF-8 come through as os.fsdecode() shows
+// them.
+nb::object FileText(const std::string& text);
+
 // Signals are handled while C++ waits: true when Python has raised (KeyboardInterrupt).
 bool SignalRaised();
 

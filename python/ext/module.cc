@@ -45,8 +45,13 @@ const char* ExceptionFor(Code code) {
 void Raise(const Status& status) {
   if (status.ok()) return;
   const nb::object type = ExceptionType(ExceptionFor(status.code()));
-  PyErr_SetString(type.ptr(), status.message().c_str());
+  PyErr_SetObject(type.ptr(), FileText(status.message()).ptr());
   throw nb::python_error();
+}
+
+nb::object FileText(const std::string& text) {
+  return nb::steal(
+      PyUnicode_DecodeFSDefaultAndSize(text.data(), static_cast<Py_ssize_t>(text.size())));
 }
 
 bool SignalRaised() { return PyErr_CheckSignals() != 0; }

@@ -39,7 +39,13 @@ void BindWorker(nb::module_& m) {
             new (self) ServerHandle{engine, std::move(server)};
           },
           nb::arg("engine"))
-      .def_prop_ro("path", [](const ServerHandle& s) { return s.server->socket_path(); })
+      .def_prop_ro("path",
+                   [](const ServerHandle& s) {
+                     if (s.server == nullptr) {
+                       Raise(Status(Code::kCancelled, "this engine serves no worker any more"));
+                     }
+                     return s.server->socket_path();
+                   })
       .def(
           "close",
           [](ServerHandle& s) {
@@ -63,10 +69,9 @@ void BindWorker(nb::module_& m) {
            "The sample's bytes, or None when they were not there in time.")
       .def(
           "served",
-          [](SocketClient& c, uint64_t reads, uint64_t passes) {
-            Raise(c.Served(reads, passes));
-          },
-          nb::arg("reads"), nb::arg("passes"), "Adds to the engine's counts of this worker's reads.")
+          [](SocketClient& c, uint64_t reads, uint64_t passes) { Raise(c.Served(reads, passes)); },
+          nb::arg("reads"), nb::arg("passes"),
+          "Adds to the engine's counts of this worker's reads.")
       .def_prop_ro("connected", &SocketClient::connected);
 }
 

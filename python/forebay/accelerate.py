@@ -1,9 +1,10 @@
 """forebay.accelerate: the user's own DataLoader, with its reads served from memory.
 
-The data set, transforms, collation and workers stay as they are. In the main process, the order that the
-sampler will yield is told to the engine, which reads ahead. In the workers, ``open()`` of a file that the
-data set lists returns the sample's bytes from the engine's memory; everything else goes to the real
-``open``. Whatever fails, the real ``open`` is called: the program sees what it would have seen without.
+The data set, transforms, collation and workers stay as they are. In the main process, the order
+that the sampler will yield is told to the engine, which reads ahead. In the workers, ``open()`` of
+a file that the data set lists returns the sample's bytes from the engine's memory; everything else
+goes to the real ``open``. Whatever fails, the real ``open`` is called: the program sees what it
+would have seen without.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 
 from . import _forebay
 from ._errors import ForebayError
-from .engine import Engine, shared_engine
+from .engine import Engine, dataset_id, shared_engine
 from .progress import counting
 from .report import from_native, table
 from .worker_io import (
@@ -41,10 +42,11 @@ def accelerate(
 ) -> DataLoader:
     """Returns a loader that yields exactly what ``loader`` yields, faster from slow storage.
 
-    Covered are map-style data sets that keep a list of paths (``ImageFolder``, ``DatasetFolder``, any
-    attribute with one path, or a tuple that starts with one, for each item; ``Subset`` and
-    ``ConcatDataset`` of these) and read them with ``open()``, ``pathlib``, PIL, or ``forebay.open``.
-    What is not covered is named in one line of the log, and the loader comes back as it was.
+    Covered are map-style data sets that keep a list of paths (``ImageFolder``, ``DatasetFolder``,
+    any attribute with one path, or a tuple that starts with one, for each item; ``Subset`` and
+    ``ConcatDataset`` of these) and read them with ``open()``, ``pathlib``, PIL, or
+    ``forebay.open``. What is not covered is named in one line of the log, and the loader comes
+    back as it was.
 
     Args:
         loader: A ``torch.utils.data.DataLoader``.
@@ -54,7 +56,9 @@ def accelerate(
     from torch.utils.data import DataLoader, IterableDataset
 
     if not isinstance(loader, DataLoader):
-        raise TypeError(f"accelerate() takes a torch.utils.data.DataLoader, not {type(loader).__name__}")
+        raise TypeError(
+            f"accelerate() takes a torch.utils.data.DataLoader, not {type(loader).__name__}"
+        )
     if hasattr(loader, "_forebay"):
         return loader  # it is fast already
     name = type(loader.dataset).__name__
@@ -151,7 +155,7 @@ class _Hub:
             self.catalog = _forebay.Catalog.from_files(files, progress)
         self.engine = engine
         self.native = engine.native
-        dataset = self.native.add_dataset(self.catalog)
+        dataset = dataset_id(engine, self.catalog)
         self.stream = self.native.open_stream(dataset, batch_size, itemised=True, declared=True)
         self._server = _serve(engine)
         self.socket = self._server.path
@@ -201,7 +205,8 @@ class _Hub:
         self._checked = True
         if self.native.metrics()["forebay_stage_samples_total"] == self._before:
             _log.warning(
-                "forebay: the data set reads its files in a way that is not covered (not through open()); "
+                "forebay: the data set reads its files in a way that is not covered (not through "
+                "open()); "
                 "use forebay.open(path) in it to make them fast"
             )
 
@@ -251,7 +256,9 @@ class _Announcing:
             if future is None or future[at : at + len(indices)] != indices:
                 # Unknown sampler, or one that drew something else: follow it, batch by batch.
                 if future is not None:
-                    _log.warning("forebay: the sampler drew another order than foreseen; following it")
+                    _log.warning(
+                        "forebay: the sampler drew another order than foreseen; following it"
+                    )
                     hub.begin()
                 future = None
                 hub.declare(indices)
@@ -273,7 +280,10 @@ def _numbers(drawn: Any) -> list[int]:
 
 
 def _future(sampler: Any, batched: bool) -> list[int] | None:
-    """What a sampler will yield, drawn from copies: no generator of the program moves. None: unknown."""
+    """What a sampler will yield, drawn from copies: the program's generators do not move.
+
+    None: unknown.
+    """
     import torch
     from torch.utils.data import (
         BatchSampler,
@@ -285,7 +295,8 @@ def _future(sampler: Any, batched: bool) -> list[int] | None:
     )
 
     known = (
-        DistributedSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler,
+        DistributedSampler, RandomSampler, SequentialSampler, SubsetRandomSampler,
+        WeightedRandomSampler,
     )  # fmt: skip
     inner = sampler
     if batched:
@@ -336,7 +347,7 @@ def _accelerated(base: type) -> type:
 
 
 def _passing(base: type) -> type:
-    """A subclass of an iterator's class that reads through the engine, and looks back at its end."""
+    """A subclass of an iterator's class that reads through the engine."""
     if base in _classes:
         return _classes[base]
 
@@ -391,5 +402,5 @@ class _WorkerInit:
 
 
 def open_through(path: str | os.PathLike, mode: str = "rb", **kwargs: Any) -> Any:
-    """``open()`` that goes through Forebay inside an accelerated loader, and is plain ``open()`` elsewhere."""
+    """``open()`` through Forebay inside an accelerated loader; plain ``open()`` elsewhere."""
     return open_here(path, mode, **kwargs)

@@ -78,7 +78,8 @@ def sentence(report: EpochReport) -> str:
     if cause == "source":
         rate = report.source_bytes / report.seconds if report.seconds else 0
         more = f" ({report.source_reads:,} reads, {format_bytes(rate)}/s)"
-    return f"{start}; training waited {share:.0%} of the time, {of:.0%} of it for {_CAUSES[cause]}{more}."
+    what = f"{_CAUSES[cause]}{more}"
+    return f"{start}; training waited {share:.0%} of the time, {of:.0%} of it for {what}."
 
 
 def table(reports: list[EpochReport]) -> str:
@@ -89,9 +90,12 @@ def table(reports: list[EpochReport]) -> str:
     for r in reports:
         rows.append((
             str(r.epoch), f"{r.seconds:.2f}", f"{r.samples / r.seconds if r.seconds else 0:,.0f}",
-            f"{r.stall:.2f}", f"{r.stall_share:.1%}", r.main_cause if r.stall_share >= 0.005 else "-",
+            f"{r.stall:.2f}", f"{r.stall_share:.1%}",
+            r.main_cause if r.stall_share >= 0.005 else "-",
             f"{r.source_reads:,}", format_bytes(r.source_bytes),
             f"{r.percentile(50) * 1e3:.2f}", f"{r.percentile(99) * 1e3:.2f}",
         ))  # fmt: skip
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(
+        "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) for row in rows
+    )

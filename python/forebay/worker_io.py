@@ -71,6 +71,8 @@ class Reader:
         self._stream = stream
         self._numbers = numbers
         self._folder = folder
+        self._served = 0
+        self._passed = 0
 
     def sample(self, file: Any) -> int | None:
         """The number of the sample that a path names."""
@@ -88,7 +90,14 @@ class Reader:
         if client is None:
             return None
         try:
-            return client.fetch(self._stream, number, _WAIT_S)
+            content = client.fetch(self._stream, number, _WAIT_S)
+            # The engine is told now and then how many reads it answered.
+            self._served += content is not None
+            self._passed += content is None
+            if self._served + self._passed >= _COUNT_EVERY:
+                client.served(self._served, self._passed)
+                self._served = self._passed = 0
+            return content
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on without us
             # A failing file fails again, in its own words, in the real open(); a lost engine stays
             # lost. Logged as text: an exception that a handler keeps would keep the engine.
@@ -96,6 +105,7 @@ class Reader:
                 if self._client is not None:
                     _log.warning("forebay: reading from the source from now on: %s", str(error))
                 self._client = None
+            self._passed += 1
             return None
 
 

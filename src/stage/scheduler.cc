@@ -796,6 +796,7 @@ Scheduler::Take Scheduler::FetchSample(StreamId id, SampleId sample, LeaseId* le
     lease.dataset = stream.shape.dataset;
     Entry& e = entry(lease.dataset, sample);
     lease.samples = {sample};
+    if (!stream.epochs.empty()) lease.epoch = stream.epochs.front().epoch;
     lease.bytes = ArenaAllocator::Rounded(e.length);
     if (stream.shape.itemised) {
       int32_t& balance = stream.outstanding[sample];

@@ -41,7 +41,8 @@ def run(ctx: Context) -> Outcome:
     first_ratios, later_ratios = [], []
     with SlowFs(
         root, open_ms=work["latency_ms"], read_ms=work["latency_ms"], stat_ms=work["stat_ms"],
-        readdir_ms=work["stat_ms"], bandwidth_mb=work["bandwidth_mb"], jitter=work["jitter"], seed=ctx.seed,
+        readdir_ms=work["stat_ms"], bandwidth_mb=work["bandwidth_mb"], jitter=work["jitter"],
+        seed=ctx.seed,
     ) as mount:  # fmt: skip
         dataset = RawFolder(str(mount.path))
         for workers in work["workers"]:
@@ -72,10 +73,13 @@ def run(ctx: Context) -> Outcome:
             rate = work["files"]
             for name, values in (("first", firsts), ("later", later)):
                 out.cases.append(
-                    Case(f"accelerate, {name} epoch, {workers} workers", "samples/s", [rate / t for t in values],
+                    Case(f"accelerate, {name} epoch, {workers} workers", "samples/s",
+                         [rate / t for t in values],
                          rivals={"the same loader, plain": rate / statistics.median(base)})
                 )  # fmt: skip
     out.figures["accelerate_first_vs_plain"] = min(first_ratios)
     out.figures["accelerate_later_vs_plain"] = min(later_ratios)
-    out.notes.append("the worst of the worker counts is the figure; making the catalog is not in the time")
+    out.notes.append(
+        "the worst of the worker counts is the figure; making the catalog is not in the time"
+    )
     return out

@@ -16,11 +16,14 @@ from .run import Context
 _CHILD = """
 import sys
 import numpy, forebay
-root, memory, layout, batch, epochs = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5])
+root, layout = sys.argv[1], sys.argv[3]
+memory, batch, epochs = int(sys.argv[2]), int(sys.argv[4]), int(sys.argv[5])
 catalog = forebay.Catalog.build(root)
 print("bare", flush=True)
 sys.stdin.readline()
-loader = forebay.DataLoader(catalog, batch, shuffle=True, seed=1, memory=memory, layout=layout, rank=0, world_size=1)
+loader = forebay.DataLoader(
+    catalog, batch, shuffle=True, seed=1, memory=memory, layout=layout, rank=0, world_size=1
+)
 samples = 0
 for _ in range(epochs):
     for item in loader:
@@ -41,7 +44,9 @@ def _anonymous(pid: int) -> int:
     return total
 
 
-def _peak(root: str, memory: int, layout: str, batch: int, epochs: int, samples: int) -> tuple[int, int]:
+def _peak(
+    root: str, memory: int, layout: str, batch: int, epochs: int, samples: int
+) -> tuple[int, int]:
     """(bytes above bare at the peak, most bytes of the arena in use)."""
     child = subprocess.Popen(
         [sys.executable, "-c", _CHILD, root, str(memory), layout, str(batch), str(epochs)],
@@ -83,13 +88,16 @@ def run(ctx: Context) -> Outcome:
         for layout in ("views", "contiguous"):
             shares, arenas = [], []
             for i in range(ctx.repeats):
-                above, arena = _peak(root, memory, layout, work["batch"], work["epochs"], work["files"])
+                above, arena = _peak(
+                    root, memory, layout, work["batch"], work["epochs"], work["files"]
+                )
                 shares.append(above / memory)
                 arenas.append(arena / memory)
                 ctx.say(f"{text} {layout}: {format_bytes(above)} ({i + 1}/{ctx.repeats})")
             worst = max(worst, max(shares))
             out.cases.append(
-                Case(f"peak / budget, {text}B, {layout}", "ratio", shares, limit=1.0, limit_name="the budget",
+                Case(f"peak / budget, {text}B, {layout}", "ratio", shares, limit=1.0,
+                     limit_name="the budget",
                      note=f"arena in use at most {max(arenas):.2f} of the budget")
             )  # fmt: skip
     out.figures["peak_vs_budget"] = worst

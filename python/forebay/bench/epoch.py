@@ -87,8 +87,8 @@ class Setup:
         return seconds
 
     def first_epoch(self) -> float:
-        """A new engine each time: nothing is in memory. The loader reads ahead from its making on, so it
-        is made inside the time."""
+        """A new engine each time: nothing is in memory. The loader reads ahead from its making on,
+        so it is made inside the time."""
         loader: list[DataLoader] = []
 
         def epoch() -> None:
@@ -103,8 +103,9 @@ class Setup:
 def _mount(ctx: Context, root: str, latency_ms: float, *, cache: bool = False) -> SlowFs:
     work = ctx.workload
     return SlowFs(
-        root, open_ms=latency_ms, read_ms=latency_ms, stat_ms=work["stat_ms"], readdir_ms=work["stat_ms"],
-        bandwidth_mb=work["bandwidth_mb"], jitter=work["jitter"], seed=ctx.seed, cache=cache,
+        root, open_ms=latency_ms, read_ms=latency_ms, stat_ms=work["stat_ms"],
+        readdir_ms=work["stat_ms"], bandwidth_mb=work["bandwidth_mb"], jitter=work["jitter"],
+        seed=ctx.seed, cache=cache,
     )  # fmt: skip
 
 
@@ -161,7 +162,9 @@ def _later(ctx: Context, out: Outcome, root: str, work: dict) -> None:
             ctx.repeats,
             ctx.say,
         )
-        out.figures["later_vs_torch"] = ratio_of_medians(times["forebay later"], times["torch later"])
+        out.figures["later_vs_torch"] = ratio_of_medians(
+            times["forebay later"], times["torch later"]
+        )
 
         mount.reset()
         rounds = int(rounds_per_s * work["step_ms"] / 1e3 * _BATCH)
@@ -187,11 +190,13 @@ def _later(ctx: Context, out: Outcome, root: str, work: dict) -> None:
         def step_only() -> float:
             return timed(lambda: [_forebay.burn(rounds) for _ in range(batches)])
 
-        step = interleave({"forebay + step": with_step, "step only": step_only}, ctx.repeats, ctx.say)
-        out.figures["later_source_reads"] = mount.stats()["read"]
-        out.figures["later_vs_step_only"] = statistics.median(step["forebay + step"]) / statistics.median(
-            step["step only"]
+        step = interleave(
+            {"forebay + step": with_step, "step only": step_only}, ctx.repeats, ctx.say
         )
+        out.figures["later_source_reads"] = mount.stats()["read"]
+        out.figures["later_vs_step_only"] = statistics.median(
+            step["forebay + step"]
+        ) / statistics.median(step["step only"])
         reports = [loader.stats()[i] for i in marks]
         out.figures["later_stall_share"] = statistics.median(r.stall_share for r in reports)
         # The first batch's time is not one between batches.
@@ -201,7 +206,8 @@ def _later(ctx: Context, out: Outcome, root: str, work: dict) -> None:
             tails.append(gaps[min(len(gaps) - 1, int(len(gaps) * 0.99))] / gaps[len(gaps) // 2])
         out.figures["batch_p99_vs_median"] = statistics.median(tails)
         out.cases.append(
-            Case("later epoch, no step", "samples/s", [work["files"] / t for t in times["forebay later"]],
+            Case("later epoch, no step", "samples/s",
+                 [work["files"] / t for t in times["forebay later"]],
                  rivals={f"PyTorch, {work['workers_best']} workers": work["files"]
                          / statistics.median(times["torch later"])})
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Timing rules: interleaved repetitions, medians with spread, every case beside its rivals and limit."""
+"""Timing rules: interleaved repetitions, medians with spread, each beside rivals and limit."""
 
 from __future__ import annotations
 

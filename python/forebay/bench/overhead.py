@@ -65,7 +65,8 @@ def _large(ctx: Context, out: Outcome) -> None:
                  limit=limit, limit_name=f"C++ memcpy + checksum, {rival.split(' ', 1)[1]}")
         )  # fmt: skip
     out.notes.append(
-        "layout='views' hands samples out where they lie: one thread, no copy; 'contiguous' copies on one "
+        "layout='views' hands samples out where they lie: one thread, no copy; 'contiguous' "
+        "copies on one "
         "more thread, so it stands beside two"
     )
 
@@ -77,7 +78,9 @@ def _small(ctx: Context, out: Outcome) -> None:
     make_tfrecords(root, count, size, ctx.seed)
     catalog = _forebay.Catalog.build(root)
     loader = _resident(catalog, batch, ctx.seed, "views")
-    order = np.concatenate([_forebay.epoch_order(count, True, ctx.seed, e) for e in range(epochs)]).tolist()
+    order = np.concatenate(
+        [_forebay.epoch_order(count, True, ctx.seed, e) for e in range(epochs)]
+    ).tolist()
     times = interleave(
         {
             "forebay small": lambda: timed(lambda: _consume(loader, epochs)),

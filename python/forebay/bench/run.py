@@ -50,7 +50,9 @@ def machine() -> dict[str, Any]:
     cpu = platform.processor() or platform.machine()
     try:
         with open("/proc/cpuinfo") as info:
-            cpu = next(line.split(":", 1)[1].strip() for line in info if line.startswith("model name"))
+            cpu = next(
+                line.split(":", 1)[1].strip() for line in info if line.startswith("model name")
+            )
     except (OSError, StopIteration):
         pass
     available, cgroup = _forebay.memory_limit()
@@ -89,7 +91,13 @@ def _print_table(name: str, outcome: Outcome, targets: dict[str, list]) -> None:
         verdict = ""
         if goal:
             sign, bound = goal
-            met = value >= bound if sign == ">=" else value <= bound if sign == "<=" else value == bound
+            met = (
+                value >= bound
+                if sign == ">="
+                else value <= bound
+                if sign == "<="
+                else value == bound
+            )
             verdict = f"   (wanted {sign} {bound:g}: {'met' if met else 'NOT MET'})"
         print(f"  {figure:28} {value:12.4g}{verdict}")
     print(f"{name}: cases (median, spread)")
@@ -116,7 +124,12 @@ def run_one(name: str, mode: str, seed: int, keep: bool) -> dict[str, Any]:
 
     def say(text: str) -> None:
         end = "\r" if tty else "\n"
-        print(f"\033[K  {name}: {text}" if tty else f"  {name}: {text}", end=end, file=sys.stderr, flush=True)
+        print(
+            f"\033[K  {name}: {text}" if tty else f"  {name}: {text}",
+            end=end,
+            file=sys.stderr,
+            flush=True,
+        )
 
     start = time.monotonic()
     try:
@@ -144,8 +157,8 @@ def run_one(name: str, mode: str, seed: int, keep: bool) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="forebay bench",
-        description="Measures Forebay and its rivals in one run, interleaved. Ratios carry over between "
-        "machines, single times do not.",
+        description="Measures Forebay and its rivals in one run, interleaved. Ratios carry over "
+        "between machines, single times do not.",
     )
     parser.add_argument("name", choices=(*BENCHES, "all"), help="which bench")
     size = parser.add_mutually_exclusive_group()

@@ -31,7 +31,9 @@ def as_list(items: list) -> list:
     return items
 
 
-def torch_loader(dataset: Dataset, batch_size: int, workers: int, seed: int) -> tuple[DataLoader, DistributedSampler]:
+def torch_loader(
+    dataset: Dataset, batch_size: int, workers: int, seed: int
+) -> tuple[DataLoader, DistributedSampler]:
     sampler = DistributedSampler(dataset, num_replicas=1, rank=0, shuffle=True, seed=seed)
     loader = DataLoader(
         dataset, batch_size=batch_size, sampler=sampler, num_workers=workers, collate_fn=as_list

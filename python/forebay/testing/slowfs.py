@@ -1,8 +1,8 @@
 """Mounts a folder as slow storage, with the ``slowfs`` program.
 
-    with SlowFs("/data/train", open_ms=1, read_ms=1, bandwidth_mb=300) as slow:
-        train(slow.path)
-        print(slow.stats()["bytes_read"])
+with SlowFs("/data/train", open_ms=1, read_ms=1, bandwidth_mb=300) as slow:
+    train(slow.path)
+    print(slow.stats()["bytes_read"])
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import time
 import weakref
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Union
+from typing import Any
 
-Setting = Union[int, float, str]
+Setting = int | float | str
 
 # Keyword argument -> option of slowfs. The keywords are the keys of `.slowfs/settings`.
 _OPTIONS = {
@@ -141,7 +141,9 @@ class SlowFs:
 
     @staticmethod
     def find() -> str | None:
-        """Path of the slowfs program: $FOREBAY_SLOWFS, beside Python, on PATH, in a build folder."""
+        """Path of the slowfs program: $FOREBAY_SLOWFS, beside Python, on PATH, in a build
+        folder.
+        """
         named = os.environ.get("FOREBAY_SLOWFS")
         if named:
             return named if os.access(named, os.X_OK) else None
