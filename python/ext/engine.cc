@@ -194,8 +194,8 @@ void BindEngine(nb::module_& m) {
       .def_prop_ro(
           "paths",
           [](const Batch& b) {
-            std::vector<std::string> out;
-            for (SampleId s : b.loan().samples) out.push_back(b.catalog().SampleName(s));
+            nb::list out;
+            for (SampleId s : b.loan().samples) out.append(FileText(b.catalog().SampleName(s)));
             return out;
           },
           "Paths relative to the data set's root, made when asked for.")
@@ -217,7 +217,8 @@ void BindEngine(nb::module_& m) {
       .def(
           "__init__",
           [](EngineHandle* self, uint64_t memory, size_t max_in_flight, size_t in_flight,
-             const std::string& io, size_t copy_threads, bool keep, bool verify) {
+             const std::string& io, size_t copy_threads, bool keep, bool verify,
+             const std::string& cache_dir, uint64_t cache_bytes) {
             EngineOptions options;
             options.memory = memory;
             options.max_in_flight = max_in_flight;
@@ -225,6 +226,8 @@ void BindEngine(nb::module_& m) {
             options.copy_threads = copy_threads;
             options.keep = keep;
             options.verify = verify;
+            options.cache_folder = cache_dir;
+            options.cache_bytes = cache_bytes;
             if (io == "threads") {
               options.io = PosixSourceOptions::Io::kThreads;
             } else if (io == "io_uring") {
@@ -238,7 +241,7 @@ void BindEngine(nb::module_& m) {
           },
           nb::arg("memory") = 0, nb::arg("max_in_flight") = 256, nb::arg("in_flight") = 0,
           nb::arg("io") = "auto", nb::arg("copy_threads") = 2, nb::arg("keep") = true,
-          nb::arg("verify") = false)
+          nb::arg("verify") = false, nb::arg("cache_dir") = "", nb::arg("cache_bytes") = 0)
       .def(
           "add_dataset",
           [](const EngineHandle& e, const CatalogHandle& c, const std::string& delay) {
@@ -321,7 +324,8 @@ void BindEngine(nb::module_& m) {
             return out;
           },
           nb::arg("stream"))
-      .def("waiting_for", [](const EngineHandle& e, StreamId s) { return e.engine->WaitingFor(s); })
+      .def("waiting_for",
+           [](const EngineHandle& e, StreamId s) { return FileText(e.engine->WaitingFor(s)); })
       .def("metrics",
            [](const EngineHandle& e) {
              std::map<std::string, uint64_t> out;
@@ -356,6 +360,13 @@ void BindEngine(nb::module_& m) {
           nb::arg("name"), nb::arg("value"))
       .def_prop_ro("budget", [](const EngineHandle& e) { return e.engine->budget(); })
       .def_prop_ro("arena_bytes", [](const EngineHandle& e) { return e.engine->arena_bytes(); })
+      .def_prop_ro(
+          "cache_status",
+          [](const EngineHandle& e) {
+            const Status status = e.engine->CacheStatus();
+            return status.ok() ? std::string() : status.ToString();
+          },
+          "Why the cache folder takes no copies; empty while it does, or where there is none.")
       .def_prop_ro("in_flight_limit",
                    [](const EngineHandle& e) { return e.engine->in_flight_limit(); });
 }

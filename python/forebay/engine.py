@@ -14,17 +14,25 @@ from .units import format_bytes, parse_bytes
 class Engine:
     """Memory budget, memory tier and source reads, shared by any number of loaders.
 
-    Loaders of one process share one engine by default, so that training and validation live under one
-    budget. Make your own only to keep loaders apart: ``forebay.DataLoader(..., engine=engine)``.
+    Loaders of one process share one engine by default, so that training and validation live under
+    one budget. Make your own only to keep loaders apart: ``forebay.DataLoader(...,
+    engine=engine)``.
 
     Args:
-        memory: Bytes for everything the engine holds, as a number or ``"4G"``. Default: half of what
-            this process may use (cgroup limit or available memory), divided by the ranks on this node.
+        memory: Bytes for everything the engine holds, as a number or ``"4G"``. Default: half of
+            what this process may use (cgroup limit or available memory), divided by the ranks on
+            this node.
         in_flight: Source reads at once. Default 0: found while running.
         max_in_flight: The most it may find.
         io: ``"auto"``, ``"threads"`` or ``"io_uring"``.
         keep: Keep samples in memory for later epochs.
         verify: Check every sample's bytes once more as they arrive.
+        cache_dir: A folder on a local disk. What is read from the source is copied there, in the
+            background, and later epochs and jobs read the copies. One process writes to a folder,
+            others read it. A data set that changed is told by the modification times of its folders
+            or shards: after rewriting files in place with their sizes unchanged, clear the folder.
+        cache_bytes: How much of the disk it may take, such as ``"50G"``. Default: four fifths of
+            what is free.
     """
 
     def __init__(
@@ -37,7 +45,11 @@ class Engine:
         copy_threads: int | None = None,
         keep: bool = True,
         verify: bool = False,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int | str | None = None,
     ) -> None:
+        if cache_bytes and not cache_dir:
+            raise ArgumentError("cache_bytes needs a cache_dir")
         self._options = dict(
             memory=parse_bytes(memory),
             in_flight=in_flight,
@@ -46,6 +58,8 @@ class Engine:
             copy_threads=copy_threads or max(1, min(4, (os.cpu_count() or 2))),
             keep=keep,
             verify=verify,
+            cache_dir=os.path.abspath(cache_dir) if cache_dir else "",
+            cache_bytes=parse_bytes(cache_bytes, "cache_bytes"),
         )
         self._pid = -1
         self._native: _forebay.Engine | None = None
@@ -65,6 +79,11 @@ class Engine:
     def budget(self) -> int:
         """Bytes the engine may hold."""
         return self.native.budget
+
+    @property
+    def cache_status(self) -> str:
+        """Why the cache folder takes no copies; empty while it does, or where there is none."""
+        return self.native.cache_status
 
     def metrics(self) -> dict[str, int]:
         """Every counter and gauge by name (see docs/metrics.md)."""
@@ -110,13 +129,26 @@ def shared_engine(**options) -> Engine:
         wanted = parse_bytes(given.get("memory"))
         if wanted and wanted != engine._options["memory"]:
             raise ArgumentError(
-                f"memory={format_bytes(wanted)}, but the loaders of this process already share an engine "
-                f"with {format_bytes(engine.budget)}; leave memory= out, or pass engine=forebay.Engine(memory=...)"
+                f"memory={format_bytes(wanted)}, but the loaders of this process already share an "
+                f"engine "
+                f"with {format_bytes(engine.budget)}; leave memory= out, or pass "
+                f"engine=forebay.Engine(memory=...)"
             )
         for name, value in given.items():
             if name != "memory" and value != engine._options[name]:
                 raise ArgumentError(
                     f"{name}={value!r}, but the engine that this process's loaders share has "
-                    f"{engine._options[name]!r}; pass engine=forebay.Engine({name}={value!r}) to keep them apart"
+                    f"{engine._options[name]!r}; pass engine=forebay.Engine({name}={value!r}) to "
+                    f"keep them apart"
                 )
         return engine
+
+
+def dataset_id(engine: Engine, catalog: _forebay.Catalog, delay: str = "") -> int:
+    """Adds a catalog to an engine once, so that loaders over it share its samples."""
+    native = engine.native
+    known: dict = engine.__dict__.setdefault("_datasets", {})
+    key = (os.getpid(), catalog.fingerprint, catalog.root, delay)
+    if key not in known:
+        known[key] = native.add_dataset(catalog, delay)
+    return known[key]

@@ -1,4 +1,4 @@
-"""forebay.DataLoader: batches in the framework's exact order, in memory before they are asked for."""
+"""forebay.DataLoader: batches in the framework's exact order, ready before they are asked for."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 from . import _forebay, ranks
 from ._errors import ArgumentError, CancelledError, DeadlineError
 from ._forebay import Batch, Catalog
-from .engine import Engine, shared_engine
+from .engine import Engine, dataset_id, shared_engine
 from .report import EpochReport, from_native, sentence, table
+from .units import parse_bytes
 
 _log = logging.getLogger("forebay")
 _SLOW_WAIT_S = 30.0
@@ -22,10 +23,11 @@ _STATE_VERSION = 1
 class DataLoader:
     """Iterates over a data set as PyTorch's ``DistributedSampler(seed, epoch)`` orders it.
 
-    ``path`` is a folder of files (class = folder, as torchvision's ImageFolder), WebDataset tar shards or
-    TFRecord files; nothing is converted. C++ threads read ahead, across epoch boundaries; samples stay in
-    memory for later epochs as far as the budget goes. Each ``iter()`` after a finished epoch starts the next
-    one; ``set_epoch`` chooses another. After an early ``break`` the next ``iter()`` starts the same epoch over.
+    ``path`` is a folder of files (class = folder, as torchvision's ImageFolder), WebDataset tar
+    shards or TFRecord files; nothing is converted. C++ threads read ahead, across epoch
+    boundaries; samples stay in memory for later epochs as far as the budget goes. Each ``iter()``
+    after a finished epoch starts the next one; ``set_epoch`` chooses another. After an early
+    ``break`` the next ``iter()`` starts the same epoch over.
 
     Args:
         path: The data set, or a ``forebay.Catalog``.
@@ -33,20 +35,23 @@ class DataLoader:
         shuffle: Shuffle anew each epoch; else in order.
         seed: As in ``DistributedSampler``.
         drop_last: Drop an epoch's last batch when it is not full.
-        sampler_drop_last: ``DistributedSampler``'s ``drop_last``: drop the tail that does not divide among the
-            ranks instead of repeating samples.
+        sampler_drop_last: ``DistributedSampler``'s ``drop_last``: drop the tail that does not
+            divide among the ranks instead of repeating samples.
         rank, world_size: Default: from torchrun, SLURM or MPI; else 0 of 1.
-        collate_fn: Called with each ``Batch``; what it returns is what the loop gets. Default: the ``Batch``.
+        collate_fn: Called with each ``Batch``; what it returns is what the loop gets. Default: the
+            ``Batch``.
         memory: Budget of the engine, such as ``"4G"``; see ``forebay.Engine``.
-        layout: ``"views"``: samples are handed out where they lie, with no copy. ``"contiguous"``: C++ threads
-            copy each batch into one piece ahead of time (``batch.data`` is then a view).
-        epochs: Number of epochs, when known: nothing is read ahead beyond the last. Default: unknown.
-        format: ``"folder"``, ``"webdataset"`` or ``"tfrecord"``; default: from what lies at the path.
+        layout: ``"views"``: samples are handed out where they lie, with no copy. ``"contiguous"``:
+            C++ threads copy each batch into one piece ahead of time (``batch.data`` is a view).
+        epochs: Number of epochs, when known: nothing is read ahead beyond the last. Default:
+            unknown.
+        format: ``"folder"``, ``"webdataset"`` or ``"tfrecord"``; default: from what lies at the
+            path.
         extensions: Folder: only files with these suffixes, such as ``forebay.IMG_EXTENSIONS``.
-        timeout: Seconds to wait for a batch before ``DeadlineError``; 0 waits, with a warning every 30 s that
-            names what it waits for.
+        timeout: Seconds to wait for a batch before ``DeadlineError``; 0 waits, with a warning
+            every 30 s that names what it waits for.
         engine: An engine of your own; default: the process's shared one.
-        io, in_flight, verify: As in ``forebay.Engine``.
+        io, in_flight, verify, cache_dir, cache_bytes: As in ``forebay.Engine``.
         progress: Show a bar while the data set is indexed; default: on a terminal.
     """
 
@@ -72,6 +77,8 @@ class DataLoader:
         io: str | None = None,
         in_flight: int | None = None,
         verify: bool | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int | str | None = None,
         progress: bool | None = None,
         _delay: str = "",
     ) -> None:
@@ -85,6 +92,8 @@ class DataLoader:
             raise ArgumentError(f"epochs is {epochs}; it must be at least 1, or None when unknown")
         if engine is not None and memory is not None:
             raise ArgumentError("pass memory= to the engine, not to a loader that has one")
+        if engine is not None and (cache_dir is not None or cache_bytes is not None):
+            raise ArgumentError("pass cache_dir= to the engine, not to a loader that has one")
         self.batch_size = int(batch_size)
         self.shuffle = bool(shuffle)
         self.seed = int(seed)
@@ -102,9 +111,16 @@ class DataLoader:
         if isinstance(path, Catalog):
             self.catalog = path
         else:
-            self.catalog = open_catalog(path, format=format, extensions=extensions, progress=progress)
+            self.catalog = open_catalog(
+                path, format=format, extensions=extensions, progress=progress
+            )
         self.engine = engine or shared_engine(
-            memory=memory, io=io, in_flight=in_flight, verify=verify
+            memory=memory,
+            io=io,
+            in_flight=in_flight,
+            verify=verify,
+            cache_dir=None if cache_dir is None else os.path.abspath(cache_dir),
+            cache_bytes=None if cache_bytes is None else parse_bytes(cache_bytes, "cache_bytes"),
         )
         self._total = _forebay.epoch_total(
             len(self.catalog), self.world_size, self.sampler_drop_last
@@ -133,7 +149,8 @@ class DataLoader:
         self._resumed = False
         if self.epochs and self._epoch >= self.epochs:
             raise ArgumentError(
-                f"epoch {self._epoch} is beyond epochs={self.epochs}; raise epochs=, or leave it out"
+                f"epoch {self._epoch} is beyond epochs={self.epochs}; raise epochs=, or leave it "
+                f"out"
             )
         if self._stream_at != (self._epoch, self._position):
             self.engine.native.seek(self._stream, self._epoch, self._position)
@@ -159,7 +176,9 @@ class DataLoader:
     # ---- resume
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the job stands, for every rank alike: all batches handed out so far count as consumed."""
+        """Where the job stands, for every rank alike: all batches handed out so far count as
+        consumed.
+        """
         return {
             "version": _STATE_VERSION,
             "seed": self.seed,
@@ -172,7 +191,9 @@ class DataLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where ``state_dict`` stood, also at another world size with the same global batch."""
+        """Continues where ``state_dict`` stood, also at another world size with the same global
+        batch.
+        """
         try:
             version, epoch, consumed = state["version"], state["epoch"], state["consumed"]
             ours = (self.seed, self.shuffle, len(self.catalog))
@@ -180,7 +201,9 @@ class DataLoader:
         except (KeyError, TypeError) as error:
             raise ArgumentError(f"this is no state of a forebay.DataLoader: {error!r}") from None
         if version != _STATE_VERSION:
-            raise ArgumentError(f"the state has version {version}, this program reads {_STATE_VERSION}")
+            raise ArgumentError(
+                f"the state has version {version}, this program reads {_STATE_VERSION}"
+            )
         if ours != theirs:
             raise ArgumentError(
                 "the state is of another loader: (seed, shuffle, samples) were "
@@ -194,7 +217,8 @@ class DataLoader:
             consumed = max(self._total, -(-consumed // self.world_size) * self.world_size)
         elif consumed % self.world_size:
             raise ArgumentError(
-                f"{consumed} samples were consumed, which {self.world_size} ranks cannot continue from; "
+                f"{consumed} samples were consumed, which {self.world_size} ranks cannot continue "
+                f"from; "
                 "resume with the same global batch (batch_size times world size)"
             )
         self._epoch, self._position = int(epoch), int(consumed)
@@ -242,7 +266,7 @@ class DataLoader:
         if self._stream is not None and self._pid == os.getpid():
             return
         native = self.engine.native
-        dataset = _dataset_id(self.engine, self.catalog, self._delay)
+        dataset = dataset_id(self.engine, self.catalog, self._delay)
         self._stream = native.open_stream(
             dataset,
             self.batch_size,
@@ -315,7 +339,8 @@ class _Iterator:
         loader = self._loader
         if loader.timeout:
             raise DeadlineError(
-                f"no batch in {loader.timeout:g} s; waiting for {self._native.waiting_for(loader._stream)}"
+                f"no batch in {loader.timeout:g} s; waiting for "
+                f"{self._native.waiting_for(loader._stream)}"
             )
         start = time.monotonic() - _SLOW_WAIT_S
         while True:
@@ -336,7 +361,9 @@ def open_catalog(
     extensions: Sequence[str] | None = None,
     progress: bool | None = None,
 ) -> Catalog:
-    """The data set's catalog: the saved one while it is fresh, else built (with a bar) and saved."""
+    """The data set's catalog: the saved one while it is fresh, else built (with a bar) and
+    saved.
+    """
     from .progress import counting
 
     with counting(f"indexing {os.fspath(path)}", progress) as callback:
@@ -346,13 +373,3 @@ def open_catalog(
     if note:
         _log.info("forebay: %s", note)
     return catalog
-
-
-def _dataset_id(engine: Engine, catalog: Catalog, delay: str) -> int:
-    """Each catalog is added to an engine once, so that loaders over it share its samples."""
-    native = engine.native
-    known: dict = engine.__dict__.setdefault("_datasets", {})
-    key = (os.getpid(), catalog.fingerprint, catalog.root, delay)
-    if key not in known:
-        known[key] = native.add_dataset(catalog, delay)
-    return known[key]

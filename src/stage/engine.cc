@@ -41,6 +41,17 @@ Status BadPosition(uint64_t position, uint32_t world) {
                        "; resume with the same global batch (batch_size times world size)"));
 }
 
+// Copies on their way into the cache folder.
+uint64_t WriteBufferBytes(uint64_t budget) {
+  return std::clamp<uint64_t>(budget / 16, uint64_t{512} << 10, uint64_t{16} << 20);
+}
+
+// The write buffer, the folder's threads, and the queues and lists of a tier.
+uint64_t CacheBytes(const EngineOptions& options, uint64_t budget) {
+  if (options.cache_folder.empty()) return 0;
+  return WriteBufferBytes(budget) + kThreadBytes * (FolderTierOptions().threads + 1) + (128 << 10);
+}
+
 std::string MiB(uint64_t bytes) {
   const uint64_t tenths = (bytes * 10) >> 20;
   return StrCat(tenths / 10, ".", tenths % 10, " MiB");
@@ -80,8 +91,10 @@ Result<EnginePtr> Engine::Create(const EngineOptions& options) {
   EngineOptions chosen = options;
   chosen.max_in_flight = ThreadsFor(options, budget);
   chosen.in_flight = std::min(chosen.in_flight, chosen.max_in_flight);
-  const uint64_t overhead = kFixedBytes + kThreadBytes * chosen.max_in_flight;
+  const uint64_t overhead =
+      kFixedBytes + kThreadBytes * chosen.max_in_flight + CacheBytes(options, budget);
   EnginePtr engine(new Engine(chosen, budget, (budget - overhead) / 4096 * 4096));
+  FOREBAY_RETURN_IF_ERROR(engine->OpenCache());
   FOREBAY_RETURN_IF_ERROR(engine->Start());
   return engine;
 }
@@ -214,9 +227,38 @@ std::shared_ptr<const Catalog> Engine::shared_catalog(DatasetId dataset) const {
   return datasets_.at(dataset).catalog;
 }
 
+Status Engine::OpenCache() {
+  if (options_.cache_folder.empty()) return Status();
+  FolderTierOptions folder;
+  folder.folder = options_.cache_folder;
+  folder.capacity_bytes = options_.cache_bytes;
+  Result<std::shared_ptr<FolderStore>> store = FolderStore::Open(folder);
+  if (!store) return store.error();
+  cache_ = std::make_unique<Cache>(*std::move(store), WriteBufferBytes(budget_), registry_);
+  return Status();
+}
+
+Result<std::unique_ptr<TieredSource>> Engine::ThroughCache(const Catalog& catalog,
+                                                           std::unique_ptr<Source> inner) {
+  const uint64_t name = TierDataset(catalog);
+  cache_->store->Use(name);
+  // Small folders are known at once; what is not found in time is read from the source.
+  (void)cache_->store->WaitScanned(kSecond);
+  Result<std::unique_ptr<Tier>> tier =
+      FolderStore::MakeTier(cache_->store, inner->capacity() + TieredSource::kMostWrites);
+  if (!tier) return tier.error();
+  return TieredSource::Make(std::move(inner), *std::move(tier), name, cache_->buffer,
+                            cache_->metrics);
+}
+
+Status Engine::CacheStatus() const {
+  return cache_ == nullptr ? Status() : cache_->store->health();
+}
+
 Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
                                      std::unique_ptr<Source> source) {
   FOREBAY_RETURN_IF_ERROR(Alive());
+  const TieredSource* tiered = nullptr;
   if (source == nullptr) {
     PosixSourceOptions posix;
     posix.max_in_flight = options_.max_in_flight;
@@ -224,14 +266,21 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
     Result<std::unique_ptr<Source>> made = MakePosixSource(*catalog, posix);
     if (!made) return made.error();
     source = *std::move(made);
+    if (cache_ != nullptr && MayOutliveTheJob(*catalog)) {
+      Result<std::unique_ptr<TieredSource>> through = ThroughCache(*catalog, std::move(source));
+      if (!through) return through.error();
+      tiered = through->get();
+      source = *std::move(through);
+    }
   }
   std::vector<uint32_t> lengths(catalog->size());
   for (SampleId s = 0; s < lengths.size(); ++s) lengths[s] = catalog->length(s);
   MutexLock lock(mutex_);
   // The first data set's reader threads are paid for already; every further one has its own.
   const uint64_t stacks = datasets_.empty() ? 0 : kThreadBytes * options_.max_in_flight;
+  const uint64_t index = tiered == nullptr ? 0 : lengths.size() * sizeof(uint32_t);
   const DatasetId id =
-      scheduler_.AddDataset(lengths, Scheduler::MetadataBytes(lengths.size()) + stacks);
+      scheduler_.AddDataset(lengths, Scheduler::MetadataBytes(lengths.size()) + stacks + index);
   if (id == Scheduler::kNoRoom) {
     return Status(Code::kResourceExhausted,
                   StrCat("the tables of ", lengths.size(), " samples need ",
@@ -241,6 +290,7 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
   DatasetState state;
   state.catalog = std::move(catalog);
   state.source = std::move(source);
+  state.tiered = tiered;
   datasets_.push_back(std::move(state));
   WakeLoop();  // it polls the new source's descriptor from now on
   return id;
@@ -412,6 +462,9 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
   if (fetch != nullptr && sample >= datasets_[state.options.shape.dataset].catalog->size()) {
     return Status(Code::kInvalidArgument, StrCat("sample ", sample, " is not in the data set"));
   }
+  if (fetch == nullptr && state.options.shape.itemised) {
+    return Status(Code::kInvalidArgument, "this stream hands out single samples: fetch them");
+  }
   if (!state.in_epoch) OpenEpoch(state, start);
 
   Scheduler::Handout handout;
@@ -420,6 +473,7 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
   handout.lengths.swap(out->lengths);
   while (true) {
     if (!state.open) return Status(Code::kCancelled, "the stream was closed");
+    const uint64_t seen = scheduler_.Changes(id);
     const Scheduler::Take take = fetch != nullptr
                                      ? scheduler_.FetchSample(id, sample, fetch, &handout)
                                      : scheduler_.TakeBatch(id, &handout);
@@ -466,7 +520,7 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
     const StallCause cause = scheduler_.WaitCause(id);
     state.ready.wait_for(
         lock.native(), std::chrono::nanoseconds(std::min(left, kSlice)),
-        [&]() NO_THREAD_SAFETY_ANALYSIS { return scheduler_.IsDue(id) || !state.open; });
+        [&]() NO_THREAD_SAFETY_ANALYSIS { return scheduler_.Changes(id) != seen || !state.open; });
     const Nanos after = SteadyClock().Now();
     state.epochs.back().wait_ns[static_cast<size_t>(cause)] += after - now;
     stall_[static_cast<size_t>(cause)]->Add(static_cast<uint64_t>(after - now));
@@ -581,7 +635,8 @@ void Engine::Collect() {
   evicted_total_.Set(scheduler_.counters().evicted);
 }
 
-void Engine::Finished(DatasetState& dataset, SourceDone& done, uint32_t arrived_crc) {
+void Engine::Finished(DatasetState& dataset, SourceDone& done, uint32_t arrived_crc,
+                      bool from_cache) {
   const auto id = static_cast<DatasetId>(done.tag >> 32);
   const auto sample = static_cast<SampleId>(done.tag);
   read_retries_total_.Add(done.retries);
@@ -600,14 +655,14 @@ void Engine::Finished(DatasetState& dataset, SourceDone& done, uint32_t arrived_
     }
     rereads_.erase(done.tag);
   }
-  if (done.status.ok()) {
+  if (done.status.ok() && !from_cache) {
     const uint32_t length = dataset.catalog->length(sample);
     ++dataset.reads;
     dataset.read_bytes += length;
     reads_total_.Add(1);
     read_bytes_total_.Add(length);
     governor_.OnRead(done.latency_ns, scheduler_.Hungry());
-  } else {
+  } else if (!done.status.ok()) {
     read_errors_total_.Add(1);
     failures_.insert_or_assign({id, sample}, done.status);
   }
@@ -643,7 +698,10 @@ void Engine::RunLoop(std::stop_token stop) {
         flying.erase(it);
       }
       MutexLock lock(mutex_);
-      for (size_t i = 0; i < n; ++i) Finished(*dataset, done[i], arrived_crcs[i]);
+      for (size_t i = 0; i < n; ++i) {
+        const bool from_cache = dataset->tiered != nullptr && dataset->tiered->FromTier(i);
+        Finished(*dataset, done[i], arrived_crcs[i], from_cache);
+      }
       Collect();
       for (StreamId id = 0; id < streams_.size(); ++id) {
         if (scheduler_.IsDue(id)) streams_[id].ready.notify_all();

@@ -27,6 +27,8 @@
 #include "source/source.h"
 #include "stage/governor.h"
 #include "stage/scheduler.h"
+#include "tier/folder_tier.h"
+#include "tier/tiered_source.h"
 
 namespace forebay {
 
@@ -41,6 +43,10 @@ struct EngineOptions {
   bool verify = false;  // check each sample's bytes once more as they arrive; costs a pass
   // How long a consumer waits for memory that only its own unreleased batches hold.
   Nanos release_wait = 10 * kSecond;
+  // Samples read from posix sources are copied into this folder and read from there by later epochs
+  // and jobs; empty: there is none. Catalogs without modification times (kFileList) do without.
+  std::string cache_folder;
+  uint64_t cache_bytes = 0;  // as FolderTierOptions::capacity_bytes
   Status Validate() const;
 };
 
@@ -115,6 +121,8 @@ class Engine {
 
   // Finished epochs and the current one, oldest first.
   std::vector<EpochStats> Stats(StreamId stream) const;
+  // Ok while there is no cache folder or it takes copies; else why it does not.
+  Status CacheStatus() const;
   // What a pending Take waits for, in words: "source: reading /data/x.jpg".
   std::string WaitingFor(StreamId stream) const;
   // Source reads under way now / the limit.
@@ -125,7 +133,8 @@ class Engine {
   struct DatasetState {
     std::shared_ptr<const Catalog> catalog;  // shared with the loaders that named it
     std::unique_ptr<Source> source;
-    std::deque<ReadAction> backlog;  // loop thread only
+    const TieredSource* tiered = nullptr;  // the source, where it reads through the cache folder
+    std::deque<ReadAction> backlog;        // loop thread only
     uint64_t reads = 0;
     uint64_t read_bytes = 0;
   };
@@ -142,6 +151,14 @@ class Engine {
     uint64_t bytes_at_start = 0;
   };
 
+  struct Cache {
+    Cache(std::shared_ptr<FolderStore> folder, uint64_t buffer_bytes, Registry& registry)
+        : store(std::move(folder)), buffer(buffer_bytes), metrics(registry) {}
+    const std::shared_ptr<FolderStore> store;  // shared with the tiers of the data sets
+    WriteBuffer buffer;
+    TierMetrics metrics;
+  };
+
   explicit Engine(const EngineOptions& options, uint64_t budget, uint64_t arena_bytes);
   friend struct EngineDelete;
   // kCancelled in a forked child.
@@ -151,10 +168,14 @@ class Engine {
   void RunPlanner(std::stop_token stop);
   void RunCopier(std::stop_token stop);
   // `arrived_crc` is of the bytes in the arena; only with options.verify.
-  void Finished(DatasetState& dataset, SourceDone& done, uint32_t arrived_crc) REQUIRES(mutex_);
+  void Finished(DatasetState& dataset, SourceDone& done, uint32_t arrived_crc, bool from_cache)
+      REQUIRES(mutex_);
   // Collects actions after any event; wakes whoever has work.
   void Collect() REQUIRES(mutex_);
   void WakeLoop();
+  Status OpenCache();
+  Result<std::unique_ptr<TieredSource>> ThroughCache(const Catalog& catalog,
+                                                     std::unique_ptr<Source> inner);
   void SignalProgress();
   Result<StreamState*> FindStream(StreamId stream) REQUIRES(mutex_);
   Status TooLarge(uint64_t bytes) const REQUIRES(mutex_);
@@ -193,6 +214,8 @@ class Engine {
   Metric& leases_;
   std::array<Metric*, kStallCauses> stall_;
   Knob& reads_knob_;
+
+  std::unique_ptr<Cache> cache_;  // constant after Create; null: no cache folder
 
   mutable Mutex mutex_;
   Scheduler scheduler_ GUARDED_BY(mutex_);

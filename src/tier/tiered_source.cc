@@ -1,0 +1,219 @@
+#include "tier/tiered_source.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+#include "base/rng.h"
+#include "catalog/image.h"
+
+namespace forebay {
+namespace {
+
+constexpr uint64_t kWriteTag = uint64_t{1} << 32;
+constexpr Nanos kDrain = 2 * kSecond;
+
+}  // namespace
+
+uint64_t TierDataset(const Catalog& catalog) {
+  // The image's header and section table hold a checksum of every section.
+  const std::span<const std::byte> image = catalog.image();
+  const std::span<const std::byte> head = image.first(
+      std::min(image.size(), sizeof(ImageHeader) + kSectionCount * sizeof(SectionRecord)));
+  uint64_t hash = SplitMix64(catalog.fingerprint()).Next();
+  for (const std::byte b : head) hash = SplitMix64(hash ^ static_cast<uint64_t>(b)).Next();
+  return hash;
+}
+
+bool MayOutliveTheJob(const Catalog& catalog) { return catalog.format() != Format::kFileList; }
+
+bool WriteBuffer::Take(uint64_t bytes) {
+  uint64_t left = left_.load(std::memory_order_relaxed);
+  while (left >= bytes) {
+    if (left_.compare_exchange_weak(left, left - bytes, std::memory_order_relaxed)) return true;
+  }
+  return false;
+}
+
+TierMetrics::TierMetrics(Registry& registry)
+    : hits(registry.AddCounter("forebay_tier_hits_total",
+                               "Samples read from the cache folder instead of the source")),
+      misses(registry.AddCounter(
+          "forebay_tier_misses_total",
+          "Copies in the cache folder that were gone or damaged when they were read")),
+      writes(
+          registry.AddCounter("forebay_tier_writes_total", "Samples copied into the cache folder")),
+      skipped(registry.AddCounter("forebay_tier_skipped_writes_total",
+                                  "Samples not copied into the cache folder because it was busy")),
+      used(registry.AddGauge("forebay_tier_used_bytes", "Bytes the cache folder holds")) {}
+
+Result<std::unique_ptr<TieredSource>> TieredSource::Make(std::unique_ptr<Source> inner,
+                                                         std::unique_ptr<Tier> tier,
+                                                         uint64_t dataset, WriteBuffer& buffer,
+                                                         TierMetrics& metrics) {
+  Result<WakeFd> wake = WakeFd::Make();
+  if (!wake) return wake.error();
+  FOREBAY_RETURN_IF_ERROR(wake->Watch(inner->event_fd()));
+  FOREBAY_RETURN_IF_ERROR(wake->Watch(tier->event_fd()));
+  return std::unique_ptr<TieredSource>(new TieredSource(std::move(inner), std::move(tier), dataset,
+                                                        buffer, metrics, *std::move(wake)));
+}
+
+TieredSource::TieredSource(std::unique_ptr<Source> inner, std::unique_ptr<Tier> tier,
+                           uint64_t dataset, WriteBuffer& buffer, TierMetrics& metrics, WakeFd wake)
+    : dataset_(dataset),
+      creator_(getpid()),
+      buffer_(buffer),
+      metrics_(metrics),
+      slots_(inner->capacity()),
+      writes_(kMostWrites),
+      wake_(std::move(wake)),
+      tier_(std::move(tier)),
+      inner_(std::move(inner)) {
+  for (size_t i = slots_.size(); i > 0; --i) free_.push_back(static_cast<uint32_t>(i - 1));
+  for (size_t i = writes_.size(); i > 0; --i) free_writes_.push_back(static_cast<uint32_t>(i - 1));
+  metrics_.used.Set(tier_->used_bytes());
+}
+
+TieredSource::~TieredSource() {
+  inner_.reset();
+  if (getpid() != creator_) return;
+  const Nanos until = SteadyClock().Now() + kDrain;
+  std::array<TierDone, 32> batch;
+  while (writes_in_flight() > 0 && SteadyClock().Now() < until) {
+    pollfd waiting{tier_->event_fd(), POLLIN, 0};
+    poll(&waiting, 1, 50);
+    const size_t n = tier_->Reap(batch);
+    for (const TierDone& done : std::span(batch).first(n)) {
+      if (done.tag & kWriteTag) EndWrite(done);
+    }
+  }
+  if (writes_in_flight() == 0) return;
+  // A write hangs: it is left behind with the bytes it reads.
+  (void)tier_.release();
+  (void)new std::vector<Write>(std::move(writes_));
+}
+
+size_t TieredSource::Submit(std::span<const SourceRead> reads) {
+  const size_t taken = std::min(reads.size(), free_.size());
+  const Nanos now = taken > 0 ? SteadyClock().Now() : 0;
+  for (const SourceRead& read : reads.first(taken)) {
+    const uint32_t index = free_.back();
+    free_.pop_back();
+    slots_[index] = {read, now};
+    const TierKey key{dataset_, read.sample};
+    if (tier_->Has(key)) {
+      const TierOp get{
+          .tag = index, .kind = TierOp::Kind::kGet, .key = key, .bytes = read.dest, .crc = 0};
+      if (tier_->Submit(std::span(&get, 1)) == 1) continue;
+    }
+    to_inner_.push_back({.tag = index, .sample = read.sample, .dest = read.dest});
+  }
+  FlushInner();
+  return taken;
+}
+
+size_t TieredSource::Reap(std::span<SourceDone> out) {
+  from_tier_.clear();
+  size_t taken = ReapTier(out);
+  from_tier_.resize(taken, true);
+  FlushInner();
+  taken += ReapInner(out.subspan(taken));
+  from_tier_.resize(taken, false);
+  return taken;
+}
+
+std::string TieredSource::Describe() const {
+  return StrCat(inner_->Describe(), ", copies in ", tier_->Describe());
+}
+
+size_t TieredSource::ReapTier(std::span<SourceDone> out) {
+  size_t taken = 0;
+  std::array<TierDone, 32> batch;
+  while (taken < out.size()) {
+    const size_t n =
+        tier_->Reap(std::span(batch).first(std::min(batch.size(), out.size() - taken)));
+    if (n == 0) break;
+    for (const TierDone& done : std::span(batch).first(n)) {
+      if (done.tag & kWriteTag) {
+        EndWrite(done);
+        continue;
+      }
+      const auto index = static_cast<uint32_t>(done.tag);
+      const Slot& slot = slots_[index];
+      if (!done.hit) {
+        metrics_.misses.Add(1);
+        to_inner_.push_back({.tag = index, .sample = slot.read.sample, .dest = slot.read.dest});
+        continue;
+      }
+      metrics_.hits.Add(1);
+      out[taken++] = {.tag = slot.read.tag,
+                      .status = Status(),
+                      .crc = done.crc,
+                      .latency_ns = SteadyClock().Now() - slot.start,
+                      .retries = 0};
+      free_.push_back(index);
+    }
+    metrics_.used.Set(tier_->used_bytes());
+  }
+  return taken;
+}
+
+size_t TieredSource::ReapInner(std::span<SourceDone> out) {
+  const size_t taken = inner_->Reap(out);
+  for (SourceDone& done : out.first(taken)) {
+    const auto index = static_cast<uint32_t>(done.tag);
+    const SourceRead& read = slots_[index].read;
+    if (done.status.ok()) WriteBehind(read, done.crc);
+    done.tag = read.tag;
+    free_.push_back(index);
+  }
+  return taken;
+}
+
+void TieredSource::FlushInner() {
+  if (!to_inner_.empty()) {
+    const size_t taken = inner_->Submit(to_inner_);
+    to_inner_.erase(to_inner_.begin(), to_inner_.begin() + static_cast<ptrdiff_t>(taken));
+  }
+  // There is a place in the inner source for each of our slots; should it refuse all the same, ask
+  // again soon.
+  wake_.SetTime(to_inner_.empty() ? WakeFd::kNever : SteadyClock().Now() + kMilli);
+}
+
+void TieredSource::WriteBehind(const SourceRead& read, uint32_t crc) {
+  const TierKey key{dataset_, read.sample};
+  const size_t size = read.dest.size();
+  if (tier_->Has(key) || !tier_->HasRoom(size)) return;
+  if (free_writes_.empty() || !buffer_.Take(size)) {
+    metrics_.skipped.Add(1);
+    return;
+  }
+  const uint32_t index = free_writes_.back();
+  free_writes_.pop_back();
+  Write& write = writes_[index];
+  write = {std::make_unique_for_overwrite<std::byte[]>(size), size};
+  if (size > 0) std::memcpy(write.bytes.get(), read.dest.data(), size);
+  const TierOp put{.tag = kWriteTag | index,
+                   .kind = TierOp::Kind::kPut,
+                   .key = key,
+                   .bytes = {write.bytes.get(), size},
+                   .crc = crc};
+  if (tier_->Submit(std::span(&put, 1)) == 1) return;
+  metrics_.skipped.Add(1);
+  EndWrite({.tag = put.tag});
+}
+
+void TieredSource::EndWrite(const TierDone& done) {
+  const auto index = static_cast<uint32_t>(done.tag);
+  if (done.stored) metrics_.writes.Add(1);
+  buffer_.Give(writes_[index].size);
+  writes_[index] = {};
+  free_writes_.push_back(index);
+}
+
+}  // namespace forebay

@@ -1,0 +1,116 @@
+// A source that reads through a tier: what the tier holds comes from there, the rest from the inner
+// source, and is then written behind into the tier.
+//
+// Whatever happens to the tier, a read ends as the inner source would end it: a miss, a damaged
+// copy or a failing store costs a second read, never an error.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "catalog/catalog.h"
+#include "metrics/registry.h"
+#include "source/source.h"
+#include "source/wake_fd.h"
+#include "tier/tier.h"
+
+namespace forebay {
+
+// Names the bytes behind a catalog's sample numbers in a tier that outlives the job: sizes, names,
+// place, and the modification times that the catalog knows (of folders, and of shards). A file that
+// is rewritten in place, with its size unchanged, keeps the name.
+uint64_t TierDataset(const Catalog& catalog);
+
+// False: the catalog has no modification times at all (kFileList), so that copies kept from an
+// earlier job could be of other bytes.
+bool MayOutliveTheJob(const Catalog& catalog);
+
+// Bytes that copies on their way into tiers may take, shared by several sources. Safe for
+// concurrent use by multiple threads.
+class WriteBuffer {
+ public:
+  explicit WriteBuffer(uint64_t bytes) : left_(bytes) {}
+  // False, and nothing taken, when fewer are left.
+  bool Take(uint64_t bytes);
+  void Give(uint64_t bytes) { left_.fetch_add(bytes, std::memory_order_relaxed); }
+
+ private:
+  std::atomic<uint64_t> left_;  // a bound only: publishes nothing
+};
+
+struct TierMetrics {
+  explicit TierMetrics(Registry& registry);
+  Metric& hits;
+  Metric& misses;
+  Metric& writes;
+  Metric& skipped;
+  Metric& used;
+};
+
+class TieredSource final : public Source {
+ public:
+  // Copies in flight to the tier at one time, for `tier`'s capacity: inner->capacity() more are
+  // reads.
+  static constexpr size_t kMostWrites = 256;
+
+  // `buffer` and `metrics` must outlive the source; samples larger than the buffer are not copied.
+  static Result<std::unique_ptr<TieredSource>> Make(std::unique_ptr<Source> inner,
+                                                    std::unique_ptr<Tier> tier, uint64_t dataset,
+                                                    WriteBuffer& buffer, TierMetrics& metrics);
+  // Also waits for copies on their way into the tier, at most two seconds.
+  ~TieredSource() override;
+
+  size_t Submit(std::span<const SourceRead> reads) override;
+  size_t Reap(std::span<SourceDone> out) override;
+  int event_fd() const override { return wake_.get(); }
+  size_t capacity() const override { return slots_.size(); }
+  std::string Describe() const override;
+
+  // Whether completion `i` of the last Reap came from the tier.
+  bool FromTier(size_t i) const { return from_tier_[i]; }
+  // Copies on their way into the tier.
+  size_t writes_in_flight() const { return writes_.size() - free_writes_.size(); }
+  const Tier& tier() const { return *tier_; }
+
+ private:
+  struct Slot {
+    SourceRead read;
+    Nanos start = 0;
+  };
+  struct Write {
+    std::unique_ptr<std::byte[]> bytes;
+    size_t size = 0;
+  };
+
+  TieredSource(std::unique_ptr<Source> inner, std::unique_ptr<Tier> tier, uint64_t dataset,
+               WriteBuffer& buffer, TierMetrics& metrics, WakeFd wake);
+  size_t ReapTier(std::span<SourceDone> out);
+  size_t ReapInner(std::span<SourceDone> out);
+  void FlushInner();
+  void WriteBehind(const SourceRead& read, uint32_t crc);
+  void EndWrite(const TierDone& done);
+
+  const uint64_t dataset_;
+  const pid_t creator_;
+  WriteBuffer& buffer_;
+  TierMetrics& metrics_;
+  std::vector<Slot> slots_;
+  std::vector<uint32_t> free_;
+  std::vector<SourceRead> to_inner_;  // accepted, and not yet by the inner source
+  std::vector<Write> writes_;
+  std::vector<uint32_t> free_writes_;
+  std::vector<bool> from_tier_;  // of the last Reap
+  WakeFd wake_;
+  // After the writes: its threads read their bytes.
+  std::unique_ptr<Tier> tier_;
+  std::unique_ptr<Source> inner_;
+};
+
+}  // namespace forebay

@@ -1,0 +1,361 @@
+// What every Source must do (as source_test.cc), and what a tier under it adds.
+#include "tier/tiered_source.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <deque>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/crc32c.h"
+#include "base/owned.h"
+#include "base/rng.h"
+#include "source/fault_source.h"
+#include "source/null_source.h"
+#include "tier/folder_tier.h"
+#include "tier/memory_tier.h"
+
+namespace forebay {
+namespace {
+
+namespace fs = std::filesystem;
+using Bytes = std::vector<std::byte>;
+
+constexpr uint64_t kDataset = 42;
+constexpr size_t kSamples = 100;
+
+// Lengths of a null source's samples.
+size_t LengthOf(SampleId sample) { return sample % 10 == 0 ? 0 : SplitMix64(sample).Below(30'000); }
+
+Bytes Truth(SampleId sample) {
+  Bytes bytes(LengthOf(sample));
+  FillNullSample(sample, bytes);
+  return bytes;
+}
+
+bool WaitReadable(const Source& source) {
+  pollfd waiting{source.event_fd(), POLLIN, 0};
+  return poll(&waiting, 1, 60'000) == 1;
+}
+
+class TieredSourceTest : public testing::TestWithParam<bool> {
+ protected:
+  TieredSourceTest() {
+    std::string pattern = testing::TempDir() + "forebay_tiered_XXXXXX";
+    EXPECT_NE(mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+  }
+  ~TieredSourceTest() override {
+    std::error_code ignored;
+    fs::remove_all(folder_, ignored);
+  }
+  std::unique_ptr<Tier> MakeTier(size_t max_in_flight, uint64_t bytes = 64 << 20) {
+    if (!GetParam()) return *MakeMemoryTier(bytes, max_in_flight);
+    auto store = *FolderStore::Open({.folder = folder_, .capacity_bytes = bytes});
+    EXPECT_TRUE(store->WaitScanned(60 * kSecond));
+    return *FolderStore::MakeTier(std::move(store), max_in_flight);
+  }
+  std::unique_ptr<TieredSource> Make(std::unique_ptr<Source> inner, uint64_t bytes = 64 << 20) {
+    auto tier = MakeTier(inner->capacity() + TieredSource::kMostWrites, bytes);
+    auto made = TieredSource::Make(std::move(inner), std::move(tier), kDataset, buffer_, metrics_);
+    EXPECT_TRUE(made.has_value()) << made.status().ToString();
+    return *std::move(made);
+  }
+  std::unique_ptr<TieredSource> Make(size_t max_in_flight) {
+    return Make(*MakeNullSource(max_in_flight));
+  }
+
+  // Reads `samples` in random batches; those that fail for good are counted in `failed_`.
+  void Read(TieredSource& source, const std::vector<SampleId>& samples, uint64_t seed = 1) {
+    SplitMix64 rng(seed);
+    std::deque<Bytes> dests;
+    std::vector<bool> seen(samples.size());
+    std::vector<SourceRead> batch;
+    std::vector<SourceDone> out(6);
+    size_t submitted = 0;
+    size_t finished = 0;
+    while (finished < samples.size()) {
+      while (batch.size() < 1 + rng.Below(12) && dests.size() < samples.size()) {
+        const SampleId sample = samples[dests.size()];
+        dests.emplace_back(LengthOf(sample));
+        batch.push_back({.tag = dests.size() - 1, .sample = sample, .dest = dests.back()});
+      }
+      const size_t taken = source.Submit(batch);
+      submitted += taken;
+      ASSERT_LE(submitted - finished, source.capacity());
+      batch.erase(batch.begin(), batch.begin() + static_cast<ptrdiff_t>(taken));
+      if (submitted > finished) {
+        ASSERT_TRUE(WaitReadable(source));
+      }
+      const size_t n = source.Reap(out);
+      for (size_t i = 0; i < n; ++i, ++finished) {
+        const uint64_t tag = out[i].tag;
+        ASSERT_LT(tag, submitted);
+        ASSERT_FALSE(seen[tag]) << "twice: " << tag;
+        seen[tag] = true;
+        from_tier_ += source.FromTier(i) ? 1 : 0;
+        if (!out[i].status.ok()) {
+          ++failed_;
+          continue;
+        }
+        const Bytes truth = Truth(samples[tag]);
+        ASSERT_EQ(out[i].crc, Crc32c(truth));
+        ASSERT_GE(out[i].latency_ns, 0);
+        if (dests[tag] != truth) ++wrong_;
+      }
+    }
+    EXPECT_EQ(source.Reap(out), 0u);
+  }
+  // The writes behind it are over.
+  void Settle(TieredSource& source) {
+    for (int i = 0; i < 6000 && source.writes_in_flight() > 0; ++i) {
+      std::vector<SourceDone> out(4);
+      EXPECT_EQ(source.Reap(out), 0u);
+      pollfd waiting{source.event_fd(), POLLIN, 0};
+      poll(&waiting, 1, 10);
+    }
+    EXPECT_EQ(source.writes_in_flight(), 0u);
+  }
+
+  static std::vector<SampleId> All() {
+    std::vector<SampleId> all;
+    for (SampleId s = 0; s < kSamples; ++s) all.push_back(s);
+    return all;
+  }
+  std::vector<fs::path> Copies() const {
+    std::vector<fs::path> found;
+    for (const auto& entry : fs::recursive_directory_iterator(folder_)) {
+      if (entry.path().extension() == ".fb") found.push_back(entry.path());
+    }
+    return found;
+  }
+
+  static constexpr uint64_t kBuffer = 4 << 20;
+  std::string folder_;
+  Registry registry_;
+  TierMetrics metrics_{registry_};
+  WriteBuffer buffer_{kBuffer};
+  size_t from_tier_ = 0;
+  size_t failed_ = 0;
+  size_t wrong_ = 0;
+};
+
+INSTANTIATE_TEST_SUITE_P(All, TieredSourceTest, testing::Bool(),
+                         [](const testing::TestParamInfo<bool>& folder) {
+                           return std::string(folder.param ? "folder" : "memory");
+                         });
+
+TEST_P(TieredSourceTest, ManyReadsFromASeed) {
+  auto source = Make(8);
+  SplitMix64 rng(3);
+  std::vector<SampleId> samples(2000);
+  for (SampleId& s : samples) s = static_cast<SampleId>(rng.Below(kSamples));
+  Read(*source, samples);
+  Settle(*source);
+  Read(*source, samples, 2);
+  EXPECT_EQ(failed_ + wrong_, 0u);
+  EXPECT_GE(from_tier_, samples.size() - metrics_.skipped.value());
+  EXPECT_EQ(metrics_.hits.value(), from_tier_);
+}
+
+TEST_P(TieredSourceTest, TheSecondPassComesFromTheTier) {
+  auto source = Make(16);
+  Read(*source, All());
+  Settle(*source);
+  EXPECT_EQ(from_tier_, 0u);
+  EXPECT_EQ(metrics_.writes.value(), kSamples);
+  EXPECT_EQ(metrics_.skipped.value(), 0u);
+  EXPECT_EQ(metrics_.used.value(), source->tier().used_bytes());
+  Read(*source, All(), 2);
+  EXPECT_EQ(from_tier_, kSamples);
+  EXPECT_EQ(metrics_.hits.value(), kSamples);
+  EXPECT_EQ(failed_ + wrong_, 0u);
+  EXPECT_FALSE(source->Describe().empty());
+}
+
+TEST_P(TieredSourceTest, SubmitTakesAPrefixAndReapNeverBlocks) {
+  auto source = Make(3);
+  EXPECT_EQ(source->capacity(), 3u);
+  std::vector<SourceDone> out(8);
+  EXPECT_EQ(source->Reap(out), 0u);
+  for (int round = 0; round < 2; ++round) {  // from the source, then from the tier
+    std::vector<Bytes> dests;
+    std::vector<SourceRead> reads;
+    for (SampleId i = 0; i < 5; ++i) dests.emplace_back(LengthOf(i + 1));
+    for (SampleId i = 0; i < 5; ++i) reads.push_back({.tag = i, .sample = i + 1, .dest = dests[i]});
+    EXPECT_EQ(source->Submit(reads), 3u);
+    EXPECT_EQ(source->Submit(std::span(reads).subspan(3)), 0u);
+    size_t finished = 0;
+    while (finished < 3) {
+      ASSERT_TRUE(WaitReadable(*source));
+      finished += source->Reap(std::span(out).first(1));
+    }
+    EXPECT_EQ(finished, 3u);
+    EXPECT_EQ(source->Submit(std::span(reads).subspan(3)), 2u);
+    while (finished < 5) {
+      ASSERT_TRUE(WaitReadable(*source));
+      finished += source->Reap(out);
+    }
+    EXPECT_EQ(finished, 5u);
+    Settle(*source);
+  }
+}
+
+TEST_P(TieredSourceTest, DestructionWithReadsInFlight) {
+  for (int round = 0; round < 2; ++round) {
+    auto source = Make(30);
+    Read(*source, All());  // leaves writes in flight, or gets for the next round
+    std::vector<Bytes> dests;
+    std::vector<SourceRead> reads;
+    for (SampleId i = 0; i < 30; ++i) dests.emplace_back(LengthOf(i));
+    for (SampleId i = 0; i < 30; ++i) reads.push_back({.tag = i, .sample = i, .dest = dests[i]});
+    EXPECT_EQ(source->Submit(reads), 30u);
+    source.reset();
+    dests.clear();
+    EXPECT_TRUE(buffer_.Take(kBuffer)) << "all copies have landed";
+    buffer_.Give(kBuffer);
+  }
+}
+
+TEST_P(TieredSourceTest, ForkedChildDestroysWithoutWaiting) {
+  auto source = Make(4);
+  Read(*source, All());
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(30);
+    source.reset();
+    _exit(0);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  Read(*source, All(), 2);
+  EXPECT_EQ(failed_ + wrong_, 0u);
+}
+
+TEST_P(TieredSourceTest, AFullTierServesWhatItHas) {
+  auto source = Make(*MakeNullSource(8), 400'000);
+  Read(*source, All());
+  Settle(*source);
+  const uint64_t held = metrics_.writes.value();
+  EXPECT_GT(held, 10u);
+  EXPECT_LT(held, kSamples);
+  for (int round = 0; round < 3; ++round) {
+    from_tier_ = 0;
+    Read(*source, All(), 2);
+    Settle(*source);
+    EXPECT_GE(from_tier_, held) << "nothing that is held goes";
+  }
+  EXPECT_EQ(failed_ + wrong_, 0u);
+}
+
+TEST_P(TieredSourceTest, AFullWriteBufferSkips) {
+  ASSERT_TRUE(buffer_.Take(kBuffer - 10'000));
+  auto source = Make(8);
+  Read(*source, All());
+  EXPECT_GT(metrics_.skipped.value(), 0u);
+  EXPECT_EQ(failed_ + wrong_, 0u);
+  source.reset();
+  EXPECT_EQ(metrics_.skipped.value() + metrics_.writes.value(), kSamples);
+  EXPECT_TRUE(buffer_.Take(10'000)) << "all of it is given back";
+}
+
+TEST_P(TieredSourceTest, FailedReadsAreNotStored) {
+  auto source = Make(*FaultSource::Make(*MakeNullSource(8), {.error = 0.3, .short_read = 0.2}));
+  Read(*source, All());
+  Settle(*source);
+  EXPECT_GT(failed_, 20u);
+  EXPECT_EQ(metrics_.writes.value(), kSamples - failed_);
+  // What failed is asked for again, what did not is there.
+  const size_t failed_before = std::exchange(failed_, 0);
+  from_tier_ = 0;
+  Read(*source, All(), 2);
+  EXPECT_EQ(from_tier_, kSamples - failed_before);
+  EXPECT_EQ(wrong_, 0u);
+}
+
+TEST_P(TieredSourceTest, BytesThatDoNotMatchTheirChecksumAreNotServedAgain) {
+  auto source = Make(*FaultSource::Make(*MakeNullSource(8), {.seed = 4, .flip = 0.3}));
+  Read(*source, All());
+  Settle(*source);
+  const size_t flipped = std::exchange(wrong_, 0);
+  EXPECT_GT(flipped, 10u);
+  Read(*source, All(), 2);
+  EXPECT_EQ(from_tier_, kSamples - flipped);
+  EXPECT_EQ(metrics_.misses.value(), flipped);
+  EXPECT_EQ(source->tier().stats().damaged, flipped);
+}
+
+class FolderTieredSourceTest : public TieredSourceTest {};
+INSTANTIATE_TEST_SUITE_P(All, FolderTieredSourceTest, testing::Values(true));
+
+TEST_P(FolderTieredSourceTest, DamagedCopiesAreFetchedAgain) {
+  { Read(*Make(8), All()); }
+  size_t damaged = 0;
+  for (const fs::path& copy : Copies()) {
+    if (++damaged > 30) break;
+    const auto size = static_cast<off_t>(fs::file_size(copy));
+    ASSERT_EQ(truncate(copy.c_str(), damaged % 2 ? size / 2 : size + 1), 0);
+  }
+  auto source = Make(8);
+  Read(*source, All(), 2);
+  EXPECT_EQ(failed_ + wrong_, 0u);
+  EXPECT_LE(from_tier_, kSamples - 30);
+  Settle(*source);
+  from_tier_ = 0;
+  Read(*source, All(), 3);
+  EXPECT_EQ(from_tier_, kSamples) << "repaired";
+}
+
+TEST_P(FolderTieredSourceTest, AFolderThatVanishesFailsNothing) {
+  auto source = Make(8);
+  Read(*source, All());
+  Settle(*source);
+  fs::remove_all(folder_);
+  for (int round = 0; round < 3; ++round) {
+    Read(*source, All(), 2);
+    Settle(*source);
+  }
+  EXPECT_EQ(failed_ + wrong_, 0u);
+  EXPECT_EQ(from_tier_, 0u);
+  EXPECT_FALSE(source->tier().health().ok());
+}
+
+TEST(TierDataset, TellsDataSetsApart) {
+  std::string pattern = testing::TempDir() + "forebay_tiered_XXXXXX";
+  ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+  const auto write_file = [](const std::string& path) {
+    fs::create_directories(fs::path(path).parent_path());
+    const OwnedFd fd(open(path.c_str(), O_WRONLY | O_CREAT, 0600));
+    ASSERT_EQ(write(fd.get(), "text", 4), 4);
+  };
+  write_file(pattern + "/a/x/1.bin");
+  write_file(pattern + "/b/x/1.bin");
+  const auto built = [](const std::string& path) { return *BuildCatalog(path, {}); };
+  const auto a = built(pattern + "/a");
+  const auto b = built(pattern + "/b");
+  EXPECT_TRUE(MayOutliveTheJob(*a));
+  EXPECT_EQ(a->fingerprint(), b->fingerprint());
+  EXPECT_NE(TierDataset(*a), TierDataset(*b)) << "same names and sizes, elsewhere";
+  EXPECT_EQ(TierDataset(*a), TierDataset(*built(pattern + "/a")));
+  // Written anew under the same name: the folder's time says so.
+  fs::remove(pattern + "/a/x/1.bin");
+  usleep(20'000);  // the kernel's clock of file times ticks at 4 to 10 ms
+  write_file(pattern + "/a/x/1.bin");
+  EXPECT_NE(TierDataset(*a), TierDataset(*built(pattern + "/a")));
+  const std::string paths[] = {pattern + "/a/x/1.bin"};
+  EXPECT_FALSE(MayOutliveTheJob(**BuildFileList(paths, {})));
+  fs::remove_all(pattern);
+}
+
+}  // namespace
+}  // namespace forebay
