@@ -323,9 +323,21 @@ Result<StreamId> Engine::OpenStream(const StreamOptions& options) {
       pthread_setname_np(copiers_.back().native_handle(), "forebay-copy");
     }
   }
-  const StreamId id = scheduler_.OpenStream(options.shape);
+  // Both tables grow together, also when memory runs out in between.
   streams_.emplace_back();
   streams_.back().options = options;
+  StreamId id = 0;
+  try {
+    id = scheduler_.OpenStream(options.shape);
+  } catch (...) {
+    if (scheduler_.stream_count() < streams_.size()) {
+      streams_.pop_back();
+    } else {
+      scheduler_.CloseStream(static_cast<StreamId>(streams_.size() - 1));
+      streams_.back().open = false;
+    }
+    throw;
+  }
   streams_.back().reads_at_start = datasets_[options.shape.dataset].reads;
   streams_.back().bytes_at_start = datasets_[options.shape.dataset].read_bytes;
   Collect();

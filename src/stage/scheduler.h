@@ -152,6 +152,7 @@ class Scheduler {
   // True when finished samples ahead of some active stream are few: more parallel reads would help.
   bool Hungry() const;
 
+  size_t stream_count() const { return streams_.size(); }
   size_t in_flight() const { return in_flight_; }
   uint64_t used_bytes() const { return arena_.used(); }
   uint64_t kept_bytes() const { return kept_bytes_; }
