@@ -52,6 +52,18 @@ uint64_t CacheBytes(const EngineOptions& options, uint64_t budget) {
   return WriteBufferBytes(budget) + kThreadBytes * (FolderTierOptions().threads + 1) + (128 << 10);
 }
 
+// What reads that hang in the kernel may still touch: kept until the process ends.
+struct LeftBehind {
+  std::shared_ptr<const Catalog> catalog;  // the source refers to it
+  std::unique_ptr<Source> source;
+  Mapping arena;
+};
+
+std::vector<LeftBehind>& AllLeftBehind() {
+  static auto* all = new std::vector<LeftBehind>;  // never destroyed: that would wait for the reads
+  return *all;
+}
+
 std::string MiB(uint64_t bytes) {
   const uint64_t tenths = (bytes * 10) >> 20;
   return StrCat(tenths / 10, ".", tenths % 10, " MiB");
@@ -187,7 +199,7 @@ Engine::~Engine() {
   order_ready_.notify_all();
   copy_ready_.notify_all();
   loop_.join();
-  planner_.join();
+  if (planner_.joinable()) planner_.join();
   copiers_.clear();
   std::deque<DatasetState> datasets;
   size_t flying = 0;
@@ -207,12 +219,11 @@ Engine::~Engine() {
     for (DatasetState& dataset : datasets) flying -= dataset.source->Reap(done);
   }
   if (flying > 0) {
+    std::vector<LeftBehind>& left = AllLeftBehind();
     for (DatasetState& dataset : datasets) {
-      (void)dataset.source.release();
-      // The source refers to the catalog: it is left behind too.
-      (void)new std::shared_ptr<const Catalog>(dataset.catalog);
+      left.push_back({std::move(dataset.catalog), std::move(dataset.source), Mapping()});
     }
-    (void)new Mapping(std::move(arena_));
+    left.push_back({nullptr, nullptr, std::move(arena_)});
   }
 }
 
