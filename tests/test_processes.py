@@ -423,6 +423,23 @@ def test_the_process_ends_with_reads_in_flight(folder: DataSet, tmp_path: Path) 
     assert _clean(_run(tmp_path, script, folder.root, _STALLED)) == "late\n"
 
 
+def test_a_daemon_thread_waits_when_the_interpreter_ends(folder: DataSet, tmp_path: Path) -> None:
+    """It used to be unwound out of a destructor, which aborted the process."""
+    script = """
+        import atexit, sys, threading, time
+        import forebay
+        loader = forebay.DataLoader(sys.argv[1], 4, memory="64M", _delay=sys.argv[2])
+        threading.Thread(target=lambda: next(iter(loader)), daemon=True).start()
+        time.sleep(0.3)
+        class Slow:                          # keeps the interpreter's end going for a while
+            def __del__(self):
+                time.sleep(0.3)
+        sys.modules["slow"] = Slow()
+        print("end")
+    """
+    assert _clean(_run(tmp_path, script, folder.root, _STALLED)) == "end\n"
+
+
 def test_an_exception_in_the_loop_is_the_users(folder: DataSet, tmp_path: Path) -> None:
     script = """
         import sys

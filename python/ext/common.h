@@ -36,6 +36,20 @@ T Value(Result<T> result) {
 // them.
 nb::object FileText(const std::string& text);
 
+// The GIL is free while one of these lives; for calls that may wait. A daemon thread that comes
+// back while the interpreter shuts down stays here for good: before Python 3.14 asking for the GIL
+// then unwinds the stack, which ends the process inside a destructor.
+class WaitUnlocked {
+ public:
+  WaitUnlocked() : state_(PyEval_SaveThread()) {}
+  ~WaitUnlocked();
+  WaitUnlocked(const WaitUnlocked&) = delete;
+  WaitUnlocked& operator=(const WaitUnlocked&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
 // Signals are handled while C++ waits: true when Python has raised (KeyboardInterrupt).
 bool SignalRaised();
 

@@ -116,7 +116,7 @@ nb::object Take(const EngineHandle& self, StreamId stream, double wait_s) {
   while (true) {
     const Nanos slice = std::min(left, kCheckSignals);
     Result<TakeKind> taken = [&] {
-      nb::gil_scoped_release unlocked;
+      WaitUnlocked unlocked;
       return self.engine->Take(stream, slice, &loan);
     }();
     switch (Value(std::move(taken))) {
@@ -302,7 +302,7 @@ void BindEngine(nb::module_& m) {
             BatchLoan loan;
             LeaseId lease = kNoLease;
             Result<TakeKind> taken = [&] {
-              nb::gil_scoped_release unlocked;
+              WaitUnlocked unlocked;
               return e.engine->Fetch(stream, sample, static_cast<Nanos>(wait_s * kSecond), &lease,
                                      &loan);
             }();

@@ -1,5 +1,7 @@
 #include "common.h"
 
+#include <unistd.h>
+
 #include "base/crc32c.h"
 #include "base/system_memory.h"
 #include "io/loop.h"
@@ -54,12 +56,24 @@ nb::object FileText(const std::string& text) {
       PyUnicode_DecodeFSDefaultAndSize(text.data(), static_cast<Py_ssize_t>(text.size())));
 }
 
+WaitUnlocked::~WaitUnlocked() {
+#if PY_VERSION_HEX >= 0x030D0000
+  const bool finalizing = Py_IsFinalizing() != 0;
+#else
+  const bool finalizing = _Py_IsFinalizing() != 0;
+#endif
+  while (finalizing) pause();
+  PyEval_RestoreThread(state_);
+}
+
 bool SignalRaised() { return PyErr_CheckSignals() != 0; }
 
 }  // namespace forebay::python
 
 NB_MODULE(_forebay, m) {
   using namespace forebay;
+  // At exit a loader that the program still holds is no leak, and its users cannot mend it.
+  nb::set_leak_warnings(false);
   m.doc() = "Forebay's C++ core. Use the forebay package; names here may change.";
   forebay::python::BindCatalog(m);
   forebay::python::BindEngine(m);

@@ -18,7 +18,7 @@ struct ServerHandle {
 nb::object Fetch(SocketClient& client, StreamId stream, SampleId sample, double wait_s) {
   BatchLoan loan;
   Result<TakeKind> taken = [&] {
-    nb::gil_scoped_release unlocked;
+    WaitUnlocked unlocked;
     return client.Fetch(stream, sample, static_cast<Nanos>(wait_s * kSecond), &loan);
   }();
   if (Value(std::move(taken)) != TakeKind::kBatch) return nb::none();
