@@ -13,11 +13,12 @@ enum class StallCause : uint8_t {
   kMemory,      // the budget was full: unreleased batches held it
   kDecode,      // bytes were there, the decode step was not done
   kPlan,        // the order of the epoch was not known yet
+  kCopy,        // the batch was finished, its copy to the accelerator was not
 };
-inline constexpr size_t kStallCauses = 4;
+inline constexpr size_t kStallCauses = 5;
 
-inline constexpr std::array<std::string_view, kStallCauses> kStallCauseNames = {"source", "memory",
-                                                                                "decode", "plan"};
+inline constexpr std::array<std::string_view, kStallCauses> kStallCauseNames = {
+    "source", "memory", "decode", "plan", "copy"};
 
 // One epoch of one stream.
 struct EpochStats {

@@ -1,5 +1,6 @@
 #include "stage/engine.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
@@ -8,12 +9,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <unordered_map>
 
 #include "base/crc32c.h"
 #include "base/fork.h"
 #include "base/system_memory.h"
-#include "decode/decode.h"
+#include "decode/numa.h"
 
 namespace forebay {
 namespace {
@@ -33,6 +35,12 @@ uint64_t Tag(DatasetId dataset, SampleId sample) { return uint64_t{dataset} << 3
 size_t ThreadsFor(const EngineOptions& options, uint64_t budget) {
   return std::min<size_t>(options.max_in_flight,
                           std::max<size_t>(8, budget / (uint64_t{512} << 10)));
+}
+
+// Each has scratch memory of its own, which a small budget cannot spare.
+size_t DecodeThreads(const EngineOptions& options, uint64_t budget) {
+  const size_t most = options.decode_threads != 0 ? options.decode_threads : UsableProcessors();
+  return std::min<size_t>(most, std::max<uint64_t>(1, budget / (uint64_t{16} << 20)));
 }
 
 Status BadPosition(uint64_t position, uint32_t world) {
@@ -88,6 +96,10 @@ Status EngineOptions::Validate() const {
   if (copy_threads < 1 || copy_threads > 256) {
     return Status(Code::kInvalidArgument,
                   StrCat("copy_threads is ", copy_threads, "; it takes 1 to 256"));
+  }
+  if (decode_threads > 1024) {
+    return Status(Code::kInvalidArgument,
+                  StrCat("decode_threads is ", decode_threads, "; it takes 0 to 1024"));
   }
   return Status();
 }
@@ -149,7 +161,8 @@ Engine::Engine(const EngineOptions& options, uint64_t budget, uint64_t arena_byt
       scheduler_({.arena_bytes = arena_bytes, .keep = options.keep}),
       governor_({.minimum = std::min<size_t>(4, options.max_in_flight),
                  .maximum = options.max_in_flight,
-                 .initial = 64}) {
+                 .initial = 64}),
+      decode_pool_(registry_, DecodeThreads(options, budget)) {
   for (size_t i = 0; i < kStallCauses; ++i) {
     stall_[i] =
         &registry_.AddCounter(StrCat("forebay_stall_", kStallCauseNames[i], "_nanoseconds_total"),
@@ -305,6 +318,40 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
   datasets_.push_back(std::move(state));
   WakeLoop();  // it polls the new source's descriptor from now on
   return id;
+}
+
+Result<MemoryShare> Engine::Lend(uint64_t bytes) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  MutexLock lock(mutex_);
+  std::vector<ArenaAllocator::Block> blocks;
+  if (!scheduler_.SetAside(bytes, &blocks)) {
+    return Status(Code::kResourceExhausted,
+                  StrCat(MiB(bytes), " are more than the budget of ", MiB(budget_),
+                         " has left; lower batch_size or raise memory="));
+  }
+  // Pages that samples had lain on count no longer.
+  constexpr uint64_t kPage = 4096;
+  for (const ArenaAllocator::Block block : blocks) {
+    const uint64_t begin = scheduler_.block_offset(block);
+    const uint64_t first = (begin + kPage - 1) / kPage * kPage;
+    const uint64_t last = (begin + scheduler_.block_bytes(block)) / kPage * kPage;
+    if (first >= last) continue;
+    (void)fallocate(memfd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                    static_cast<off_t>(first), static_cast<off_t>(last - first));
+  }
+  Collect();
+  return MemoryShare(*this, std::move(blocks));
+}
+
+void Engine::TakeBack(std::span<const ArenaAllocator::Block> blocks) {
+  MutexLock lock(mutex_);
+  scheduler_.ReturnAside(blocks);
+  Collect();
+  SignalProgress();
+}
+
+MemoryShare::~MemoryShare() {
+  if (engine_ != nullptr && engine_->Alive().ok()) engine_->TakeBack(blocks_);
 }
 
 Result<StreamId> Engine::OpenStream(const StreamOptions& options) {
@@ -545,8 +592,10 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
         lock.native(), std::chrono::nanoseconds(std::min(left, kSlice)),
         [&]() NO_THREAD_SAFETY_ANALYSIS { return scheduler_.Changes(id) != seen || !state.open; });
     const Nanos after = SteadyClock().Now();
-    state.epochs.back().wait_ns[static_cast<size_t>(cause)] += after - now;
-    stall_[static_cast<size_t>(cause)]->Add(static_cast<uint64_t>(after - now));
+    if (!state.options.ahead_of_consumer) {
+      state.epochs.back().wait_ns[static_cast<size_t>(cause)] += after - now;
+      CountStall(cause, after - now);
+    }
     now = after;
   }
 }
@@ -567,6 +616,15 @@ Status Engine::Release(LeaseId lease) {
   Collect();
   SignalProgress();
   return Status();
+}
+
+StallCause Engine::WaitCause(StreamId stream) const {
+  MutexLock lock(mutex_);
+  return stream < streams_.size() ? scheduler_.WaitCause(stream) : StallCause::kPlan;
+}
+
+void Engine::CountStall(StallCause cause, Nanos waited) {
+  stall_[static_cast<size_t>(cause)]->Add(static_cast<uint64_t>(waited));
 }
 
 size_t Engine::dataset_count() const {
@@ -805,10 +863,8 @@ void Engine::RunCopier(std::stop_token stop) {
     }
     uint64_t at = work.dest;
     for (size_t i = 0; i < work.from.size(); ++i) {
-      const uint64_t size = DecodedBytes(DecodeKind::kCopy, work.lengths[i]);
-      // A copy cannot fail; a kind that can will report through the lease.
-      (void)Decode(DecodeKind::kCopy, {arena_.data() + work.from[i], work.lengths[i]},
-                   {arena_.data() + at, size});
+      const uint32_t size = work.lengths[i];
+      if (size != 0) std::memcpy(arena_.data() + at, arena_.data() + work.from[i], size);
       at += size;
     }
     MutexLock lock(mutex_);

@@ -12,8 +12,10 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -21,6 +23,7 @@
 #include "base/status.h"
 #include "base/thread_annotations.h"
 #include "catalog/catalog.h"
+#include "decode/pool.h"
 #include "metrics/registry.h"
 #include "metrics/stall.h"
 #include "plan/sampler.h"
@@ -39,8 +42,9 @@ struct EngineOptions {
   size_t in_flight = 0;        // fixed number instead of the governor's; 0: governed
   PosixSourceOptions::Io io = PosixSourceOptions::Io::kAuto;
   size_t copy_threads = 2;
-  bool keep = true;     // samples stay in memory for later epochs
-  bool verify = false;  // check each sample's bytes once more as they arrive; costs a pass
+  size_t decode_threads = 0;  // the most that decode; 0: one for each processor
+  bool keep = true;           // samples stay in memory for later epochs
+  bool verify = false;        // check each sample's bytes once more as they arrive; costs a pass
   // How long a consumer waits for memory that only its own unreleased batches hold.
   Nanos release_wait = 10 * kSecond;
   // Samples read from posix sources are copied into this folder and read from there by later epochs
@@ -55,6 +59,8 @@ struct StreamOptions {
   // The order is made here from `sampler`; otherwise the client declares it.
   bool declared = false;
   SamplerSpec sampler;
+  // Whoever takes the batches works ahead of the consumer: its waits are nobody's stall.
+  bool ahead_of_consumer = false;
 };
 
 // A batch on loan: nobody touches its memory until it is released.
@@ -72,6 +78,27 @@ struct BatchLoan {
 enum class TakeKind : uint8_t { kBatch, kPending, kEndOfEpoch, kEndOfStream };
 
 class Engine;
+
+// A part of the engine's budget that its holder uses elsewhere; the destructor gives it back. Must
+// not outlive the engine.
+class MemoryShare {
+ public:
+  MemoryShare() = default;
+  MemoryShare(Engine& engine, std::vector<ArenaAllocator::Block> blocks)
+      : engine_(&engine), blocks_(std::move(blocks)) {}
+  MemoryShare(MemoryShare&& other) noexcept
+      : engine_(std::exchange(other.engine_, nullptr)), blocks_(std::move(other.blocks_)) {}
+  MemoryShare& operator=(MemoryShare&& other) noexcept {
+    std::swap(engine_, other.engine_);
+    std::swap(blocks_, other.blocks_);
+    return *this;
+  }
+  ~MemoryShare();
+
+ private:
+  Engine* engine_ = nullptr;
+  std::vector<ArenaAllocator::Block> blocks_;
+};
 
 // Deletes an engine in the process that made it; in a forked child its threads do not exist and its
 // locks may be held by them, so it is left alone.
@@ -104,6 +131,15 @@ class Engine {
   Result<TakeKind> Fetch(StreamId stream, SampleId sample, Nanos wait, LeaseId* lease,
                          BatchLoan* out);
   Status Release(LeaseId lease);
+
+  // The threads that decode for all pipelines of this engine.
+  DecodePool& decode_pool() { return decode_pool_; }
+  // Lends `bytes` of the budget; kResourceExhausted when batches on loan stand in the way.
+  Result<MemoryShare> Lend(uint64_t bytes);
+  // For consumers that wait elsewhere: what the stream's next batch lacks, and where such a wait is
+  // counted.
+  StallCause WaitCause(StreamId stream) const;
+  void CountStall(StallCause cause, Nanos waited);
 
   const std::byte* base() const { return arena_.data(); }
   uint64_t arena_bytes() const { return arena_.size(); }
@@ -161,6 +197,8 @@ class Engine {
 
   explicit Engine(const EngineOptions& options, uint64_t budget, uint64_t arena_bytes);
   friend struct EngineDelete;
+  friend class MemoryShare;
+  void TakeBack(std::span<const ArenaAllocator::Block> blocks);
   // kCancelled in a forked child.
   Status Alive() const;
   Status Start();
@@ -240,6 +278,7 @@ class Engine {
   std::jthread loop_;
   std::jthread planner_;
   std::vector<std::jthread> copiers_;
+  DecodePool decode_pool_;  // starts its threads with the first pipeline
 };
 
 }  // namespace forebay

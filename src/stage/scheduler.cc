@@ -13,6 +13,8 @@ namespace {
 constexpr uint16_t kMaxRefs = std::numeric_limits<uint16_t>::max();
 // Contiguous batches prepared ahead of the one the consumer holds.
 constexpr size_t kCopyDepth = 3;
+// Small enough to find holes between samples, large enough for whole pages to be given up.
+constexpr uint64_t kAsideBlock = uint64_t{1} << 20;
 // Positions one call may plan, so that a lock held around it is short.
 constexpr size_t kPlanStep = 4096;
 
@@ -37,6 +39,30 @@ DatasetId Scheduler::AddDataset(std::span<const uint32_t> lengths, uint64_t meta
   datasets_.push_back(std::move(dataset));
   ChooseStaging();
   return static_cast<DatasetId>(datasets_.size() - 1);
+}
+
+bool Scheduler::SetAside(uint64_t bytes, std::vector<ArenaAllocator::Block>* blocks) {
+  for (uint64_t left = bytes; left > 0;) {
+    const uint64_t piece = std::min(left, kAsideBlock);
+    if (!MakeRoom(piece, ~StreamId{0})) {
+      ReturnAside(*blocks);
+      blocks->clear();
+      return false;
+    }
+    blocks->push_back(arena_.Allocate(piece));
+    metadata_bytes_ += arena_.size(blocks->back());
+    left -= piece;
+  }
+  ChooseStaging();
+  return true;
+}
+
+void Scheduler::ReturnAside(std::span<const ArenaAllocator::Block> blocks) {
+  for (const ArenaAllocator::Block block : blocks) {
+    metadata_bytes_ -= arena_.size(block);
+    arena_.Free(block);
+  }
+  ChooseStaging();
 }
 
 StreamId Scheduler::OpenStream(const StreamShape& shape) {

@@ -43,7 +43,7 @@ struct ReadAction {
   uint32_t length = 0;
 };
 
-// Copy (later: decode) the samples of a lease into its contiguous block.
+// Copy the samples of a lease into its contiguous block.
 struct CopyAction {
   LeaseId lease = kNoLease;
   uint64_t dest = 0;
@@ -104,6 +104,12 @@ class Scheduler {
   // against the same budget. kNoRoom when they do not fit.
   static constexpr DatasetId kNoRoom = ~DatasetId{0};
   DatasetId AddDataset(std::span<const uint32_t> lengths, uint64_t metadata_bytes = 0);
+  // Takes `bytes` of the arena away for memory that its user holds elsewhere, in blocks whose place
+  // does not matter; false, with nothing taken, when kept samples and look-ahead cannot make room.
+  bool SetAside(uint64_t bytes, std::vector<ArenaAllocator::Block>* blocks);
+  void ReturnAside(std::span<const ArenaAllocator::Block> blocks);
+  uint64_t block_offset(ArenaAllocator::Block block) const { return arena_.offset(block); }
+  uint64_t block_bytes(ArenaAllocator::Block block) const { return arena_.size(block); }
   StreamId OpenStream(const StreamShape& shape);
   // Forgets the stream's window; its leases stay valid until released.
   void CloseStream(StreamId stream);

@@ -1,0 +1,553 @@
+#include "pipeline/pipeline.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "base/fork.h"
+#include "decode/image.h"
+
+namespace forebay {
+namespace {
+
+constexpr Nanos kSlice = 100 * kMilli;  // longest single sleep of any wait
+constexpr uint64_t kPage = 4096;
+constexpr size_t kEpochsKept = 1000;
+// Rows, tables and coefficients of one decoder (measured: 0.3 to 0.9 MiB for photographs).
+constexpr uint64_t kScratchBytes = uint64_t{1} << 20;
+// Samples a thread takes at once: large batches of small arrays would spend their time in locks.
+constexpr size_t kMostAtOnce = 16;
+
+size_t SlabBytes(size_t batch_size, size_t sample_bytes) {
+  return (std::max<size_t>(batch_size * sample_bytes, 1) + kPage - 1) / kPage * kPage;
+}
+
+// Enough finished batches to ride out a slow one; large batches get by with fewer.
+size_t ChooseAhead(size_t slab_bytes, uint64_t budget) {
+  const uint64_t share = budget / 4 / slab_bytes;
+  return static_cast<size_t>(std::clamp<uint64_t>(share, 2, 6));
+}
+
+// The member of a WebDataset sample that holds what is to be decoded.
+Status PickField(const Catalog& catalog, SampleId sample, DecodeOptions::Kind kind,
+                 std::span<const std::byte>* stored) {
+  std::string known;
+  for (const FieldView& field : catalog.Fields(sample)) {
+    const std::span<const std::byte> bytes = stored->subspan(field.offset, field.length);
+    const bool wanted = kind == DecodeOptions::Kind::kImage
+                            ? FormatOf(bytes) != ImageFormat::kUnknown
+                            : field.name.ends_with("npy") || field.name.ends_with("npz");
+    if (wanted) {
+      *stored = bytes;
+      return Status();
+    }
+    known += StrCat(known.empty() ? "" : ", ", field.name);
+  }
+  return Status(
+      Code::kDataLoss,
+      StrCat("no member is ", kind == DecodeOptions::Kind::kImage ? "an image" : "an array",
+             "; there are: ", known));
+}
+
+}  // namespace
+
+Status PipelineOptions::Validate() const {
+  if (ahead > 1024) {
+    return Status(Code::kInvalidArgument, StrCat("ahead is ", ahead, "; it takes 0 to 1024"));
+  }
+  return Status();
+}
+
+Result<PipelinePtr> Pipeline::Make(Engine& engine, StreamOptions stream,
+                                   const PipelineOptions& options) {
+  FOREBAY_RETURN_IF_ERROR(options.Validate());
+  if (stream.shape.dataset >= engine.dataset_count()) {
+    return Status(Code::kInvalidArgument,
+                  StrCat("data set ", stream.shape.dataset, " does not exist"));
+  }
+  std::shared_ptr<const Catalog> catalog = engine.shared_catalog(stream.shape.dataset);
+  std::vector<std::unique_ptr<SampleDecoder>> decoders;
+  for (size_t i = 0; i < engine.decode_pool().threads(); ++i) {
+    Result<std::unique_ptr<SampleDecoder>> decoder = MakeSampleDecoder(options.decode);
+    if (!decoder) return decoder.error();
+    decoders.push_back(*std::move(decoder));
+  }
+  Result<MemoryShare> scratch = engine.Lend(kScratchBytes * decoders.size());
+  if (!scratch) return scratch.error();
+  PipelinePtr pipeline(new Pipeline(engine, options, std::move(decoders), std::move(catalog),
+                                    stream.shape.batch_size));
+  pipeline->scratch_ = *std::move(scratch);
+  {
+    // The least that can work, before anything is read: one with the consumer, one being filled.
+    MutexLock lock(pipeline->mutex_);
+    for (size_t i = 0; i < 2; ++i) {
+      size_t slab = 0;
+      if (!pipeline->FindSlab(&slab)) return pipeline->Held();
+      pipeline->slabs_[slab].free = false;
+    }
+    for (Slab& slab : pipeline->slabs_) slab.free = true;
+  }
+  stream.shape.contiguous = false;
+  stream.shape.itemised = false;
+  stream.ahead_of_consumer = true;
+  Result<StreamId> opened = engine.OpenStream(stream);
+  if (!opened) return opened.error();
+  pipeline->stream_ = *opened;
+  pipeline->pool_.Add(*pipeline);
+  Pipeline* const raw = pipeline.get();
+  pipeline->feeder_ = std::jthread([raw](std::stop_token stop) { raw->RunFeeder(stop); });
+  pthread_setname_np(pipeline->feeder_.native_handle(), "forebay-feed");
+  return pipeline;
+}
+
+Pipeline::Pipeline(Engine& engine, const PipelineOptions& options,
+                   std::vector<std::unique_ptr<SampleDecoder>> decoders,
+                   std::shared_ptr<const Catalog> catalog, size_t batch_size)
+    : engine_(engine),
+      fork_generation_(ForkGeneration()),
+      options_(options),
+      pool_(engine.decode_pool()),
+      decoders_(std::move(decoders)),
+      catalog_(std::move(catalog)),
+      sample_bytes_(decoders_.front()->sample_bytes()),
+      sample_shape_(decoders_.front()->shape()),
+      slab_bytes_(SlabBytes(batch_size, sample_bytes_)),
+      ahead_(options.ahead != 0 ? options.ahead : ChooseAhead(slab_bytes_, engine.budget())),
+      samples_total_(engine.registry().AddCounter("forebay_decode_samples_total",
+                                                  "Samples decoded, whole or skipped")),
+      skipped_total_(engine.registry().AddCounter("forebay_decode_skipped_samples_total",
+                                                  "Samples left out because they are corrupt")),
+      busy_total_(engine.registry().AddCounter("forebay_decode_busy_nanoseconds_total",
+                                               "Time decode threads spent decoding")),
+      ready_(engine.registry().AddGauge("forebay_decode_ready_batches",
+                                        "Finished batches that wait for their consumer")) {}
+
+void PipelineDelete::operator()(Pipeline* pipeline) const {
+  if (pipeline == nullptr || pipeline->fork_generation_ != ForkGeneration()) return;
+  delete pipeline;
+}
+
+Status Pipeline::Alive() const {
+  if (fork_generation_ == ForkGeneration()) return Status();
+  return Status(Code::kCancelled,
+                "this pipeline belongs to the parent process; a forked child makes its own");
+}
+
+Pipeline::~Pipeline() { Stop(); }
+
+void Pipeline::Stop() {
+  if (!feeder_.joinable()) return;
+  feeder_.request_stop();
+  {
+    MutexLock lock(mutex_);
+    changed_.notify_all();
+  }
+  (void)engine_.CloseStream(stream_);  // ends a wait of the feeder
+  feeder_.join();
+  pool_.Remove(*this);
+  MutexLock lock(mutex_);
+  DropJobs();
+}
+
+// ---- consumer --------------------------------------------------------------------------------
+
+EpochStats& Pipeline::CurrentEpoch() {
+  if (!in_epoch_) {
+    in_epoch_ = true;
+    epochs_.emplace_back();
+    if (epochs_.size() > kEpochsKept) epochs_.pop_front();
+  }
+  return epochs_.back();
+}
+
+size_t Pipeline::Ready() const {
+  size_t ready = 0;
+  for (const std::shared_ptr<Job>& job : jobs_) {
+    if (job->kind == TakeKind::kBatch && job->finished()) ++ready;
+  }
+  return ready;
+}
+
+// What the consumer's wait is charged to.
+StallCause Pipeline::Cause() const {
+  if (!jobs_.empty()) return StallCause::kDecode;
+  if (no_room_) return StallCause::kMemory;
+  return engine_.WaitCause(stream_);
+}
+
+Status Pipeline::Held() const {
+  size_t held = 0;
+  for (const Slab& slab : slabs_) held += slab.free ? 0 : 1;
+  return Status(Code::kResourceExhausted,
+                StrCat("a finished batch of ", slab_bytes_, " bytes finds no room in the memory ",
+                       "budget of ", engine_.budget(), " bytes, ", held,
+                       " batches are held; let go of earlier batches, lower batch_size or raise "
+                       "memory="));
+}
+
+Result<TakeKind> Pipeline::Take(Nanos wait, FinishedBatch* out) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  const Nanos start = SteadyClock().Now();
+  Nanos now = start;
+  bool first = true;
+  MutexLock lock(mutex_);
+  if (!in_epoch_) {
+    epoch_start_ = start;
+    last_handout_ = start;
+  }
+  while (true) {
+    if (first && !jobs_.empty()) {
+      pool_.OnTake(Ready(), ahead_);
+      first = false;
+    }
+    if (!jobs_.empty() && jobs_.front()->finished()) {
+      Job& job = *jobs_.front();
+      blocked_since_ = -1;
+      if (!job.error.ok()) return job.error;
+      if (job.kind == TakeKind::kEndOfStream) return job.kind;
+      if (job.kind == TakeKind::kEndOfEpoch) {
+        if (in_epoch_) epochs_.back().wall_ns = SteadyClock().Now() - epoch_start_;
+        in_epoch_ = false;
+        empty_ = 0;
+        jobs_.pop_front();
+        changed_.notify_all();
+        return TakeKind::kEndOfEpoch;
+      }
+      if (job.loan.samples.empty()) {
+        ++empty_;
+        slabs_[job.slab].free = true;
+        jobs_.pop_front();
+        changed_.notify_all();
+        continue;
+      }
+      now = SteadyClock().Now();
+      EpochStats& stats = CurrentEpoch();
+      stats.epoch = job.loan.epoch;
+      ++stats.batches;
+      stats.samples += job.loan.samples.size();
+      stats.bytes += job.loan.samples.size() * sample_bytes_;
+      stats.batch_us.push_back(
+          static_cast<uint32_t>(std::min<Nanos>((now - last_handout_) / kMicro, ~uint32_t{0})));
+      last_handout_ = now;
+      out->slab = job.slab;
+      out->data = slabs_[job.slab].memory.data();
+      out->samples = std::move(job.loan.samples);
+      out->epoch = job.loan.epoch;
+      out->index = job.loan.index;
+      out->batches = 1 + std::exchange(empty_, 0);
+      jobs_.pop_front();
+      ready_.Set(Ready());
+      changed_.notify_all();  // the feeder may go one further
+      return TakeKind::kBatch;
+    }
+    const StallCause cause = Cause();
+    if (cause == StallCause::kMemory && no_room_) {
+      if (blocked_since_ < 0) blocked_since_ = now;
+      if (now - blocked_since_ > options_.release_wait) {
+        blocked_since_ = -1;
+        return Held();
+      }
+    } else {
+      blocked_since_ = -1;
+    }
+    const Nanos left = wait - (now - start);
+    if (left <= 0) return TakeKind::kPending;
+    changed_.wait_for(lock.native(), std::chrono::nanoseconds(std::min(left, kSlice)));
+    const Nanos after = SteadyClock().Now();
+    CurrentEpoch().wait_ns[static_cast<size_t>(cause)] += after - now;
+    engine_.CountStall(cause, after - now);
+    now = after;
+  }
+}
+
+void Pipeline::Release(size_t slab) {
+  MutexLock lock(mutex_);
+  slabs_[slab].free = true;
+  changed_.notify_all();
+}
+
+Status Pipeline::Seek(uint64_t epoch, uint64_t position) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  {
+    MutexLock lock(mutex_);
+    seeking_ = true;
+    while (taking_) {
+      changed_.notify_all();
+      changed_.wait_for(lock.native(), std::chrono::nanoseconds(kSlice));
+    }
+    DropJobs();
+    if (in_epoch_) epochs_.back().wall_ns = SteadyClock().Now() - epoch_start_;
+    in_epoch_ = false;
+    empty_ = 0;
+  }
+  const Status status = engine_.Seek(stream_, epoch, position);
+  MutexLock lock(mutex_);
+  seeking_ = false;
+  halted_ = false;
+  changed_.notify_all();
+  return status;
+}
+
+std::vector<std::span<std::byte>> Pipeline::Slabs() const {
+  MutexLock lock(mutex_);
+  std::vector<std::span<std::byte>> out;
+  for (const Slab& slab : slabs_) out.emplace_back(slab.memory.data(), slab_bytes_);
+  return out;
+}
+
+std::vector<EpochStats> Pipeline::Stats() const {
+  std::vector<EpochStats> reads = engine_.Stats(stream_);
+  MutexLock lock(mutex_);
+  std::vector<EpochStats> out(epochs_.begin(), epochs_.end());
+  if (in_epoch_ && !out.empty()) out.back().wall_ns = SteadyClock().Now() - epoch_start_;
+  // An epoch that was begun anew stands in both lists again: match from the end.
+  size_t at = reads.size();
+  for (size_t i = out.size(); i-- > 0;) {
+    while (at > 0 && reads[at - 1].epoch != out[i].epoch) --at;
+    if (at == 0) break;
+    out[i].source_reads = reads[at - 1].source_reads;
+    out[i].source_bytes = reads[at - 1].source_bytes;
+    --at;
+  }
+  return out;
+}
+
+std::string Pipeline::WaitingFor() const {
+  {
+    MutexLock lock(mutex_);
+    if (!jobs_.empty()) {
+      const Job& job = *jobs_.front();
+      if (job.kind == TakeKind::kBatch && !job.finished()) {
+        return StrCat("decode: ", job.left, " samples of batch ", job.loan.index, " are not done");
+      }
+    }
+    if (no_room_) return "memory: all finished batches are held";
+  }
+  return engine_.WaitingFor(stream_);
+}
+
+void Pipeline::ChargeCopy(Nanos waited) {
+  MutexLock lock(mutex_);
+  if (!epochs_.empty()) epochs_.back().wait_ns[static_cast<size_t>(StallCause::kCopy)] += waited;
+  engine_.CountStall(StallCause::kCopy, waited);
+}
+
+uint64_t Pipeline::skipped() const {
+  MutexLock lock(mutex_);
+  return skipped_;
+}
+
+std::string Pipeline::LastSkipped() const {
+  MutexLock lock(mutex_);
+  return last_skipped_;
+}
+
+// ---- feeder ----------------------------------------------------------------------------------
+
+bool Pipeline::FindSlab(size_t* slab) {
+  for (size_t i = 0; i < slabs_.size(); ++i) {
+    if (!slabs_[i].free) continue;
+    *slab = i;
+    return true;
+  }
+  // One is with the consumer and one on its way to a GPU. Consumers that hold more get more, as far
+  // as the budget goes.
+  const bool held = jobs_.empty();
+  if (slabs_.size() >= ahead_ + 2 && !held) return false;
+  Result<MemoryShare> share = engine_.Lend(slab_bytes_);
+  if (!share) return false;
+  void* memory =
+      mmap(nullptr, slab_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return false;
+  (void)madvise(memory, slab_bytes_, MADV_HUGEPAGE);  // a refusal is fine
+  Slab made;
+  made.memory = Mapping(memory, slab_bytes_);
+  made.share = *std::move(share);
+  slabs_.push_back(std::move(made));
+  *slab = slabs_.size() - 1;
+  return true;
+}
+
+void Pipeline::RunFeeder(std::stop_token stop) {
+  auto work = std::make_shared<Job>();
+  MutexLock lock(mutex_);
+  while (!stop.stop_requested()) {
+    size_t batches = 0;
+    for (const std::shared_ptr<Job>& job : jobs_) batches += job->kind == TakeKind::kBatch ? 1 : 0;
+    size_t slab = 0;
+    bool go = !seeking_ && !halted_ && batches < ahead_;
+    if (go) {
+      go = FindSlab(&slab);
+      no_room_ = !go;
+    }
+    if (!go) {
+      changed_.wait_for(lock.native(), std::chrono::nanoseconds(kSlice));
+      continue;
+    }
+    slabs_[slab].free = false;
+    taking_ = true;
+    mutex_.Unlock();
+    Result<TakeKind> taken = TakeKind::kPending;
+    try {
+      taken = engine_.Take(stream_, kSlice, &work->loan);
+    } catch (const std::bad_alloc&) {
+      taken = Status(Code::kResourceExhausted, "out of memory while taking a batch");
+    }
+    mutex_.Lock();
+    taking_ = false;
+    const bool batch = taken && *taken == TakeKind::kBatch;
+    if (!batch || seeking_) slabs_[slab].free = true;
+    if (taken && *taken == TakeKind::kPending) {
+      if (seeking_) changed_.notify_all();
+      continue;
+    }
+    if (seeking_ || stop.stop_requested()) {
+      // What was taken belongs to where the stream stood before.
+      if (batch) (void)engine_.Release(work->loan.lease);
+      slabs_[slab].free = true;
+      changed_.notify_all();
+      continue;
+    }
+    if (batch) {
+      work->slab = slab;
+      work->lent = true;
+      work->left = work->loan.samples.size();
+      work->bad.assign(work->left, 0);
+    } else {
+      work->loan = BatchLoan();
+      if (taken) work->kind = *taken;
+      if (!taken) work->error = taken.error();
+      halted_ = !taken || *taken == TakeKind::kEndOfStream;
+    }
+    jobs_.push_back(std::exchange(work, std::make_shared<Job>()));
+    changed_.notify_all();
+    if (batch) {
+      mutex_.Unlock();
+      pool_.Wake();
+      mutex_.Lock();
+    }
+  }
+}
+
+// ---- decode threads --------------------------------------------------------------------------
+
+Status Pipeline::DecodeOne(size_t thread, const Job& job, size_t i, std::byte* out) {
+  const SampleId sample = job.loan.samples[i];
+  std::span<const std::byte> stored(engine_.base() + job.loan.offsets[i], job.loan.lengths[i]);
+  if (catalog_->format() == Format::kWebDataset) {
+    FOREBAY_RETURN_IF_ERROR(PickField(*catalog_, sample, options_.decode.kind, &stored));
+  }
+  const SampleKey key{options_.seed, static_cast<uint32_t>(job.loan.epoch), sample};
+  try {
+    return decoders_[thread]->Decode(stored, key, out);
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kResourceExhausted, "out of memory while decoding");
+  }
+}
+
+bool Pipeline::Step(size_t thread) {
+  std::shared_ptr<Job> job;
+  size_t begin = 0;
+  size_t end = 0;
+  std::byte* slab = nullptr;
+  {
+    MutexLock lock(mutex_);
+    for (const std::shared_ptr<Job>& candidate : jobs_) {
+      if (candidate->kind != TakeKind::kBatch ||
+          candidate->next >= candidate->loan.samples.size()) {
+        continue;
+      }
+      job = candidate;
+      break;
+    }
+    if (job == nullptr) return false;
+    begin = job->next;
+    const size_t undone = job->loan.samples.size() - begin;
+    const size_t share = std::clamp<size_t>(undone / (8 * decoders_.size()), 1, kMostAtOnce);
+    end = begin + share;
+    job->next = end;
+    slab = slabs_[job->slab].memory.data();
+  }
+  const Nanos start = SteadyClock().Now();
+  std::vector<std::pair<size_t, Status>> bad;
+  for (size_t i = begin; i < end; ++i) {
+    Status status = DecodeOne(thread, *job, i, slab + i * sample_bytes_);
+    if (status.ok()) continue;
+    bad.emplace_back(i, Status(status.code(), StrCat(catalog_->root(), "/",
+                                                     catalog_->SampleName(job->loan.samples[i]),
+                                                     ": ", status.message())));
+  }
+  samples_total_.Add(end - begin);
+  busy_total_.Add(static_cast<uint64_t>(SteadyClock().Now() - start));
+  bool give_back = false;
+  {
+    MutexLock lock(mutex_);
+    for (auto& [i, status] : bad) {
+      job->bad[i] = 1;
+      // The first of the batch is reported, whichever thread came first.
+      if (i < job->failed_at) {
+        job->failed_at = i;
+        job->error = std::move(status);
+      }
+    }
+    job->left -= end - begin;
+    if (job->left == 0) {
+      give_back = std::exchange(job->lent, false);
+      FinishJob(*job);
+      changed_.notify_all();
+    }
+  }
+  if (give_back) (void)engine_.Release(job->loan.lease);
+  return true;
+}
+
+// All samples are decoded, or found to be bad.
+void Pipeline::FinishJob(Job& job) {
+  ready_.Set(Ready());
+  if (job.dropped) {
+    slabs_[job.slab].free = true;
+    return;
+  }
+  if (job.error.ok() || !options_.skip_corrupt) return;
+  last_skipped_ = job.error.message();
+  std::byte* const slab = slabs_[job.slab].memory.data();
+  size_t kept = 0;
+  for (size_t i = 0; i < job.loan.samples.size(); ++i) {
+    if (job.bad[i]) continue;
+    if (kept != i) {
+      std::memmove(slab + kept * sample_bytes_, slab + i * sample_bytes_, sample_bytes_);
+      job.loan.samples[kept] = job.loan.samples[i];
+    }
+    ++kept;
+  }
+  const size_t gone = job.loan.samples.size() - kept;
+  skipped_ += gone;
+  skipped_total_.Add(gone);
+  job.loan.samples.resize(kept);
+  job.error = Status();
+}
+
+// Forgets what was taken ahead. A batch that threads are still in is given back by the last.
+void Pipeline::DropJobs() {
+  for (const std::shared_ptr<Job>& job : jobs_) {
+    if (job->slab == kNoSlab) continue;
+    if (job->finished()) {
+      slabs_[job->slab].free = true;  // its loan went back when it was finished
+      continue;
+    }
+    job->left -= job->loan.samples.size() - job->next;
+    job->next = job->loan.samples.size();
+    job->dropped = true;
+    if (job->left != 0) continue;
+    job->lent = false;
+    (void)engine_.Release(job->loan.lease);
+    slabs_[job->slab].free = true;
+  }
+  jobs_.clear();
+}
+
+}  // namespace forebay
