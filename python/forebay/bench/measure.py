@@ -40,6 +40,8 @@ class Outcome:
     """What one bench found."""
 
     figures: dict[str, float] = field(default_factory=dict)
+    bounds: dict[str, float] = field(default_factory=dict)
+    """Bounds that the run itself measured, such as a spread; they replace the workload's words."""
     cases: list[Case] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 

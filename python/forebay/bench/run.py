@@ -21,7 +21,8 @@ from typing import Any
 from .. import _forebay
 from .measure import Case, Outcome
 
-BENCHES = ("overhead", "epoch", "accelerate", "budget")
+BENCHES = ("overhead", "epoch", "accelerate", "budget", "decode", "accuracy")
+GPU_BENCHES = ("gpu",)  # not part of `all`
 
 
 @dataclass
@@ -33,6 +34,8 @@ class Context:
     scratch: str
     seed: int
     say: Callable[[str], None]
+    save: Callable[[Outcome], None] = lambda _: None
+    """Writes what there is so far into the JSON; for benches that run where time is short."""
 
     @property
     def repeats(self) -> int:
@@ -116,7 +119,15 @@ def _case_line(case: Case) -> str:
     return line
 
 
-def run_one(name: str, mode: str, seed: int, keep: bool) -> dict[str, Any]:
+def _write(path: str, result: dict[str, Any]) -> None:
+    with open(path, "w") as out:
+        json.dump(result, out, indent=1)
+        out.write("\n")
+
+
+def run_one(
+    name: str, mode: str, seed: int, keep: bool, json_file: str | None = None
+) -> dict[str, Any]:
     module = importlib.import_module(f"{__package__}.{name}")
     workload = load_workload(name, mode)
     scratch = tempfile.mkdtemp(prefix=f"forebay-bench-{name}-")
@@ -132,26 +143,38 @@ def run_one(name: str, mode: str, seed: int, keep: bool) -> dict[str, Any]:
         )
 
     start = time.monotonic()
+
+    def targets(outcome: Outcome) -> dict[str, list]:
+        wanted = workload.get("targets", {}).items()
+        return {k: [sign, outcome.bounds.get(k, bound)] for k, (sign, bound) in wanted}
+
+    def result(outcome: Outcome) -> dict[str, Any]:
+        return {
+            "bench": name,
+            "mode": mode,
+            "seed": seed,
+            "seconds": time.monotonic() - start,
+            "commit": commit(),
+            "machine": machine(),
+            "workload": {**workload, "targets": targets(outcome)},
+            "figures": outcome.figures,
+            "cases": [case.to_json() for case in outcome.cases],
+            "notes": outcome.notes,
+        }
+
+    def save(outcome: Outcome) -> None:
+        if json_file:
+            _write(json_file, result(outcome))
+
     try:
-        outcome = module.run(Context(workload, mode, scratch, seed, say))
+        outcome = module.run(Context(workload, mode, scratch, seed, say, save))
     finally:
         if not keep:
             shutil.rmtree(scratch, ignore_errors=True)
     if tty:
         print("\033[K", end="", file=sys.stderr)
-    _print_table(name, outcome, workload.get("targets", {}))
-    return {
-        "bench": name,
-        "mode": mode,
-        "seed": seed,
-        "seconds": time.monotonic() - start,
-        "commit": commit(),
-        "machine": machine(),
-        "workload": workload,
-        "figures": outcome.figures,
-        "cases": [case.to_json() for case in outcome.cases],
-        "notes": outcome.notes,
-    }
+    _print_table(name, outcome, targets(outcome))
+    return result(outcome)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -160,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
         description="Measures Forebay and its rivals in one run, interleaved. Ratios carry over "
         "between machines, single times do not.",
     )
-    parser.add_argument("name", choices=(*BENCHES, "all"), help="which bench")
+    parser.add_argument("name", choices=(*BENCHES, *GPU_BENCHES, "all"), help="which bench")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="smaller: to see that it works")
     size.add_argument("--full", action="store_true", help="larger: every rival, more repetitions")
@@ -172,7 +195,8 @@ def main(argv: list[str] | None = None) -> int:
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     mode = "quick" if args.quick else "full" if args.full else "default"
     names = BENCHES if args.name == "all" else (args.name,)
-    results = [run_one(name, mode, args.seed, args.keep) for name in names]
+    single = args.json if len(names) == 1 else None
+    results = [run_one(name, mode, args.seed, args.keep, single) for name in names]
     if args.json:
         merged = results[0] if len(results) == 1 else {
             "bench": "all",
@@ -181,8 +205,6 @@ def main(argv: list[str] | None = None) -> int:
             "cases": [c for r in results for c in r["cases"]],
             "benches": results,
         }  # fmt: skip
-        with open(args.json, "w") as out:
-            json.dump(merged, out, indent=1)
-            out.write("\n")
+        _write(args.json, merged)
         print(f"\nwritten to {args.json}")
     return 0
