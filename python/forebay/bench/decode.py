@@ -209,7 +209,7 @@ def _crop(ctx: Context, out: Outcome) -> None:
     ratios = []
     for i in range(work["rounds"]):
         data = images[i % len(images)]
-        spec = [T.RandomResizedCrop(SIDE)]
+        spec = T.export([T.RandomResizedCrop(SIDE)])
         ours = _forebay.crop_decode_seconds(data, spec, per_round, ctx.seed + i)
         theirs = full(data, per_round)
         crops += ours

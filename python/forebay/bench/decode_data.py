@@ -67,13 +67,16 @@ def quality_for(mean_bytes: int, seed: int, *, samples: int = 12) -> int:
     """The JPEG quality at which the images come nearest to `mean_bytes` on average."""
     images = [photo(seed, i) for i in range(samples)]
     low, high = 50, 99
+    apart: dict[int, float] = {}
     while low < high:
         middle = (low + high) // 2
-        if sum(len(encode(p, middle)) for p in images) < mean_bytes * samples:
+        bytes_there = sum(len(encode(p, middle)) for p in images) / samples
+        apart[middle] = abs(bytes_there - mean_bytes)
+        if bytes_there < mean_bytes:
             low = middle + 1
         else:
             high = middle
-    return low
+    return min(apart, key=lambda quality: apart[quality])
 
 
 def _write(job: tuple[int, int, int, Sequence[str]]) -> int:
