@@ -1,0 +1,264 @@
+#include "decode/jpeg_coefficients.h"
+
+#include <algorithm>
+
+namespace forebay::jpeg {
+namespace {
+
+// A file has about ten scans. More than this is made to burn time.
+constexpr uint32_t kMaxScans = 200;
+
+FOREBAY_JPEG_INLINE void Want(BitReader& in) {
+  if (in.bits < 32) in.Refill();
+}
+
+bool DcFirst(BitReader& in, const SymbolTable& table, uint32_t low, uint32_t& predictor,
+             int16_t* block) {
+  if (!ReadDc(in, table, predictor)) return false;
+  block[0] = static_cast<int16_t>(predictor << low);
+  return true;
+}
+
+void DcRefine(BitReader& in, uint32_t low, int16_t* block) {
+  Want(in);
+  if (in.Take(1) != 0) block[0] = static_cast<int16_t>(block[0] | 1 << low);
+}
+
+bool AcFirst(BitReader& in, const SymbolTable& table, const Scan& scan, uint32_t& end_of_band,
+             int16_t* block) {
+  if (end_of_band > 0) {
+    --end_of_band;
+    return true;
+  }
+  uint32_t k = scan.first;
+  while (k <= scan.last) {
+    Want(in);
+    const int32_t symbol = table.Symbol(in);
+    if (symbol < 0) return false;
+    const uint32_t run = static_cast<uint32_t>(symbol) >> 4;
+    const uint32_t size = symbol & 15;
+    if (size != 0) {
+      k += run;
+      if (k > scan.last) return false;
+      Want(in);
+      const int32_t value = Extend(in.Take(size), size);
+      block[kNaturalOrder[k++]] = static_cast<int16_t>(static_cast<uint32_t>(value) << scan.low);
+    } else if (run == 15) {
+      k += 16;
+    } else {
+      Want(in);
+      end_of_band = (1u << run) - 1 + in.Take(run);
+      break;
+    }
+  }
+  return true;
+}
+
+// One more bit of a coefficient that is not zero.
+FOREBAY_JPEG_INLINE void Refine(BitReader& in, int32_t bit, int16_t& value) {
+  Want(in);
+  if (in.Take(1) == 0 || (value & bit) != 0) return;
+  value = static_cast<int16_t>(value + (value >= 0 ? bit : -bit));
+}
+
+bool AcRefine(BitReader& in, const SymbolTable& table, const Scan& scan, uint32_t& end_of_band,
+              int16_t* block) {
+  const int32_t bit = 1 << scan.low;
+  uint32_t k = scan.first;
+  if (end_of_band == 0) {
+    for (; k <= scan.last; ++k) {
+      Want(in);
+      const int32_t symbol = table.Symbol(in);
+      if (symbol < 0) return false;
+      uint32_t run = static_cast<uint32_t>(symbol) >> 4;
+      int32_t value = 0;
+      if ((symbol & 15) != 0) {
+        if ((symbol & 15) != 1) return false;
+        Want(in);
+        value = in.Take(1) != 0 ? bit : -bit;
+      } else if (run != 15) {
+        Want(in);
+        end_of_band = (1u << run) + in.Take(run);
+        break;
+      }
+      // Over `run` coefficients that are still zero; the others get their bit.
+      for (; k <= scan.last; ++k) {
+        int16_t& coefficient = block[kNaturalOrder[k]];
+        if (coefficient != 0) {
+          Refine(in, bit, coefficient);
+        } else if (run-- == 0) {
+          break;
+        }
+      }
+      if (value == 0) continue;
+      if (k > scan.last) return false;
+      block[kNaturalOrder[k]] = static_cast<int16_t>(value);
+    }
+  }
+  if (end_of_band == 0) return true;
+  --end_of_band;
+  for (; k <= scan.last; ++k) {
+    int16_t& coefficient = block[kNaturalOrder[k]];
+    if (coefficient != 0) Refine(in, bit, coefficient);
+  }
+  return true;
+}
+
+}  // namespace
+
+Status CheckTables(const Header& header, const Scan& scan) {
+  const bool dc = !header.progressive || (scan.first == 0 && scan.high == 0);
+  const bool ac = !header.progressive || scan.first != 0;
+  for (uint32_t i = 0; i < scan.count; ++i) {
+    if (!header.quant[header.components[scan.component[i]].quant].present) {
+      return Status(Code::kDataLoss, "JPEG: a quantisation table is missing");
+    }
+    if ((dc && !header.dc[scan.dc[i]].present) || (ac && !header.ac[scan.ac[i]].present)) {
+      return Status(Code::kUnimplemented, "JPEG without its Huffman tables");
+    }
+  }
+  return Status();
+}
+
+template <typename ReadBlock>
+Status Coefficients::ForEachBlock(std::span<const uint8_t> file, size_t& at, Segment& segment,
+                                  ReadBlock&& read) {
+  predictor_ = {};
+  end_of_band_ = 0;
+  SegmentReader in(file, scan_.data, header_.restart_interval, segment);
+  const bool interleaved = scan_.count > 1;
+  const Component& only = header_.components[scan_.component[0]];
+  const uint32_t mcu_width = 8u * (interleaved ? header_.max_h : 1);
+  const uint32_t mcu_height = 8u * (interleaved ? header_.max_v : 1);
+  const uint32_t width = interleaved ? header_.width : only.width;
+  const uint32_t height = interleaved ? header_.height : only.height;
+  const uint32_t columns = (width + mcu_width - 1) / mcu_width;
+  const uint32_t rows = (height + mcu_height - 1) / mcu_height;
+  for (uint32_t row = 0; row < rows; ++row) {
+    const auto part = [&](BitReader& bits, uint32_t from, uint32_t to, bool restarted) {
+      if (restarted) {
+        predictor_ = {};
+        end_of_band_ = 0;
+      }
+      for (uint32_t mcu = from; mcu < to; ++mcu) {
+        for (uint32_t i = 0; i < scan_.count; ++i) {
+          const Component& component = header_.components[scan_.component[i]];
+          const uint32_t h = interleaved ? component.h : 1;
+          const uint32_t v = interleaved ? component.v : 1;
+          const Plane& plane = planes_[scan_.component[i]];
+          for (uint32_t b = 0; b < h * v; ++b) {
+            const size_t y = row * v + b / h;
+            const size_t x = mcu * h + b % h;
+            if (!read(bits, i, plane.blocks + (y * plane.stride + x) * 64)) return false;
+          }
+        }
+        if (bits.Overrun()) return false;
+      }
+      return true;
+    };
+    FOREBAY_RETURN_IF_ERROR(in.Run(0, columns, part));
+  }
+  at = in.at();
+  return Status();
+}
+
+Status Coefficients::ReadOne(std::span<const uint8_t> file, size_t& at, Segment& segment) {
+  FOREBAY_RETURN_IF_ERROR(CheckTables(header_, scan_));
+  const bool dc = !header_.progressive || (scan_.first == 0 && scan_.high == 0);
+  for (uint32_t i = 0; i < scan_.count; ++i) {
+    Plane& plane = planes_[scan_.component[i]];
+    if (!plane.seen) {
+      plane.seen = true;
+      plane.quant = header_.quant[header_.components[scan_.component[i]].quant].values;
+    }
+    const uint8_t dc_table = scan_.dc[i];
+    const uint8_t ac_table = scan_.ac[i];
+    if (dc) FOREBAY_RETURN_IF_ERROR(dc_[dc_table].Set(header_.dc[dc_table], 15));
+    if (!header_.progressive) {
+      FOREBAY_RETURN_IF_ERROR(fast_ac_[ac_table].Set(header_.ac[ac_table]));
+    } else if (scan_.first != 0) {
+      FOREBAY_RETURN_IF_ERROR(ac_[ac_table].Set(header_.ac[ac_table], 255));
+    }
+  }
+  if (!header_.progressive) {
+    return ForEachBlock(file, at, segment, [&](BitReader& in, uint32_t i, int16_t* block) {
+      int16_t values[65] = {};
+      bool empty = false;
+      if (!ReadDc(in, dc_[scan_.dc[i]], predictor_[i])) return false;
+      values[0] = static_cast<int16_t>(predictor_[i]);
+      if (!ReadAc(in, fast_ac_[scan_.ac[i]], values, empty)) return false;
+      std::memcpy(block, values, 64 * sizeof(int16_t));
+      return true;
+    });
+  }
+  if (scan_.first == 0 && scan_.high == 0) {
+    return ForEachBlock(file, at, segment, [&](BitReader& in, uint32_t i, int16_t* block) {
+      return DcFirst(in, dc_[scan_.dc[i]], scan_.low, predictor_[i], block);
+    });
+  }
+  if (scan_.first == 0) {
+    return ForEachBlock(file, at, segment, [&](BitReader& in, uint32_t, int16_t* block) {
+      DcRefine(in, scan_.low, block);
+      return true;
+    });
+  }
+  const SymbolTable& table = ac_[scan_.ac[0]];
+  if (scan_.high == 0) {
+    return ForEachBlock(file, at, segment, [&](BitReader& in, uint32_t, int16_t* block) {
+      return AcFirst(in, table, scan_, end_of_band_, block);
+    });
+  }
+  return ForEachBlock(file, at, segment, [&](BitReader& in, uint32_t, int16_t* block) {
+    return AcRefine(in, table, scan_, end_of_band_, block);
+  });
+}
+
+Status Coefficients::Read(std::span<const uint8_t> file, const Header& header, const Scan& scan,
+                          Segment& segment) {
+  header_ = header;
+  scan_ = scan;
+  const uint32_t mcu_width = 8u * header.max_h;
+  const uint32_t mcu_height = 8u * header.max_v;
+  const uint32_t columns = (header.width + mcu_width - 1) / mcu_width;
+  const uint32_t rows = (header.height + mcu_height - 1) / mcu_height;
+  size_t blocks = 0;
+  for (uint32_t c = 0; c < header.count; ++c) {
+    const Component& component = header.components[c];
+    blocks += size_t{columns} * component.h * rows * component.v;
+  }
+  // Each block takes a bit at least, so a short file cannot ask for much memory. Padding blocks of
+  // a scan by itself take none, hence the four.
+  if (blocks / 4 > file.size() * 8) {
+    return Status(Code::kDataLoss, StrCat("JPEG: ", file.size(), " bytes cannot hold ",
+                                          header.width, "x", header.height, " pixels"));
+  }
+  const size_t alignment = 64 / sizeof(int16_t);
+  memory_.resize(std::max(memory_.size(), blocks * 64 + alignment));
+  int16_t* next = memory_.data();
+  while (reinterpret_cast<uintptr_t>(next) % 64 != 0) ++next;
+  std::fill_n(next, blocks * 64, int16_t{0});
+  for (uint32_t c = 0; c < header.count; ++c) {
+    const Component& component = header.components[c];
+    planes_[c].blocks = next;
+    planes_[c].stride = columns * component.h;
+    planes_[c].seen = false;
+    next += size_t{columns} * component.h * rows * component.v * 64;
+  }
+  for (uint32_t scans = 0; scan_.count != 0; ++scans) {
+    if (scans == kMaxScans) return Status(Code::kDataLoss, "JPEG: too many scans");
+    size_t at = 0;
+    FOREBAY_RETURN_IF_ERROR(ReadOne(file, at, segment));
+    const auto first = planes_.begin();
+    if (!header_.progressive &&
+        std::all_of(first, first + header.count, [](const Plane& p) { return p.seen; })) {
+      return Status();
+    }
+    FOREBAY_RETURN_IF_ERROR(ReadMarkers(file, at, header_, scan_));
+  }
+  for (uint32_t c = 0; c < header.count; ++c) {
+    if (!planes_[c].seen) return Status(Code::kDataLoss, "JPEG: a component has no scan");
+  }
+  return Status();
+}
+
+}  // namespace forebay::jpeg
