@@ -3,6 +3,7 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
@@ -65,7 +66,9 @@ using ByteView = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
 using BytesIn = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void BindCatalog(nb::module_& m);
+void BindDecode(nb::module_& m);
 void BindEngine(nb::module_& m);
+void BindPipeline(nb::module_& m);
 void BindPlan(nb::module_& m);
 void BindLimits(nb::module_& m);
 void BindWorker(nb::module_& m);

@@ -138,6 +138,8 @@ nb::object Take(const EngineHandle& self, StreamId stream, double wait_s) {
   }
 }
 
+}  // namespace
+
 nb::dict StatsOf(const EpochStats& e) {
   nb::dict d;
   d["epoch"] = e.epoch;
@@ -156,8 +158,6 @@ nb::dict StatsOf(const EpochStats& e) {
   d["batch_us"] = Array(std::vector<uint32_t>(e.batch_us));
   return d;
 }
-
-}  // namespace
 
 void BindEngine(nb::module_& m) {
   nb::class_<Batch>(m, "Batch",
@@ -217,13 +217,14 @@ void BindEngine(nb::module_& m) {
       .def(
           "__init__",
           [](EngineHandle* self, uint64_t memory, size_t max_in_flight, size_t in_flight,
-             const std::string& io, size_t copy_threads, bool keep, bool verify,
-             const std::string& cache_dir, uint64_t cache_bytes) {
+             const std::string& io, size_t copy_threads, size_t decode_threads, bool keep,
+             bool verify, const std::string& cache_dir, uint64_t cache_bytes) {
             EngineOptions options;
             options.memory = memory;
             options.max_in_flight = max_in_flight;
             options.in_flight = in_flight;
             options.copy_threads = copy_threads;
+            options.decode_threads = decode_threads;
             options.keep = keep;
             options.verify = verify;
             options.cache_folder = cache_dir;
@@ -240,8 +241,9 @@ void BindEngine(nb::module_& m) {
             new (self) EngineHandle{std::shared_ptr<Engine>(engine.release(), EngineDelete())};
           },
           nb::arg("memory") = 0, nb::arg("max_in_flight") = 256, nb::arg("in_flight") = 0,
-          nb::arg("io") = "auto", nb::arg("copy_threads") = 2, nb::arg("keep") = true,
-          nb::arg("verify") = false, nb::arg("cache_dir") = "", nb::arg("cache_bytes") = 0)
+          nb::arg("io") = "auto", nb::arg("copy_threads") = 2, nb::arg("decode_threads") = 0,
+          nb::arg("keep") = true, nb::arg("verify") = false, nb::arg("cache_dir") = "",
+          nb::arg("cache_bytes") = 0)
       .def(
           "add_dataset",
           [](const EngineHandle& e, const CatalogHandle& c, const std::string& delay) {

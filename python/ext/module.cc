@@ -4,6 +4,7 @@
 
 #include "base/crc32c.h"
 #include "base/system_memory.h"
+#include "image.h"
 #include "io/loop.h"
 
 namespace forebay::python {
@@ -76,8 +77,11 @@ NB_MODULE(_forebay, m) {
   nb::set_leak_warnings(false);
   m.doc() = "Forebay's C++ core. Use the forebay package; names here may change.";
   forebay::python::BindCatalog(m);
+  forebay::python::BindDecode(m);
   forebay::python::BindEngine(m);
+  forebay::python::BindPipeline(m);
   forebay::python::BindPlan(m);
+  forebay::python::BindImage(m);
   forebay::python::BindLimits(m);
   forebay::python::BindWorker(m);
   m.def(

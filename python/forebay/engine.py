@@ -25,6 +25,8 @@ class Engine:
         in_flight: Source reads at once. Default 0: found while running.
         max_in_flight: The most it may find.
         io: ``"auto"``, ``"threads"`` or ``"io_uring"``.
+        decode_threads: The most threads that decode. Default: one for each processor, divided by
+            the ranks on this node.
         keep: Keep samples in memory for later epochs.
         verify: Check every sample's bytes once more as they arrive.
         cache_dir: A folder on a local disk. What is read from the source is copied there, in the
@@ -43,6 +45,7 @@ class Engine:
         max_in_flight: int = 256,
         io: str = "auto",
         copy_threads: int | None = None,
+        decode_threads: int = 0,
         keep: bool = True,
         verify: bool = False,
         cache_dir: str | os.PathLike[str] | None = None,
@@ -56,6 +59,7 @@ class Engine:
             max_in_flight=max_in_flight,
             io=io,
             copy_threads=copy_threads or max(1, min(4, (os.cpu_count() or 2))),
+            decode_threads=decode_threads,
             keep=keep,
             verify=verify,
             cache_dir=os.path.abspath(cache_dir) if cache_dir else "",

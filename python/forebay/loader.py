@@ -11,7 +11,9 @@ from typing import Any
 from . import _forebay, ranks
 from ._errors import ArgumentError, CancelledError, DeadlineError
 from ._forebay import Batch, Catalog
+from .device import DeviceBatch, DeviceFeed, check_device
 from .engine import Engine, dataset_id, shared_engine
+from .feeds import Decoding, PipelineFeed, StreamFeed, finish
 from .report import EpochReport, from_native, sentence, table
 from .units import parse_bytes
 
@@ -53,6 +55,22 @@ class DataLoader:
         engine: An engine of your own; default: the process's shared one.
         io, in_flight, verify, cache_dir, cache_bytes: As in ``forebay.Engine``.
         progress: Show a bar while the data set is indexed; default: on a terminal.
+        decode: ``"image"``: C++ threads decode and augment, the loop gets ``(images, labels)`` as
+            PyTorch tensors (NumPy arrays where there is no PyTorch). ``"npy"``, ``"npz"`` or
+            ``"npz:NAME"``: the same for arrays. Default: batches of stored bytes.
+        transform: For images: a list of ``forebay.transforms``, or your own torchvision
+            ``Compose``. What has no C++ counterpart is applied in Python, sample by sample;
+            ``forebay.transforms.transforms_from(compose)`` tells which parts.
+        dtype: ``"float32"``, ``"float16"`` or ``"bfloat16"`` after ``ToTensor``; else bytes.
+        channels_last: Tensors of shape (N, 3, H, W) whose memory is in the order N, H, W, 3.
+        device: ``"cuda"``: batches arrive on the GPU, copied one ahead as bytes on a stream of
+            their own and normalised there; nothing to synchronise.
+        fast: Let the JPEG decoder shrink large images by itself where the crop allows. Faster, but
+            the pixels differ from a full decode.
+        on_error: A corrupt image: ``"raise"`` an error that names it, or ``"skip"`` it: the batch
+            is shorter, a warning at the end of the epoch counts them.
+        decode_threads: Threads that decode, for all loaders of the engine. Default: as many as
+            are needed, up to the processors.
     """
 
     def __init__(
@@ -80,6 +98,14 @@ class DataLoader:
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int | str | None = None,
         progress: bool | None = None,
+        decode: str | None = None,
+        transform: Any = None,
+        dtype: str | None = None,
+        channels_last: bool = False,
+        device: Any = None,
+        fast: bool = False,
+        on_error: str = "raise",
+        decode_threads: int | None = None,
         _delay: str = "",
     ) -> None:
         if layout not in ("views", "contiguous"):
@@ -94,6 +120,27 @@ class DataLoader:
             raise ArgumentError("pass memory= to the engine, not to a loader that has one")
         if engine is not None and (cache_dir is not None or cache_bytes is not None):
             raise ArgumentError("pass cache_dir= to the engine, not to a loader that has one")
+        self._decoding: Decoding | None = None
+        self.device = check_device(device)
+        if decode is not None:
+            self._decoding = Decoding.of(
+                decode,
+                transform,
+                dtype=dtype,
+                channels_last=channels_last,
+                fast=fast,
+                on_error=on_error,
+            )
+        elif transform is not None:
+            raise ArgumentError('transform= needs decode="image"')
+        if self.device is not None:
+            if self._decoding is None or self._decoding.kind != "image":
+                raise ArgumentError('device= needs decode="image"')
+            if self._decoding.rest or collate_fn is not None:
+                what = "collate_fn" if collate_fn is not None else "transforms that stay in Python"
+                raise ArgumentError(f"device= cannot be combined with {what}")
+        if decode is not None and layout != "views":
+            raise ArgumentError("layout= is for stored bytes; decoded batches are in one piece")
         self.batch_size = int(batch_size)
         self.shuffle = bool(shuffle)
         self.seed = int(seed)
@@ -122,6 +169,8 @@ class DataLoader:
             cache_dir=None if cache_dir is None else os.path.abspath(cache_dir),
             cache_bytes=None if cache_bytes is None else parse_bytes(cache_bytes, "cache_bytes"),
         )
+        if decode_threads is not None:
+            self.engine.set_knob("decode_threads", decode_threads)
         self._total = _forebay.epoch_total(
             len(self.catalog), self.world_size, self.sampler_drop_last
         )
@@ -129,8 +178,8 @@ class DataLoader:
         self._position = 0  # global samples of this epoch that were handed out
         self._resumed = False  # the next iter() starts inside the epoch
         self._iteration = 0  # tells an abandoned iterator that it is one
-        self._stream: int | None = None
-        self._stream_at: tuple[int, int] | None = None  # where the engine's stream stands
+        self._feed: StreamFeed | PipelineFeed | DeviceFeed | None = None
+        self._stream_at: tuple[int, int] | None = None  # where the feed stands
         self._closed_stats: list[EpochReport] = []
         self._pid = -1
         self._attach()
@@ -153,7 +202,7 @@ class DataLoader:
                 f"out"
             )
         if self._stream_at != (self._epoch, self._position):
-            self.engine.native.seek(self._stream, self._epoch, self._position)
+            self._feed.seek(self._epoch, self._position)
             self._stream_at = (self._epoch, self._position)
         self._iteration += 1
         return _Iterator(self, self._iteration)
@@ -228,9 +277,9 @@ class DataLoader:
 
     def stats(self) -> list[EpochReport]:
         """One report for each epoch begun, the current one last."""
-        if self._stream is None or self._pid != os.getpid():
+        if self._feed is None or self._pid != os.getpid():
             return list(self._closed_stats)
-        return [from_native(s) for s in self.engine.native.stats(self._stream) if s["batches"]]
+        return [from_native(s) for s in self._feed.stats() if s["batches"]]
 
     def report(self) -> str:
         """Why training waited, in one sentence, and a table of all epochs."""
@@ -241,10 +290,10 @@ class DataLoader:
 
     def close(self) -> None:
         """Stops reading ahead and gives the memory back. Batches still held stay valid."""
-        if self._stream is not None and self._pid == os.getpid():
+        if self._feed is not None and self._pid == os.getpid():
             self._closed_stats = self.stats()
-            self.engine.native.close_stream(self._stream)
-        self._stream = None
+            self._feed.close()
+        self._feed = None
         self._iteration += 1
 
     def __enter__(self) -> DataLoader:
@@ -263,15 +312,12 @@ class DataLoader:
 
     def _attach(self) -> None:
         """Opens the stream; again in a forked child, whose parent keeps its own."""
-        if self._stream is not None and self._pid == os.getpid():
+        if self._feed is not None and self._pid == os.getpid():
             return
-        native = self.engine.native
         dataset = dataset_id(self.engine, self.catalog, self._delay)
-        self._stream = native.open_stream(
-            dataset,
-            self.batch_size,
+        arguments = dict(
+            batch_size=self.batch_size,
             drop_last=self.drop_last,
-            contiguous=self.layout == "contiguous",
             size=len(self.catalog),
             shuffle=self.shuffle,
             seed=self.seed,
@@ -282,6 +328,13 @@ class DataLoader:
             first_epoch=self._epoch,
             first_position=self._position,
         )
+        if self._decoding is None:
+            contiguous = self.layout == "contiguous"
+            self._feed = StreamFeed(self.engine, dataset, arguments, contiguous)
+        elif self.device is None:
+            self._feed = PipelineFeed(self.engine, dataset, arguments, self._decoding)
+        else:
+            self._feed = DeviceFeed(self.engine, dataset, arguments, self._decoding, self.device)
         self._stream_at = (self._epoch, self._position)
         self._pid = os.getpid()
 
@@ -291,7 +344,7 @@ class DataLoader:
         if isinstance(path, Catalog):
             raise TypeError("a loader over a Catalog object cannot be pickled; give it the path")
         del state["catalog"]
-        state.update(_stream=None, _stream_at=None, _pid=-1, _closed_stats=[])
+        state.update(_feed=None, _stream_at=None, _pid=-1, _closed_stats=[])
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -303,7 +356,7 @@ class _Iterator:
     def __init__(self, loader: DataLoader, iteration: int) -> None:
         self._loader = loader
         self._iteration = iteration
-        self._native = loader.engine.native
+        self._feed = loader._feed
         self._done = False
 
     def __iter__(self) -> _Iterator:
@@ -318,7 +371,7 @@ class _Iterator:
             raise StopIteration
         if self._iteration != loader._iteration:
             raise CancelledError("a newer iter() of this loader, or close(), ended this iterator")
-        took = self._native.take(loader._stream, loader.timeout or _SLOW_WAIT_S)
+        took = self._feed.take(loader.timeout or _SLOW_WAIT_S)
         if took is None:
             took = self._wait_on()
         if isinstance(took, str):
@@ -329,27 +382,29 @@ class _Iterator:
             raise StopIteration
         batch = took
         # The last batch may be short; padding makes the ranks' shares equal, so all stand alike.
-        loader._position = min(
-            loader._total, loader._position + loader.batch_size * loader.world_size
-        )
+        step = loader.batch_size * loader.world_size * getattr(batch, "batches", 1)
+        loader._position = min(loader._total, loader._position + step)
         loader._stream_at = (loader._epoch, loader._position)
-        return batch if loader.collate_fn is None else loader.collate_fn(batch)
+        if loader.collate_fn is not None:
+            return loader.collate_fn(batch)
+        if isinstance(batch, DeviceBatch):
+            return batch.images, batch.labels
+        return batch if loader._decoding is None else finish(batch, loader._decoding)
 
     def _wait_on(self) -> Any:
         loader = self._loader
         if loader.timeout:
             raise DeadlineError(
-                f"no batch in {loader.timeout:g} s; waiting for "
-                f"{self._native.waiting_for(loader._stream)}"
+                f"no batch in {loader.timeout:g} s; waiting for {self._feed.waiting_for()}"
             )
         start = time.monotonic() - _SLOW_WAIT_S
         while True:
             _log.warning(
                 "forebay: waited %.0f s for %s",
                 time.monotonic() - start,
-                self._native.waiting_for(loader._stream),
+                self._feed.waiting_for(),
             )
-            took = self._native.take(loader._stream, _SLOW_WAIT_S)
+            took = self._feed.take(_SLOW_WAIT_S)
             if took is not None:
                 return took
 

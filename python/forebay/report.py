@@ -13,6 +13,7 @@ _CAUSES = {
     "memory": "memory held by unreleased batches",
     "decode": "copying and decoding",
     "plan": "working out the order",
+    "copy": "copies to the GPU",
 }
 
 

@@ -144,6 +144,7 @@ void Pipeline::Stop() {
   feeder_.request_stop();
   {
     MutexLock lock(mutex_);
+    stopped_ = true;
     changed_.notify_all();
   }
   (void)engine_.CloseStream(stream_);  // ends a wait of the feeder
@@ -193,17 +194,13 @@ Result<TakeKind> Pipeline::Take(Nanos wait, FinishedBatch* out) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   const Nanos start = SteadyClock().Now();
   Nanos now = start;
-  bool first = true;
   MutexLock lock(mutex_);
   if (!in_epoch_) {
     epoch_start_ = start;
     last_handout_ = start;
   }
   while (true) {
-    if (first && !jobs_.empty()) {
-      pool_.OnTake(Ready(), ahead_);
-      first = false;
-    }
+    if (stopped_) return Status(Code::kCancelled, "the pipeline was stopped");
     if (!jobs_.empty() && jobs_.front()->finished()) {
       Job& job = *jobs_.front();
       blocked_since_ = -1;
@@ -224,6 +221,7 @@ Result<TakeKind> Pipeline::Take(Nanos wait, FinishedBatch* out) {
         changed_.notify_all();
         continue;
       }
+      pool_.OnTake(Ready(), ahead_);
       now = SteadyClock().Now();
       EpochStats& stats = CurrentEpoch();
       stats.epoch = job.loan.epoch;

@@ -155,6 +155,7 @@ class Pipeline final : private DecodeWork {
   bool seeking_ GUARDED_BY(mutex_) = false;
   bool taking_ GUARDED_BY(mutex_) = false;  // the feeder is in the engine
   bool halted_ GUARDED_BY(mutex_) = false;  // an error or the stream's end stands in jobs_
+  bool stopped_ GUARDED_BY(mutex_) = false;
   bool in_epoch_ GUARDED_BY(mutex_) = false;
   bool no_room_ GUARDED_BY(mutex_) = false;  // the feeder found no slab
   uint64_t empty_ GUARDED_BY(mutex_) = 0;    // batches that came out empty, not yet reported

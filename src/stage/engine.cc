@@ -39,7 +39,8 @@ size_t ThreadsFor(const EngineOptions& options, uint64_t budget) {
 
 // Each has scratch memory of its own, which a small budget cannot spare.
 size_t DecodeThreads(const EngineOptions& options, uint64_t budget) {
-  const size_t most = options.decode_threads != 0 ? options.decode_threads : UsableProcessors();
+  const size_t share = std::max<size_t>(1, UsableProcessors() / LocalRanks());
+  const size_t most = options.decode_threads != 0 ? options.decode_threads : share;
   return std::min<size_t>(most, std::max<uint64_t>(1, budget / (uint64_t{16} << 20)));
 }
 

@@ -1,0 +1,18 @@
+# libforebay_cuda.so: what runs on a GPU, a library of its own so that nothing else needs CUDA.
+set(FOREBAY_HAVE_CUDA OFF)
+if(FOREBAY_CUDA AND NOT FOREBAY_SANITIZE)
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+      set(CMAKE_CUDA_ARCHITECTURES 75 80 90)
+    endif()
+    enable_language(CUDA)
+    set(FOREBAY_HAVE_CUDA ON)
+    add_library(forebay_cuda SHARED ${CMAKE_SOURCE_DIR}/src/cuda/normalize.cu)
+    set_target_properties(forebay_cuda PROPERTIES CUDA_STANDARD 17 CUDA_RUNTIME_LIBRARY Static)
+    # The warnings of add_compile_options are g++'s.
+    set_property(TARGET forebay_cuda PROPERTY COMPILE_OPTIONS "")
+  endif()
+endif()
+message(STATUS "forebay: optional CUDA: ${FOREBAY_HAVE_CUDA}")

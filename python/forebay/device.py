@@ -1,0 +1,243 @@
+"""Batches on a GPU: copied on a side stream one batch ahead, as bytes, and normalised there."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from . import transforms
+from ._errors import ArgumentError
+from .engine import Engine
+from .feeds import Decoding, PipelineFeed
+
+_log = logging.getLogger("forebay")
+_AHEAD = 1  # batches under way to the GPU beside the one handed out
+
+
+def normalisation(ops: Sequence[Any]) -> tuple[list[Any], list[list[float]] | None]:
+    """What stays on the processor, and a table of 3 x 256 numbers for what the GPU does.
+
+    ToTensor and Normalize at the end of the list map each byte of a channel to one number, so a
+    table gives exactly what the processor would. No table: the bytes are wanted as they are.
+    """
+    import numpy as np
+
+    kept = list(ops)
+    tail = []
+    while kept and isinstance(kept[-1], (transforms.ToTensor, transforms.Normalize)):
+        tail.insert(0, kept.pop())
+    if not any(isinstance(op, transforms.ToTensor) for op in tail):
+        return list(ops), None
+    table = np.tile(np.arange(256, dtype=np.float32), (3, 1))
+    for op in tail:
+        if isinstance(op, transforms.ToTensor):
+            table = table / np.float32(255)
+        else:
+            mean = np.asarray(op.parameters["mean"], np.float32).reshape(-1, 1)
+            std = np.asarray(op.parameters["std"], np.float32).reshape(-1, 1)
+            table = (table - mean) / std
+    return kept, table.astype(np.float32).tolist()
+
+
+class DeviceFeed:
+    """``(images, labels)`` on a GPU, each handed out once its copy is in order on the stream that
+    the caller computes on; the caller never synchronises.
+    """
+
+    def __init__(
+        self, engine: Engine, dataset: int, arguments: dict, decoding: Decoding, device: Any
+    ) -> None:
+        import torch
+
+        self._torch = torch
+        self.device = torch.device(device)
+        if self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        kept, table = normalisation(decoding.transform)
+        self._dtype = getattr(torch, decoding.dtype)
+        self._channels_last = decoding.channels_last
+        self._table = None
+        if table is not None:
+            self._table = torch.tensor(table, dtype=torch.float32, device=self.device)
+        # Bytes of whole pixels over the bus: what a GPU writes best, and a quarter of the floats.
+        inner = replace(decoding, transform=kept, dtype="uint8", channels_last=True)
+        self._feed = PipelineFeed(engine, dataset, arguments, inner)
+        self._kernel = _load_kernel()
+        with torch.cuda.device(self.device):
+            self._stream = torch.cuda.Stream()
+        self._queue: deque[Any] = deque()  # under way or arrived, in order; marks as strings
+        self._copying: deque[Any] = deque()  # (event, batch): memory a copy still reads
+        self._waits: deque[Any] = deque()  # (caller got there, copy was done)
+        self._pinned: dict[int, int] = {}
+        self._unpinnable = False
+
+    # ---- the loader's side
+
+    def take(self, wait: float) -> Any:
+        if not self._queue and not self._enqueue(wait):
+            return None
+        item = self._queue.popleft()
+        while len(self._queue) < _AHEAD and self._enqueue(0.0):
+            pass
+        if isinstance(item, str):
+            return item
+        torch = self._torch
+        images, labels, done, batches = item
+        current = torch.cuda.current_stream(self.device)
+        reached = torch.cuda.Event(enable_timing=True)
+        reached.record(current)
+        current.wait_event(done)
+        images.record_stream(current)
+        labels.record_stream(current)
+        self._waits.append((reached, done))
+        self._charge()
+        return DeviceBatch(images, labels, batches)
+
+    def seek(self, epoch: int, position: int) -> None:
+        self._queue.clear()
+        self._drain()
+        self._feed.seek(epoch, position)
+
+    def stats(self) -> list[dict]:
+        self._charge()
+        return self._feed.stats()
+
+    def waiting_for(self) -> str:
+        return self._feed.waiting_for()
+
+    def close(self) -> None:
+        self._queue.clear()
+        self._drain()
+        self._feed.close()
+        cudart = self._torch.cuda.cudart()
+        for address in self._pinned:
+            cudart.cudaHostUnregister(address)
+        self._pinned.clear()
+
+    # ---- the GPU's side
+
+    def _enqueue(self, wait: float) -> bool:
+        """Sends the next batch on its way; false when there is none within `wait` seconds."""
+        while self._copying and self._copying[0][0].query():
+            self._copying.popleft()
+        took = self._feed.take(wait)
+        if took is None:
+            return False
+        if isinstance(took, str):
+            self._queue.append(took)
+            return True
+        torch = self._torch
+        self._pin()
+        source = took.torch()
+        labels = torch.from_numpy(took.labels)
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            pixels = source.to(self.device, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record()
+            images = self._normalise(pixels)
+            on_device = labels.to(self.device, non_blocking=True)
+            done = torch.cuda.Event(enable_timing=True)
+            done.record()
+        self._copying.append((copied, took))
+        self._queue.append((images, on_device, done, took.batches))
+        return True
+
+    def _normalise(self, pixels: Any) -> Any:
+        torch = self._torch
+        n, height, width, _ = pixels.shape
+        view = pixels.permute(0, 3, 1, 2)
+        order = torch.channels_last if self._channels_last else torch.contiguous_format
+        if self._table is None:
+            return view if self._channels_last else view.contiguous()
+        if self._kernel is None:
+            # The table's own arithmetic, in the same order: the same bits.
+            channels = torch.arange(3, device=pixels.device).view(1, 3, 1, 1)
+            return self._table[channels, view.int()].to(self._dtype, memory_format=order)
+        out = torch.empty(
+            (n, 3, height, width), dtype=self._dtype, device=pixels.device, memory_format=order
+        )
+        code = self._kernel.forebay_cuda_normalize(
+            ctypes.c_void_p(pixels.data_ptr()),
+            ctypes.c_void_p(out.data_ptr()),
+            ctypes.c_void_p(self._table.data_ptr()),
+            ctypes.c_uint64(n),
+            ctypes.c_uint64(height * width),
+            ctypes.c_int({torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}[self._dtype]),
+            ctypes.c_int(1 if self._channels_last else 0),
+            ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
+        )
+        if code != 0:
+            raise RuntimeError(f"the normalisation kernel failed with CUDA error {code}")
+        return out
+
+    def _pin(self) -> None:
+        """Registers the memory of finished batches with CUDA, each piece once: copies from it run
+        beside the computation.
+        """
+        if self._unpinnable:
+            return
+        for address, size in self._feed.native.slabs:
+            if address in self._pinned:
+                continue
+            code = self._torch.cuda.cudart().cudaHostRegister(address, size, 0)
+            if int(code) != 0:
+                _log.warning("forebay: CUDA cannot pin the batches (%s): copies are slower", code)
+                self._unpinnable = True
+                return
+            self._pinned[address] = size
+
+    def _drain(self) -> None:
+        while self._copying:
+            self._copying.popleft()[0].synchronize()
+
+    def _charge(self) -> None:
+        """Counts how long the GPU stood still for copies that were not done."""
+        while self._waits and self._waits[0][0].query() and self._waits[0][1].query():
+            reached, done = self._waits.popleft()
+            late = reached.elapsed_time(done) * 1e-3
+            if late > 0:
+                self._feed.native.charge_copy(late)
+
+
+class DeviceBatch:
+    """What the loader turns into ``(images, labels)``."""
+
+    def __init__(self, images: Any, labels: Any, batches: int) -> None:
+        self.images = images
+        self.labels = labels
+        self.batches = batches
+
+
+def check_device(device: Any) -> Any:
+    """The torch device, or None for the processor; a clear error where there is no such GPU."""
+    if device is None:
+        return None
+    try:
+        import torch
+    except ImportError:
+        raise ArgumentError(f"device={device!r} needs PyTorch, which is not installed") from None
+    chosen = torch.device(device)
+    if chosen.type == "cpu":
+        return None
+    if chosen.type != "cuda":
+        raise ArgumentError(f"device is {device!r}; batches go to 'cuda' devices, or stay on 'cpu'")
+    if not torch.cuda.is_available():
+        raise ArgumentError(f"device={device!r}, but PyTorch sees no CUDA device here")
+    return chosen
+
+
+def _load_kernel() -> Any:
+    """The compiled CUDA part, or None: PyTorch's own operations do the same, in more passes."""
+    path = Path(__file__).parent / "lib" / "libforebay_cuda.so"
+    if not path.exists():
+        return None
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        _log.warning("forebay: %s does not load (%s); using PyTorch's operations", path, error)
+        return None

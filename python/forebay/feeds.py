@@ -1,0 +1,223 @@
+"""Where a loader's batches come from: stored bytes, decoded samples, or tensors on a GPU."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import _forebay
+from ._errors import ArgumentError
+from .engine import Engine
+
+if TYPE_CHECKING:
+    from . import transforms as tr
+
+_log = logging.getLogger("forebay")
+
+KINDS = ("image", "npy", "npz")
+DTYPES = ("uint8", "float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How samples are decoded: the loader's arguments, checked."""
+
+    kind: str
+    array_name: str = ""
+    transform: Sequence[tr.Transform] = ()
+    rest: Sequence[Callable] = ()
+    """What follows in Python, for each sample."""
+    dtype: str = "float32"
+    channels_last: bool = False
+    fast: bool = False
+    skip: bool = False
+
+    @staticmethod
+    def of(
+        decode: str,
+        transform: Any,
+        *,
+        dtype: str | None,
+        channels_last: bool,
+        fast: bool,
+        on_error: str,
+    ) -> Decoding:
+        from . import transforms
+
+        kind, _, name = decode.partition(":")
+        if kind not in KINDS or (name and kind != "npz"):
+            raise ArgumentError(
+                f"decode is {decode!r}; it takes 'image', 'npy', 'npz' or 'npz:NAME'"
+            )
+        if on_error not in ("raise", "skip"):
+            raise ArgumentError(f"on_error is {on_error!r}; it takes 'raise' or 'skip'")
+        skip = on_error == "skip"
+        if kind != "image":
+            if transform is not None or dtype is not None or channels_last or fast:
+                raise ArgumentError(
+                    f"transform=, dtype=, channels_last= and fast= are for images; decode={decode!r}"
+                    " hands arrays out as they are stored"
+                )
+            return Decoding(kind=kind, array_name=name, skip=skip)
+        chosen = transforms.transforms_from(transform if transform is not None else [])
+        if chosen.python:
+            _log.info("forebay: %s", chosen)
+        tensor = any(isinstance(op, transforms.ToTensor) for op in chosen.native)
+        dtype = dtype or ("float32" if tensor else "uint8")
+        dtype = str(dtype).removeprefix("torch.")
+        if dtype not in DTYPES:
+            raise ArgumentError(f"dtype is {dtype!r}; it takes one of {', '.join(DTYPES)}")
+        if tensor and dtype == "uint8":
+            raise ArgumentError("dtype is 'uint8', but ToTensor makes numbers from 0 to 1")
+        if not tensor and dtype != "uint8":
+            raise ArgumentError(f"dtype is {dtype!r}, which needs ToTensor() among the transforms")
+        return Decoding(
+            kind=kind,
+            transform=chosen.native,
+            rest=chosen.python,
+            dtype=dtype,
+            channels_last=channels_last,
+            fast=fast,
+            skip=skip,
+        )
+
+    def pipeline_arguments(self) -> dict[str, Any]:
+        """For ``_forebay.Pipeline``, in the sampler's absence."""
+        return dict(
+            kind="image",
+            transform=[op.export() for op in self.transform],
+            dtype=self.dtype,
+            layout="hwc" if self.channels_last else "chw",
+            fast=self.fast,
+            skip=self.skip,
+        )
+
+
+class StreamFeed:
+    """Batches as they are stored."""
+
+    def __init__(self, engine: Engine, dataset: int, arguments: dict, contiguous: bool) -> None:
+        self._native = engine.native
+        self._stream = self._native.open_stream(dataset, contiguous=contiguous, **arguments)
+
+    def take(self, wait: float) -> Any:
+        return self._native.take(self._stream, wait)
+
+    def seek(self, epoch: int, position: int) -> None:
+        self._native.seek(self._stream, epoch, position)
+
+    def stats(self) -> list[dict]:
+        return self._native.stats(self._stream)
+
+    def waiting_for(self) -> str:
+        return self._native.waiting_for(self._stream)
+
+    def close(self) -> None:
+        self._native.close_stream(self._stream)
+
+
+class PipelineFeed:
+    """Decoded batches: ``_forebay.DecodedBatch``."""
+
+    def __init__(self, engine: Engine, dataset: int, arguments: dict, decoding: Decoding) -> None:
+        if decoding.kind == "image":
+            more = decoding.pipeline_arguments()
+        else:
+            dtype, shape = _first_array(engine, dataset, arguments["size"], decoding.array_name)
+            more = dict(
+                kind="array",
+                array_name=decoding.array_name,
+                dtype=dtype,
+                shape=shape,
+                skip=decoding.skip,
+            )
+        self.native = _forebay.Pipeline(engine.native, dataset, **arguments, **more)
+        self._skipped = 0
+
+    def take(self, wait: float) -> Any:
+        took = self.native.take(wait)
+        if isinstance(took, str):
+            self._tell_skipped()
+        return took
+
+    def _tell_skipped(self) -> None:
+        skipped = self.native.skipped
+        if skipped > self._skipped:
+            _log.warning(
+                "forebay: %d corrupt samples were skipped, the last one: %s",
+                skipped - self._skipped,
+                self.native.last_skipped,
+            )
+            self._skipped = skipped
+
+    def seek(self, epoch: int, position: int) -> None:
+        self.native.seek(epoch, position)
+
+    def stats(self) -> list[dict]:
+        return self.native.stats()
+
+    def waiting_for(self) -> str:
+        return self.native.waiting_for()
+
+    def close(self) -> None:
+        self._tell_skipped()
+        self.native.stop()
+
+
+def _first_array(engine: Engine, dataset: int, size: int, name: str) -> tuple[str, list[int]]:
+    """Type and shape of the data set's arrays, from its first sample."""
+    native = engine.native
+    if size == 0:
+        return "<f4", []
+    stream = native.open_stream(dataset, 1, itemised=True, declared=True)
+    try:
+        native.declare(stream, 0, np.zeros(1, np.uint32), last=True)
+        batch = native.fetch(stream, 0, 60.0)
+        if batch is None:
+            raise ArgumentError("the first sample could not be read within a minute")
+        path = batch.paths[0]
+        try:
+            return _forebay.array_info(batch[0], name)
+        except Exception as error:
+            raise type(error)(f"{path}: {error}") from None
+    finally:
+        native.close_stream(stream)
+
+
+def finish(batch: _forebay.DecodedBatch, decoding: Decoding) -> tuple[Any, Any]:
+    """``(images, labels)`` as PyTorch tensors; as NumPy arrays where there is no PyTorch."""
+    try:
+        import torch
+    except ImportError:
+        if decoding.rest:
+            raise
+        data = batch.numpy()
+        if decoding.kind == "image" and decoding.channels_last:
+            data = np.moveaxis(data, -1, 1)
+        return data, batch.labels
+    data = batch.torch()
+    if decoding.kind == "image" and decoding.channels_last:
+        data = data.permute(0, 3, 1, 2)
+    if decoding.rest:
+        data = _apply_rest(data, decoding)
+    return data, torch.from_numpy(batch.labels)
+
+
+def _apply_rest(data: Any, decoding: Decoding) -> Any:
+    from torch.utils.data import default_collate
+
+    samples = []
+    for image in data:
+        value: Any = image
+        if decoding.dtype == "uint8":
+            from PIL import Image
+
+            value = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+        for op in decoding.rest:
+            value = op(value)
+        samples.append(value)
+    return default_collate(samples)
