@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -30,6 +31,9 @@ FIGURES = {
     },
     "accelerate": {"accelerate_first_vs_plain", "accelerate_later_vs_plain"},
     "budget": {"peak_vs_budget"},
+    "decode": {"decode_vs_best_rival", "crop_vs_full_decode"},
+    "accuracy": {"accuracy_difference"},
+    "gpu": {"gpu_vs_no_io", "gpu_vs_torch"},
 }  # fmt: skip
 
 TINY: dict[str, dict[str, Any]] = {
@@ -54,6 +58,12 @@ TINY: dict[str, dict[str, Any]] = {
     "budget": {
         "repeats": 1, "files": 300, "mean_bytes": 40_000, "batch": 16, "budgets": ["8M", "16M"],
     },
+    "decode": {
+        "repeats": 2, "files": 40, "distinct": 10, "batch": 8, "workers": [1],
+        "crop": {"width": 500, "height": 375, "images": 1, "draws": 20, "rounds": 2},
+    },
+    "accuracy": {"repeats": 2, "seeds": 2, "train": 256, "val": 100, "batch": 64, "epochs": 1},
+    "gpu": {},
 }  # fmt: skip
 
 
@@ -93,10 +103,20 @@ def check_result(result: dict, name: str, mode: str = "default", seed: int = 1) 
     assert result["commit"] and result["seconds"] > 0
 
 
-BENCHES = [
-    pytest.param(name, marks=needs_fuse if name in ("epoch", "accelerate") else ())
-    for name in run.BENCHES
-]
+needs_real_images = pytest.mark.skipif(
+    not os.path.isdir(run.load_workload("accuracy", "quick")["folders"][0])
+    and importlib.util.find_spec("sklearn") is None,
+    reason="neither dataset-fashion-mnist nor scikit-learn is installed",
+)
+needs_torchvision = pytest.mark.skipif(
+    importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"
+)
+MARKS = {
+    "epoch": [needs_fuse],
+    "accelerate": [needs_fuse],
+    "accuracy": [needs_real_images, needs_torchvision],
+}
+BENCHES = [pytest.param(name, marks=MARKS.get(name, [])) for name in run.BENCHES]
 
 
 @pytest.mark.parametrize("name", BENCHES)
@@ -141,12 +161,14 @@ def test_several_benches_in_one_file(
 
 
 @pytest.mark.parametrize("mode", ["default", "quick", "full"])
-@pytest.mark.parametrize("name", run.BENCHES)
+@pytest.mark.parametrize("name", [*run.BENCHES, *run.GPU_BENCHES])
 def test_workload_files(name: str, mode: str) -> None:
     work = run.load_workload(name, mode)
     assert work["targets"].keys() == FIGURES[name]
     assert all(sign in (">=", "<=", "=") for sign, _ in work["targets"].values())
     assert work["repeats"] >= (1 if mode == "quick" else 3)
+    if name == "gpu" and mode == "default":
+        assert work["workers"] == [8, 12, 16] and work["batch"] == 256
     assert TINY[name].keys() <= work.keys()
     if name == "epoch":
         assert list(work["first"]) == ["1", "5", "20"]
@@ -178,6 +200,51 @@ def test_a_wrong_name_is_refused(capsys: Any) -> None:
     with pytest.raises(SystemExit):
         bench.main(["nothing"])
     assert "nothing" in capsys.readouterr().err
+
+
+def test_the_gpu_bench_wants_a_gpu(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    pytest.importorskip("PIL")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="no CUDA device: this bench needs one"):
+        bench.main(["gpu"])
+    assert list(tiny.iterdir()) == []
+
+
+def test_a_measured_bound_replaces_the_words_of_the_workload(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    from forebay.bench import accuracy
+
+    monkeypatch.setattr(
+        accuracy,
+        "run",
+        lambda ctx: measure.Outcome({"accuracy_difference": 0.1}, {"accuracy_difference": 0.2}),
+    )
+    file = tmp_path / "out.json"
+    assert bench.main(["accuracy", "--json", str(file)]) == 0
+    assert json.loads(file.read_text())["workload"]["targets"] == {
+        "accuracy_difference": ["<=", 0.2]
+    }
+    assert "wanted <= 0.2: met" in capsys.readouterr().out
+
+
+def test_photo_like_images_are_the_same_each_time(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    from forebay.bench import decode_data
+
+    sizes = set()
+    for copy in ("a", "b"):
+        total, quality = decode_data.make_jpegs(str(tmp_path / copy), 12, 6, 112640, 3)
+        files = sorted((tmp_path / copy).glob("*/*.jpg"))
+        assert len(files) == 12 and total == sum(f.stat().st_size for f in files)
+        assert 80_000 < total / 12 < 150_000 and 80 <= quality <= 99
+        assert len({f.read_bytes() for f in files}) == 6
+        sizes |= {image.open(f).size for f in files}
+    pairs = zip(*(sorted((tmp_path / c).glob("*/*.jpg")) for c in "ab"), strict=True)
+    assert all(a.read_bytes() == b.read_bytes() for a, b in pairs)
+    assert sizes <= set(decode_data.SIZES)
 
 
 def test_the_commit_is_ours_wherever_we_are(
