@@ -1,8 +1,8 @@
 // Resampler: resizes an image row by row, with Pillow's bits.
 //
-// Pillow resizes 8-bit images in two passes, columns first, with 8 bits between them and
-// coefficients of 22 fractional bits. The same is done here on rows as they arrive: the first pass
-// at once, the second as soon as the last row that an output row needs is there. Every SIMD level
+// Pillow resizes 8-bit images in two passes, one an axis, with 8 bits between them and coefficients
+// of 22 fractional bits. The same is done here on rows as they arrive: the pass along the row at
+// once, the other as soon as the last row that an output row needs is there. Every SIMD level
 // gives the same bits: a coefficient is split in parts whose products are summed exactly.
 #pragma once
 
@@ -22,6 +22,12 @@ enum class Interpolation : uint8_t {
   kBicubic = 3,
   kBox = 4,
   kHamming = 5,
+};
+
+// Which pass comes first. It shows in the last bit only, but it does.
+enum class PassOrder : uint8_t {
+  kRowsFirst,  // along each row, always: Pillow before 13
+  kPillow13,   // down the columns first where the height shrinks by more than twice the width
 };
 
 enum class SimdLevel : uint8_t { kScalar, kAvx2, kVnni };
@@ -61,8 +67,8 @@ class Resampler {
   explicit Resampler(SimdLevel level = BestSimd()) : level_(level) {}
 
   // Begins an image. Returns the part of the input that the window needs; its rows come next.
-  Rect Start(const AxisSpec& x, const AxisSpec& y, Interpolation interpolation);
-  // The next row of that part, RGBX; 16 bytes after it may be read. It must stay until Pop has
+  Rect Start(const AxisSpec& x, const AxisSpec& y, Interpolation interpolation, PassOrder order);
+  // The next row of that part, RGBX; 32 bytes after it may be read. It must stay until Pop has
   // returned null.
   void Push(const uint8_t* rgbx);
   // The next row of the window, RGBX, or null until another row is pushed. 64 bytes after it may be
@@ -72,20 +78,21 @@ class Resampler {
  private:
   void Horizontal(const uint8_t* rgbx, uint8_t* out);
   void PlanHorizontal();
-  void Vertical(uint32_t row);
 
   const SimdLevel level_;
   AxisTaps x_;
   AxisTaps y_;
   uint32_t out_width_ = 0;
   uint32_t out_height_ = 0;
+  bool columns_first_ = false;
   uint32_t pushed_ = 0;  // rows
   uint32_t popped_ = 0;
   std::vector<uint32_t> offsets_;       // bytes to the first tap of each output pixel
   std::vector<uint8_t> packed_;         // coefficients as the SIMD kernel reads them
   size_t row_bytes_ = 0;                // of a ring slot
   uint32_t ring_ = 0;                   // slots
-  std::vector<uint8_t> rows_;           // the ring of rows after the first pass
+  std::vector<uint8_t> rows_;           // the ring of rows after the first pass, or before it
+  std::vector<uint8_t> column_row_;     // one row between the passes, when columns come first
   std::vector<uint8_t> out_;            // one output row
   std::vector<const uint8_t*> inputs_;  // rows that go into one output row
   const uint8_t* direct_ = nullptr;     // the row pushed last, when it is not kept

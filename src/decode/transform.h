@@ -71,6 +71,7 @@ class Transformer final : public RowSink {
     uint32_t width = 0;  // what the source is resized to
     uint32_t height = 0;
     Interpolation interpolation = Interpolation::kBilinear;
+    PassOrder pass_order = PassOrder::kPillow13;
     Rect window;  // of the resized image
     bool flip_x = false;
     bool flip_y = false;
@@ -79,9 +80,9 @@ class Transformer final : public RowSink {
   Transformer(const TransformSpec& spec, const OutputSpec& output, OutputShape shape);
 
   size_t Collect(size_t from, uint32_t width, uint32_t height, Geometry& geometry) const;
-  void StartGeometry(const Geometry& geometry);
+  Rect StartGeometry(const ImageInfo& full, const ImageInfo& shrunk);
   void Emit(uint32_t y, const uint8_t* rgbx);
-  void ApplyPixelStep(const Step& step);
+  bool ApplyPixelStep(const Step& step);
 
   // Constant after construction.
   const TransformSpec spec_;

@@ -39,6 +39,7 @@ struct Step {
   uint32_t width = 0;  // of the result, for every kind
   uint32_t height = 0;
   Interpolation interpolation = Interpolation::kBilinear;
+  PassOrder pass_order = PassOrder::kPillow13;
   double factor = 0;
   std::array<double, 6> matrix{};
   ops::Color fill{};

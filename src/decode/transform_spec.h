@@ -27,12 +27,14 @@ struct RandomResizedCrop {
   Range scale{0.08, 1.0};
   Range ratio{3.0 / 4.0, 4.0 / 3.0};
   Interpolation interpolation = Interpolation::kBilinear;
+  PassOrder pass_order = PassOrder::kPillow13;
 };
 struct Resize {
   uint32_t height = 0;  // or the shorter edge, when width is 0
   uint32_t width = 0;
   uint32_t max_size = 0;  // of the longer edge; 0: none
   Interpolation interpolation = Interpolation::kBilinear;
+  PassOrder pass_order = PassOrder::kPillow13;
 };
 // A smaller image is padded with black.
 struct CenterCrop {
