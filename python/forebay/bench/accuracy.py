@@ -31,7 +31,7 @@ _MEAN, _STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 
 def _training(T, side: int) -> list:
     return [
-        T.RandomResizedCrop(side, scale=(0.35, 1.0)), T.RandomHorizontalFlip(),
+        T.RandomResizedCrop(side, scale=(0.5, 1.0)), T.RandomHorizontalFlip(),
         T.ColorJitter(brightness=0.3, contrast=0.3, saturation=0.2), T.ToTensor(),
         T.Normalize(_MEAN, _STD),
     ]  # fmt: skip
@@ -75,7 +75,9 @@ class TorchPipeline:
         self.val = folder(os.path.join(root, "val"), T.Compose(_validation(T, side)))
 
     def epochs(self, seed: int) -> Callable[[int], Iterable]:
-        sampler = DistributedSampler(self.train, num_replicas=1, rank=0, shuffle=True, seed=seed)
+        sampler: DistributedSampler = DistributedSampler(
+            self.train, num_replicas=1, rank=0, shuffle=True, seed=seed
+        )
         loader = DataLoader(
             self.train, self.work["batch"], sampler=sampler, drop_last=True, num_workers=2,
             persistent_workers=True,
@@ -161,7 +163,9 @@ def run(ctx: Context) -> Outcome:
         ctx.say(f"writing {work[part]} of {len(images)} images of {what} ({part})")
         write_jpegs(os.path.join(root, part), images[chosen], labels[chosen], work["side"])
     classes = len(np.unique(parts["train"][1]))
-    pipelines = [TorchPipeline(ctx, root), ForebayPipeline(ctx, root)]
+    pipelines: list[TorchPipeline | ForebayPipeline] = [
+        TorchPipeline(ctx, root), ForebayPipeline(ctx, root),
+    ]  # fmt: skip
     found: dict[str, list[float]] = {p.name: [] for p in pipelines}
     seconds: dict[str, list[float]] = {p.name: [] for p in pipelines}
     threads = torch.get_num_threads()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import io
 import os
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 
@@ -115,7 +116,7 @@ def _at_its_best(ctx: Context, rival, expected: int) -> tuple[int, Iterable]:
         _epoch(each, expected)  # starts the workers
         return _epoch(each, expected)
 
-    best = best_of({n: lambda r=r: trial(r) for n, r in runners.items()}, ctx.say)
+    best = best_of({n: partial(trial, r) for n, r in runners.items()}, ctx.say)
     return best, runners[best]
 
 
@@ -135,7 +136,7 @@ def _throughput(ctx: Context, out: Outcome) -> None:
     if levels > work["same_image_levels"]:
         raise RuntimeError(f"Forebay's images are {levels:.2f} of 255 from PIL's on average")
 
-    variants = {"forebay": lambda: ours.epoch(expected)}
+    variants: dict[str, Callable[[], float]] = {"forebay": partial(ours.epoch, expected)}
     about: dict[str, tuple[bool, str]] = {}
     for kind in RIVALS:
         try:
@@ -154,7 +155,7 @@ def _throughput(ctx: Context, out: Outcome) -> None:
             f"{rival.how}; {'the same image' if same else 'NOT the same image'}: "
             f"{apart:.2f} of 255 from PIL's on average",
         )
-        variants[name] = lambda chosen=chosen: _epoch(chosen, expected)
+        variants[name] = partial(_epoch, chosen, expected)
     out.notes.append(ffcv())
 
     times = interleave(variants, ctx.repeats, ctx.say)

@@ -133,6 +133,7 @@ class Rival(Dataset):
     """A data set of crops. `crop` alone is what the comparison of images calls."""
 
     name = ""
+    how = ""  # with what it decodes and resizes
 
     def __init__(self, root: str) -> None:
         self.samples = RawFolder(root).samples

@@ -11,6 +11,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -293,6 +294,10 @@ def run(ctx: Context) -> Outcome:
     def no_io() -> float:
         return trainer.run((resident for _ in range(steps + 5)), steps, 5)
 
+    def trial(folder: TorchFolder, workers: int) -> float:
+        short = work["trial_steps"]
+        return trainer.run(folder.loader(workers, short + workers), short, workers)
+
     def warm_up() -> float:
         return trainer.run((resident for _ in range(15)), 5, 10)
 
@@ -313,11 +318,7 @@ def run(ctx: Context) -> Outcome:
         trials: dict[int, float] = {}
         for workers in work["workers"]:
             name = f"PyTorch with {workers} workers, trial"
-            short = work["trial_steps"]
-            rate = parts.try_part(
-                name,
-                lambda n=workers, s=short: trainer.run(folder.loader(n, s + n), s, n),
-            )
+            rate = parts.try_part(name, partial(trial, folder, workers))
             if rate:
                 trials[workers] = rate
         if trials:
@@ -350,7 +351,7 @@ def run(ctx: Context) -> Outcome:
             values = [
                 parts.try_part(
                     f"Forebay's decoding alone, {threads} threads",
-                    lambda n=threads: ours.decode_only(n, work["decode_steps"], 2),
+                    partial(ours.decode_only, threads, work["decode_steps"], 2),
                 )
             ]
             if values[0]:
