@@ -20,6 +20,12 @@ from torchvision_cpu import torchvision
 F = torchvision.transforms.functional
 TV = torchvision.transforms
 
+apply_op = torchvision.transforms.autoaugment._apply_op
+AFFINE = {
+    "shear_x": "ShearX", "shear_y": "ShearY", "translate_x": "TranslateX",
+    "translate_y": "TranslateY", "rotate": "Rotate",
+}  # fmt: skip
+
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NORMALIZED = [T.ToTensor(), T.Normalize(MEAN, STD)]
 SIZES = [
@@ -57,12 +63,10 @@ def pil_steps(image: Image.Image, steps: list[dict]) -> Image.Image:
             image = F.vflip(image)
         elif kind == "gray":
             image = F.to_grayscale(image, 3)
-        elif kind == "affine":
-            image = image.transform(
-                image.size, Image.Transform.AFFINE, step["matrix"],
-                step["interpolation"], fillcolor=step["fill"],
-            )  # fmt: skip
-        elif kind in ("posterize",):
+        elif kind in AFFINE:
+            mode, fill = _modes()[step["interpolation"]], step["fill"]
+            image = apply_op(image, AFFINE[kind], step["factor"], mode, fill)
+        elif kind == "posterize":
             image = F.posterize(image, int(step["factor"]))
         elif kind == "solarize":
             image = F.solarize(image, step["factor"])
@@ -106,7 +110,9 @@ def check(rgb: np.ndarray, transforms: list[T.Transform], samples: int = 3) -> N
         np.testing.assert_array_equal(got, tensor.numpy(), err_msg=where)
 
 
-@pytest.mark.parametrize("interpolation", ["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"])
+@pytest.mark.parametrize(
+    "interpolation", ["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
+)
 def test_resize_equals_pil(interpolation: str) -> None:
     targets = [(1, 1), (3, 224), (224, 224), (65, 33), (256, 7), (96, 300)]
     for i, size in enumerate(SIZES):
@@ -120,7 +126,10 @@ def test_random_resized_crop_equals_torchvision(interpolation: str) -> None:
         for target in (224, (31, 64)):
             check(
                 picture(*size, seed=i),
-                [T.RandomResizedCrop(target, interpolation=interpolation), T.RandomHorizontalFlip()],
+                [
+                    T.RandomResizedCrop(target, interpolation=interpolation),
+                    T.RandomHorizontalFlip(),
+                ],
                 samples=4,
             )
 
@@ -153,7 +162,9 @@ def test_center_crop_pads_as_torchvision() -> None:
             got = _forebay.apply_transforms(
                 rgb, T.export([T.CenterCrop(crop)]), dtype="uint8", layout="hwc"
             )
-            np.testing.assert_array_equal(got, np.asarray(TV.CenterCrop(crop)(Image.fromarray(rgb))))
+            np.testing.assert_array_equal(
+                got, np.asarray(TV.CenterCrop(crop)(Image.fromarray(rgb)))
+            )
 
 
 @pytest.mark.parametrize("padding", [None, 4, (3, 7), (1, 2, 3, 4)])
@@ -199,7 +210,9 @@ def test_every_hue_and_saturation_of_every_color() -> None:
             check(rgb, [T.ColorJitter(hue=(factor, factor)), T.CenterCrop(size)], samples=1)
         for factor in (0.0, 0.25, 0.999, 1.0, 1.001, 1.7, 3.0):
             for name in ("brightness", "contrast", "saturation"):
-                check(rgb, [T.ColorJitter(**{name: (factor, factor + 1e-9)}), T.CenterCrop(size)], 1)
+                check(
+                    rgb, [T.ColorJitter(**{name: (factor, factor + 1e-9)}), T.CenterCrop(size)], 1
+                )
 
 
 def test_grayscale_equals_torchvision() -> None:
@@ -223,11 +236,48 @@ def test_random_order_of_ops(seed: int) -> None:
         T.RandomVerticalFlip(0.7),
         T.ColorJitter(0.3, 0.3, 0.3, 0.2),
         T.RandomGrayscale(0.3),
+        T.RandAugment(3, 12, fill=77),
     ]
     for _ in range(4):
         chosen = [pool[i] for i in rng.integers(0, len(pool), rng.integers(1, 8))]
         check(rgb, [*chosen, T.Resize((33, 47))], samples=2)
         check(rgb, [T.Resize((60, 61)), *chosen, T.CenterCrop((28, 31))], samples=2)
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
+def test_rand_augment_equals_torchvision(interpolation: str) -> None:
+    for i, (width, height) in enumerate([(64, 48), (37, 81), (224, 224), (1, 1), (2, 5), (3, 3)]):
+        for magnitude in (0, 1, 9, 15, 16, 30):
+            chosen = T.RandAugment(2, magnitude, interpolation=interpolation, fill=(1, 2, 3))
+            rgb = picture(width, height, seed=i)
+            check(rgb, [chosen, T.CenterCrop((height, width))], samples=8 if width > 99 else 24)
+
+
+@pytest.mark.parametrize("bins", [2, 10, 11, 31])
+def test_rand_augment_draws_from_torchvisions_space(bins: int) -> None:
+    """Every op with torchvision's magnitude and both signs.
+
+    torch.linspace rounds by the width of the processor's vectors, hence six digits.
+    """
+    names = {v: k for k, v in AFFINE.items()} | {
+        "Brightness": "brightness", "Color": "saturation", "Contrast": "contrast",
+        "Sharpness": "sharpness", "Posterize": "posterize", "Solarize": "solarize",
+        "AutoContrast": "autocontrast", "Equalize": "equalize",
+    }  # fmt: skip
+    for magnitude in range(bins):
+        space = TV.RandAugment(num_magnitude_bins=bins)._augmentation_space(bins, (90, 130))
+        want = set()
+        for name, (values, signed) in space.items():
+            if name == "Identity" or (name == "Rotate" and magnitude == 0):
+                continue
+            value = float(values[magnitude].item()) if values.ndim > 0 else 0.0
+            offset = 1.0 if name in ("Brightness", "Color", "Contrast", "Sharpness") else 0.0
+            for sign in (1, -1) if signed else (1,):
+                want.add((names[name], f"{offset + sign * value:.6g}"))
+        spec = T.export([T.RandAugment(1, magnitude, bins), T.CenterCrop(8)])
+        drawn = [_forebay.transform_params(spec, 130, 90, sample=i)[0] for i in range(800)]
+        got = {(d["step"], f"{d['factor'] + 0.0:.6g}") for d in drawn if d["step"] != "crop"}
+        assert got == {(name, "0" if value == "-0" else value) for name, value in want}
 
 
 def test_flips_may_follow_to_tensor() -> None:
@@ -323,9 +373,11 @@ def test_extreme_ratios_fall_back_to_the_center() -> None:
 
 
 def test_shrunken_decode_keeps_the_crop() -> None:
-    """fast=True: the same crop of an image decoded at a half to an eighth, close to the full one."""
+    """fast=True: the same crop of an image decoded at a half to an eighth of its size."""
     y, x = np.mgrid[0:800, 0:1200]
-    smooth = np.stack([x / 1200 * 255, y / 800 * 255, 127 + 100 * np.sin(x / 90) * np.cos(y / 70)], -1)
+    smooth = np.stack(
+        [x / 1200 * 255, y / 800 * 255, 127 + 100 * np.sin(x / 90) * np.cos(y / 70)], -1
+    )
     rgb = np.rint(smooth).astype(np.uint8)
     spec = T.export([T.RandomResizedCrop(64, scale=(0.3, 1.0)), T.RandomHorizontalFlip()])
     shrinks = set()
@@ -387,7 +439,9 @@ def test_translation_of_torchvision_compose() -> None:
 def test_translation_leaves_the_rest_in_python() -> None:
     erase = TV.RandomErasing()
     double = TV.Lambda(lambda x: x * 2)
-    pipeline = TV.Compose([TV.Resize((8, 8)), TV.ToTensor(), double, TV.RandomHorizontalFlip(), erase])
+    pipeline = TV.Compose(
+        [TV.Resize((8, 8)), TV.ToTensor(), double, TV.RandomHorizontalFlip(), erase]
+    )
     account = T.transforms_from(pipeline)
     assert account.native == [T.Resize((8, 8)), T.ToTensor()]
     assert account.python[0] is double and len(account.python) == 3

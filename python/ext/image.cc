@@ -146,7 +146,12 @@ nb::dict StepDict(const Step& step) {
       d["height"] = step.height;
       d["interpolation"] = static_cast<int>(step.interpolation);
       break;
-    case Kind::kAffine: {
+    case Kind::kShearX:
+    case Kind::kShearY:
+    case Kind::kTranslateX:
+    case Kind::kTranslateY:
+    case Kind::kRotate: {
+      d["factor"] = step.factor;
       nb::list matrix;
       for (const double m : step.matrix) matrix.append(m);
       d["matrix"] = matrix;

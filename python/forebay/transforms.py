@@ -401,7 +401,7 @@ def export(transforms: Compose | Iterable[Transform]) -> list[Exported]:
 
 @dataclass
 class Translation:
-    """What `transforms_from` made of a pipeline: `native` runs in C++, then `python` on each sample.
+    """What `transforms_from` made of a pipeline: `native` runs in C++, then `python` on samples.
 
     Unpacks as (native, python); prints as an account of both.
     """
@@ -482,14 +482,21 @@ def _check_place(made: Transform, native: list[Transform]) -> None:
 
 
 def _translate(step: Any, native: list[Transform], notes: list[str]) -> Transform | None:
-    """The native transform, or None when nothing needs doing. Raises ArgumentError when it cannot."""
+    """The native transform, or None when nothing needs doing; ArgumentError when it cannot."""
     if isinstance(step, Transform):
         return step
     module = type(step).__module__
     if not module.startswith("torchvision.transforms"):
         raise ArgumentError("is not one of torchvision's transforms")
     name = _class_name(step)
-    if name in ("ToImage", "PILToTensor", "ConvertImageDtype", "ToDtype", "Identity", "ToPureTensor"):
+    if name in (
+        "ToImage",
+        "PILToTensor",
+        "ConvertImageDtype",
+        "ToDtype",
+        "Identity",
+        "ToPureTensor",
+    ):
         return _translate_conversion(step, name, native, notes)
     make = _MAKERS.get(name)
     if make is None:

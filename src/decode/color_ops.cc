@@ -187,11 +187,4 @@ void CropFill(const ScratchImage& in, ScratchImage& out, int32_t x, int32_t y, u
   }
 }
 
-// RandAugment's.
-void AutoContrast(ScratchImage&) {}
-void Equalize(ScratchImage&) {}
-void AdjustSharpness(const ScratchImage&, ScratchImage&, double) {}
-void Affine(const ScratchImage&, ScratchImage&, const std::array<double, 6>&, Interpolation,
-            const std::array<uint8_t, 3>&) {}
-
 }  // namespace forebay

@@ -246,7 +246,11 @@ bool Transformer::ApplyPixelStep(const Step& step) {
     case Kind::kEqualize:
       Equalize(image_);
       return true;
-    case Kind::kAffine:
+    case Kind::kShearX:
+    case Kind::kShearY:
+    case Kind::kTranslateX:
+    case Kind::kTranslateY:
+    case Kind::kRotate:
       Affine(image_, spare_, step.matrix, step.interpolation, step.fill);
       std::swap(image_, spare_);
       return true;

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <numbers>
 
 namespace forebay {
 namespace {
@@ -220,20 +223,145 @@ Status Planner::Apply(const ops::ColorJitter& op) {
   return {};
 }
 
+// One of torch.linspace(from, to, bins), which is computed in float from the nearer end.
+float Linspace(float from, float to, uint32_t bins, uint32_t i) {
+  const float step = (to - from) / static_cast<float>(bins - 1);
+  if (i < bins / 2) return from + step * static_cast<float>(i);
+  return to - step * static_cast<float>(bins - 1 - i);
+}
+
+double Radians(double degrees) { return degrees * (std::numbers::pi / 180.0); }
+double Degrees(double radians) { return radians * (180.0 / std::numbers::pi); }
+
+// Python's round(x, 15).
+double Round15(double x) {
+  char text[40];
+  std::snprintf(text, sizeof(text), "%.15f", x);
+  return std::strtod(text, nullptr);
+}
+
+// torchvision's _get_inverse_affine_matrix for a shear (in degrees) or a shift about a center.
+std::array<double, 6> InverseAffine(double cx, double cy, double tx, double ty, double shear_x,
+                                    double shear_y) {
+  const double sx = Radians(shear_x);
+  const double sy = Radians(shear_y);
+  const double a = std::cos(-sy) / std::cos(sy);
+  const double b = -std::cos(-sy) * std::tan(sx) / std::cos(sy);
+  const double c = std::sin(-sy) / std::cos(sy);
+  const double d = -std::sin(-sy) * std::tan(sx) / std::cos(sy) + 1.0;
+  std::array<double, 6> m = {d, -b, 0.0, -c, a, 0.0};
+  m[2] += m[0] * (-cx - tx) + m[1] * (-cy - ty);
+  m[5] += m[3] * (-cx - tx) + m[4] * (-cy - ty);
+  m[2] += cx;
+  m[5] += cy;
+  return m;
+}
+
+// Image.rotate about the middle.
+std::array<double, 6> Rotation(double degrees, double width, double height) {
+  double turn = std::fmod(degrees, 360.0);
+  if (turn < 0) turn += 360.0;
+  const double angle = -Radians(turn);
+  const double cx = width / 2;
+  const double cy = height / 2;
+  std::array<double, 6> m = {Round15(std::cos(angle)),  Round15(std::sin(angle)), 0.0,
+                             Round15(-std::sin(angle)), Round15(std::cos(angle)), 0.0};
+  m[2] = m[0] * -cx + m[1] * -cy + 0.0;
+  m[5] = m[3] * -cx + m[4] * -cy + 0.0;
+  m[2] += cx;
+  m[5] += cy;
+  return m;
+}
+
 Status Planner::Apply(const ops::RandAugment& op) {
-  (void)op;
-  return {Code::kUnimplemented, "RandAugment"};
+  SampleRandom random = Random();
+  const double width = plan_.width;
+  const double height = plan_.height;
+  const auto magnitude = [&](double from, double to) {
+    return static_cast<double>(Linspace(static_cast<float>(from), static_cast<float>(to),
+                                        op.num_magnitude_bins, op.magnitude));
+  };
+  const auto add_affine = [&](Kind kind, double factor, const std::array<double, 6>& matrix) {
+    Step& step = AddFactor(kind, factor);
+    step.matrix = matrix;
+    step.interpolation = op.interpolation;
+    step.fill = op.fill;
+  };
+  for (uint32_t i = 0; i < op.num_ops; ++i) {
+    const int64_t choice = random.Int(0, 14);
+    const double sign = random.Int(0, 2) == 0 ? 1.0 : -1.0;
+    switch (choice) {
+      case 1: {
+        const double m = sign * magnitude(0.0, 0.3);
+        add_affine(Kind::kShearX, m, InverseAffine(0, 0, 0, 0, Degrees(std::atan(m)), 0));
+        break;
+      }
+      case 2: {
+        const double m = sign * magnitude(0.0, 0.3);
+        add_affine(Kind::kShearY, m, InverseAffine(0, 0, 0, 0, 0, Degrees(std::atan(m))));
+        break;
+      }
+      case 3: {
+        const double m = sign * magnitude(0.0, 150.0 / 331.0 * width);
+        add_affine(Kind::kTranslateX, m,
+                   InverseAffine(width * 0.5, height * 0.5, std::trunc(m), 0, 0, 0));
+        break;
+      }
+      case 4: {
+        const double m = sign * magnitude(0.0, 150.0 / 331.0 * height);
+        add_affine(Kind::kTranslateY, m,
+                   InverseAffine(width * 0.5, height * 0.5, 0, std::trunc(m), 0, 0));
+        break;
+      }
+      case 5: {
+        const double m = sign * magnitude(0.0, 30.0);
+        if (m != 0) add_affine(Kind::kRotate, m, Rotation(m, width, height));
+        break;
+      }
+      case 6:
+        AddFactor(Kind::kBrightness, 1.0 + sign * magnitude(0.0, 0.9));
+        break;
+      case 7:
+        AddFactor(Kind::kSaturation, 1.0 + sign * magnitude(0.0, 0.9));
+        break;
+      case 8:
+        AddFactor(Kind::kContrast, 1.0 + sign * magnitude(0.0, 0.9));
+        break;
+      case 9:
+        AddFactor(Kind::kSharpness, 1.0 + sign * magnitude(0.0, 0.9));
+        break;
+      case 10: {
+        const auto bin = static_cast<float>(op.magnitude);
+        const auto per_bit = static_cast<float>((op.num_magnitude_bins - 1) / 4.0);
+        AddFactor(Kind::kPosterize, 8 - std::nearbyint(bin / per_bit));
+        break;
+      }
+      case 11:
+        AddFactor(Kind::kSolarize, magnitude(255.0, 0.0));
+        break;
+      case 12:
+        Add(Kind::kAutoContrast);
+        break;
+      case 13:
+        Add(Kind::kEqualize);
+        break;
+      default:  // Identity
+        break;
+    }
+  }
+  return {};
 }
 
 }  // namespace
 
 std::string_view StepName(Kind kind) {
   constexpr std::string_view kNames[] = {
-      "crop",      "resize",     "flip_x",       "flip_y",    "brightness",
-      "contrast",  "saturation", "hue",          "sharpness", "gray",
-      "posterize", "solarize",   "autocontrast", "equalize",  "affine",
+      "crop",      "resize",      "flip_x",       "flip_y",    "brightness",
+      "contrast",  "saturation",  "hue",          "sharpness", "gray",
+      "posterize", "solarize",    "autocontrast", "equalize",  "shear_x",
+      "shear_y",   "translate_x", "translate_y",  "rotate",
   };
-  static_assert(std::size(kNames) == static_cast<size_t>(Kind::kAffine) + 1);
+  static_assert(std::size(kNames) == static_cast<size_t>(Kind::kRotate) + 1);
   return kNames[static_cast<size_t>(kind)];
 }
 

@@ -30,7 +30,11 @@ struct Step {
     kSolarize,   // factor: threshold
     kAutoContrast,
     kEqualize,
-    kAffine,  // matrix (from output to input), interpolation, fill
+    kShearX,  // these five: matrix (from output to input), interpolation, fill; factor: magnitude
+    kShearY,
+    kTranslateX,
+    kTranslateY,
+    kRotate,
   };
   Kind kind;
   uint32_t op = 0;  // its index in the spec
