@@ -100,6 +100,8 @@ def _descriptors() -> dict[str, str]:
             found[entry] = os.readlink(f"/proc/self/fd/{entry}")
         except FileNotFoundError:
             continue
+    if any(target.startswith("/dev/nvidia") for target in found.values()):
+        return {}  # CUDA opens and keeps descriptors as it likes
     return found
 
 

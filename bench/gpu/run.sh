@@ -29,11 +29,11 @@ PYTHONPATH="$path" cmake -S "$root" -B "$scratch/build" "${generator[@]}" -DCMAK
   -DFOREBAY_PYTHON=ON -DFOREBAY_STUBS=OFF -DFOREBAY_SLOWFS=OFF \
   -DPython_EXECUTABLE="$(command -v "$python")" >"$scratch/cmake.log" ||
   { cat "$scratch/cmake.log" >&2; exit 1; }
-cmake --build "$scratch/build" --target _forebay -j "${JOBS:-$(nproc)}" >"$scratch/build.log" 2>&1 ||
+cmake --build "$scratch/build" -j "${JOBS:-$(nproc)}" >"$scratch/build.log" 2>&1 ||
   { tail -n 50 "$scratch/build.log" >&2; exit 1; }
 cp -r "$root/python/forebay" "$scratch/site/"
 rm -f "$scratch"/site/forebay/_forebay*.so
-cp "$scratch"/build/python/_forebay*.so "$scratch/site/forebay/"
+cmake --install "$scratch/build" --component python --prefix "$scratch/site" >>"$scratch/build.log"
 echo "built in $((SECONDS - start)) s"
 
 export PYTHONPATH="$path" PYTHONUNBUFFERED=1 TMPDIR="$scratch/tmp"
