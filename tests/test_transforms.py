@@ -15,8 +15,8 @@ from forebay import _forebay
 from forebay import transforms as T
 from forebay._errors import ArgumentError
 from PIL import Image
-from torchvision_cpu import torchvision
 
+torchvision = pytest.importorskip("torchvision_cpu").torchvision
 F = torchvision.transforms.functional
 TV = torchvision.transforms
 
