@@ -60,7 +60,7 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "decode": {
         "repeats": 2, "files": 40, "distinct": 10, "batch": 8, "workers": [1],
-        "crop": {"width": 500, "height": 375, "images": 1, "draws": 20, "rounds": 2},
+        "crop": {"width": 500, "height": 375, "images": 1, "draws": 20, "rounds": 2, "trials": 2},
     },
     "accuracy": {"repeats": 2, "seeds": 2, "train": 256, "val": 100, "batch": 64, "epochs": 1},
     "gpu": {},
@@ -105,6 +105,7 @@ def check_result(result: dict, name: str, mode: str = "default", seed: int = 1) 
 
 needs_real_images = pytest.mark.skipif(
     not os.path.isdir(run.load_workload("accuracy", "quick")["folders"][0])
+    and "FOREBAY_FASHION_MNIST" not in os.environ
     and importlib.util.find_spec("sklearn") is None,
     reason="neither dataset-fashion-mnist nor scikit-learn is installed",
 )
@@ -129,7 +130,8 @@ def test_a_bench_writes_its_figures(name: str, tiny: Path, tmp_path: Path, capsy
     for figure in FIGURES[name]:
         (line,) = (each for each in said.splitlines() if each.split()[:1] == [figure])
         assert "wanted" in line  # every figure of the issue has its bound beside it
-    assert list(tiny.iterdir()) == []
+    left = [each.name for each in tiny.iterdir()]
+    assert [each for each in left if not each.startswith("torchinductor")] == []  # PyTorch's own
     if name == "epoch":
         assert result["figures"]["later_source_reads"] == 0
     if name in ("epoch", "accelerate"):
@@ -207,7 +209,7 @@ def test_the_gpu_bench_wants_a_gpu(tiny: Path, monkeypatch: pytest.MonkeyPatch) 
 
     pytest.importorskip("PIL")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="no CUDA device: this bench needs one"):
+    with pytest.raises(NotImplementedError, match="no CUDA device: this bench needs one"):
         bench.main(["gpu"])
     assert list(tiny.iterdir()) == []
 

@@ -21,7 +21,8 @@ def _idx(path: str) -> np.ndarray:
 
 def real_images(folders: list[str]) -> tuple[str, dict[str, tuple[np.ndarray, np.ndarray]]]:
     """(what they are, {"train", "val"} -> (images (n, h, w) of uint8, labels))."""
-    for folder in folders:
+    given = os.environ.get("FOREBAY_FASHION_MNIST")
+    for folder in [given] if given else folders:
         if os.path.isdir(folder):
             return "Fashion-MNIST", {
                 part: (_idx(os.path.join(folder, f"{name}-images-idx3-ubyte.gz")),
@@ -33,7 +34,8 @@ def real_images(folders: list[str]) -> tuple[str, dict[str, tuple[np.ndarray, np
     except ImportError:
         raise RuntimeError(
             "no real images here: install Debian's dataset-fashion-mnist (looked in "
-            f"{', '.join(folders)}) or scikit-learn"
+            f"{given or ', '.join(folders)}; FOREBAY_FASHION_MNIST names another folder), or "
+            "scikit-learn"
         ) from None
     digits = load_digits()
     images = (digits.images * (255 / 16)).round().astype(np.uint8)

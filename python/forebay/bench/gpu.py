@@ -18,6 +18,7 @@ import torch
 
 import forebay
 
+from .._errors import UnsupportedError
 from .decode_data import make_jpegs
 from .decode_rivals import MEAN, SIDE, STD
 from .measure import Case, Outcome
@@ -267,7 +268,7 @@ def _conclude(out: Outcome, rates: dict[str, list[float]]) -> None:
 
 def run(ctx: Context) -> Outcome:
     if not torch.cuda.is_available():
-        raise SystemExit("no CUDA device: this bench needs one")
+        raise UnsupportedError("no CUDA device: this bench needs one")
     out = Outcome()
     parts = Parts(ctx, out)
     work = ctx.workload
@@ -323,14 +324,17 @@ def run(ctx: Context) -> Outcome:
                 trials[workers] = rate
         if trials:
             workers = max(trials, key=lambda n: trials[n])
-            loader = folder.loader(workers, steps + skip)
-            contestants[f"PyTorch, {workers} workers"] = lambda: trainer.run(loader, steps, skip)
+            ahead = workers * work["prefetch_factor"] + 4
+            loader = folder.loader(workers, steps + ahead)
+            contestants[f"PyTorch, {workers} workers"] = lambda: trainer.run(loader, steps, ahead)
             parts.note("PyTorch's trials, images/s: "
                        + ", ".join(f"{n} workers {r:.0f}" for n, r in trials.items()))  # fmt: skip
         on_gpu = TorchGpuDecode(folder.dataset.samples, work)
-        gpu_loader = on_gpu.loader(work["reading_workers"], steps + skip)
+        # It is slow, and has little of a head start: fewer steps do.
+        gpu_steps, gpu_skip = work["gpu_decode_steps"], 2 * work["reading_workers"] + 2
+        gpu_loader = on_gpu.loader(work["reading_workers"], gpu_steps + gpu_skip)
         contestants["PyTorch, decode_jpeg on the GPU"] = lambda: trainer.run(
-            gpu_loader, steps, skip
+            gpu_loader, gpu_steps, gpu_skip
         )
 
     for i in range(ctx.repeats):
@@ -351,7 +355,7 @@ def run(ctx: Context) -> Outcome:
             values = [
                 parts.try_part(
                     f"Forebay's decoding alone, {threads} threads",
-                    partial(ours.decode_only, threads, work["decode_steps"], 2),
+                    partial(ours.decode_only, threads, work["decode_steps"], 12),
                 )
             ]
             if values[0]:
