@@ -7,6 +7,7 @@
 
 #include "catalog/catalog.h"
 #include "catalog/test_data.h"
+#include "decode/jpeg_test_data.h"
 #include "wire/frame.h"
 
 namespace forebay::testing {
@@ -51,7 +52,40 @@ void PutMessages(const std::string& folder) {
   }
 }
 
+void PutJpegs(const std::string& folder) {
+  std::vector<std::vector<uint8_t>> files = {SmallFile()};
+#ifdef FOREBAY_HAVE_JPEG
+  std::mt19937 random(1);
+  JpegOptions options;
+  options.width = 35;
+  options.height = 21;
+  options.quality = 60;
+  options.picture = Picture::kSmooth;
+  files.push_back(Encode(options, random));
+  options.factors = {2, 2, 1, 1, 1, 1, 1, 1};
+  options.restart = 2;
+  files.push_back(Encode(options, random));
+  options.optimize = true;
+  options.progressive = true;
+  files.push_back(Encode(options, random));
+  options.space = JCS_YCCK;
+  files.push_back(Encode(options, random));
+  options.progressive = false;
+  options.separate = true;
+  files.push_back(Encode(options, random));
+  options.space = JCS_GRAYSCALE;
+  options.separate = false;
+  options.picture = Picture::kNoise;
+  files.push_back(Encode(options, random));
+#endif
+  for (size_t i = 0; i < files.size(); ++i) {
+    Put(folder, "jpeg", static_cast<int>(i),
+        std::string_view(reinterpret_cast<const char*>(files[i].data()), files[i].size()));
+  }
+}
+
 int Main(const std::string& folder) {
+  PutJpegs(folder);
   PutMessages(folder);
   const std::string long_name = std::string(120, 'n') + ".jpg";
   const std::string tar = TarMember("d/", "", '5') + TarMember("a.jpg", "picture") +

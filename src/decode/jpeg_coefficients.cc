@@ -9,7 +9,7 @@ namespace {
 constexpr uint32_t kMaxScans = 200;
 
 FOREBAY_JPEG_INLINE void Want(BitReader& in) {
-  if (in.bits < 32) in.Refill();
+  if ((in.bits & 63) < 32) in.Refill();
 }
 
 bool DcFirst(BitReader& in, const SymbolTable& table, uint32_t low, uint32_t& predictor,

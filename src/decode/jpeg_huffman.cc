@@ -5,17 +5,15 @@
 namespace forebay::jpeg {
 namespace {
 
-constexpr uint64_t Single(uint32_t bits, uint32_t advance, int32_t value) {
-  const uint64_t value16 = static_cast<uint16_t>(value);
-  return bits | uint64_t{bits} << 8 | uint64_t{advance} << 16 | value16 << 32 | value16 << 48;
-}
-constexpr uint32_t BitsOf(uint64_t entry) { return static_cast<uint32_t>(entry >> 8) & 255; }
-constexpr uint32_t AdvanceOf(uint64_t entry) { return static_cast<uint32_t>(entry >> 16) & 255; }
-
-// What a symbol of an AC table does to the position in the block.
-constexpr uint32_t Advance(uint32_t symbol) {
-  if ((symbol & 15) != 0) return (symbol >> 4) + 1;
-  return symbol == 0xF0 ? 16 : kEndOfBlock;
+// Calls `each(symbol, length, code)` for each of `spec`.
+template <typename Each>
+void ForEachCode(const HuffmanSpec& spec, Each&& each) {
+  size_t place = 0;
+  uint32_t code = 0;
+  for (uint32_t length = 1; length <= 16; ++length, code <<= 1) {
+    for (uint32_t i = 0; i < spec.counts[length - 1]; ++i)
+      each(spec.symbols[place++], length, code++);
+  }
 }
 
 }  // namespace
@@ -39,71 +37,69 @@ Status CodeLengths::Set(const HuffmanSpec& spec) {
   return Status();
 }
 
+uint32_t CodeLengths::Find(uint32_t bits, uint32_t from) const {
+  for (uint32_t length = from; length <= 16; ++length) {
+    const int32_t code = static_cast<int32_t>(bits >> (16 - length));
+    if (code > last[length]) continue;
+    return length | uint32_t{symbols[static_cast<size_t>(code + offset[length])]} << 8;
+  }
+  return 0;
+}
+
 Status SymbolTable::Set(const HuffmanSpec& spec, uint32_t highest) {
   if (spec == spec_) return Status();
   spec_ = HuffmanSpec();
   FOREBAY_RETURN_IF_ERROR(codes_.Set(spec));
   fast_.fill(0);
-  size_t place = 0;
-  uint32_t code = 0;
-  for (uint32_t length = 1; length <= 16; ++length, code <<= 1) {
-    for (uint32_t i = 0; i < spec.counts[length - 1]; ++i, ++code) {
-      const uint32_t symbol = spec.symbols[place++];
-      if (symbol > highest)
-        return Status(Code::kDataLoss, "JPEG: a Huffman table of other symbols");
-      if (length > kSymbolBits) continue;
-      const uint32_t shift = kSymbolBits - length;
-      std::fill_n(fast_.begin() + (code << shift), size_t{1} << shift,
-                  static_cast<uint16_t>(length | symbol << 8));
-    }
-  }
+  bool known = true;
+  ForEachCode(spec, [&](uint32_t symbol, uint32_t length, uint32_t code) {
+    known = known && symbol <= highest;
+    if (length > kSymbolBits) return;
+    const uint32_t shift = kSymbolBits - length;
+    std::fill_n(fast_.begin() + (code << shift), size_t{1} << shift,
+                static_cast<uint16_t>(length | symbol << 8));
+  });
+  if (!known) return Status(Code::kDataLoss, "JPEG: a Huffman table of other symbols");
   spec_ = spec;
   return Status();
-}
-
-int32_t SymbolTable::Slow(BitReader& in) const {
-  uint32_t length = 0;
-  const int32_t symbol = codes_.Find(in.Peek(16), kSymbolBits + 1, length);
-  in.Drop(length);
-  return symbol;
 }
 
 Status AcTable::Set(const HuffmanSpec& spec) {
   if (spec == spec_) return Status();
   spec_ = HuffmanSpec();
   skip_ready_ = false;
-  FOREBAY_RETURN_IF_ERROR(codes_.Set(spec));
-  std::array<uint64_t, 1 << kAcBits> singles{};
-  size_t place = 0;
-  uint32_t code = 0;
-  for (uint32_t length = 1; length <= kAcBits; ++length, code <<= 1) {
-    for (uint32_t i = 0; i < spec.counts[length - 1]; ++i, ++code) {
-      const uint32_t symbol = spec.symbols[place++];
-      const uint32_t size = symbol & 15;
-      const uint32_t shift = kAcBits - length;
-      uint64_t* out = &singles[size_t{code} << shift];
-      if (size > shift) {
-        std::fill_n(out, size_t{1} << shift, uint64_t{length} << 8 | uint64_t{symbol} << 32);
-        continue;
-      }
-      for (uint32_t bits = 0; bits < 1u << size; ++bits) {
-        const uint64_t entry = Single(length + size, Advance(symbol), Extend(bits, size));
-        out = std::fill_n(out, size_t{1} << (shift - size), entry);
-      }
+  FOREBAY_RETURN_IF_ERROR(codes.Set(spec));
+  std::array<PairEntry, 1 << kAcBits> singles{};
+  ForEachCode(spec, [&](uint32_t symbol, uint32_t length, uint32_t code) {
+    if (length > kAcBits) return;
+    const uint32_t size = symbol & 15;
+    const uint32_t shift = kAcBits - length;
+    PairEntry* out = &singles[size_t{code} << shift];
+    // Values of more than 7 bits and a sign have no room, even where their bits have.
+    if (size > shift || size > 7) {
+      std::fill_n(out, size_t{1} << shift, length | symbol << 24);
+      return;
     }
-  }
+    for (uint32_t bits = 0; bits < 1u << size; ++bits) {
+      const uint32_t value = static_cast<uint8_t>(Extend(bits, size));
+      const PairEntry entry = (length + size) | Advance(symbol) << 6 | value << 24;
+      out = std::fill_n(out, size_t{1} << (shift - size), entry);
+    }
+  });
   for (size_t i = 0; i < pairs.size(); ++i) {
-    const uint64_t first = singles[i];
-    pairs[i] = first;
-    const uint32_t advance = AdvanceOf(first);
-    if (advance == 0 || advance == kEndOfBlock) continue;
+    const PairEntry first = singles[i];
     const uint32_t bits = BitsOf(first);
-    const uint64_t second = singles[(i << bits) & (pairs.size() - 1)];
+    pairs[i] = first;
+    first_bits[i] = static_cast<uint8_t>(bits);
+    const uint32_t advance = FirstAdvance(first);
+    if (advance == 0 || advance == kEndOfBlock) continue;
+    const PairEntry second = singles[(i << bits) & (pairs.size() - 1)];
     const uint32_t both = bits + BitsOf(second);
-    if (AdvanceOf(second) == 0 || both > kAcBits) continue;
-    pairs[i] = both | uint64_t{bits} << 8 | uint64_t{advance} << 16 |
-               uint64_t{AdvanceOf(second)} << 24 | (first >> 32 & 0xFFFF) << 32 |
-               second >> 48 << 48;
+    if (FirstAdvance(second) == 0 || both > kAcBits) continue;
+    const int32_t value = FirstValue(second);
+    if (value < -32 || value > 31) continue;
+    pairs[i] = both | (first & ~63u) | FirstAdvance(second) << 12 |
+               (static_cast<uint32_t>(value) & 63) << 18;
   }
   spec_ = spec;
   return Status();
@@ -112,35 +108,27 @@ Status AcTable::Set(const HuffmanSpec& spec) {
 void AcTable::PrepareSkip() {
   if (skip_ready_) return;
   skip_ready_ = true;
-  static_assert(kSkipBits >= kAcBits);
+  std::array<uint16_t, 1 << kSkipBits> singles{};
+  ForEachCode(spec_, [&](uint32_t symbol, uint32_t length, uint32_t code) {
+    const uint32_t bits = length + (symbol & 15);
+    if (bits > kSkipBits) return;
+    const uint32_t advance = Advance(symbol) == kEndOfBlock ? kSkipEnd : Advance(symbol);
+    std::fill_n(&singles[size_t{code} << (kSkipBits - length)], size_t{1} << (kSkipBits - length),
+                static_cast<uint16_t>(bits | advance << 8));
+  });
   for (size_t i = 0; i < skip.size(); ++i) {
     uint32_t bits = 0;
     uint32_t advance = 0;
-    while (bits < kSkipBits) {
-      const size_t rest = (i << bits) & (skip.size() - 1);
-      const uint64_t entry = pairs[rest >> (kSkipBits - kAcBits)];
-      const uint32_t more = AdvanceOf(entry);
-      if (more == 0 || bits + BitsOf(entry) > kSkipBits) break;
-      if (advance + (more == kEndOfBlock ? 0 : more) > 62) break;
+    while (bits < kSkipBits && advance < kSkipEnd) {
+      const uint32_t entry = singles[(i << bits) & (skip.size() - 1)];
+      const uint32_t more = entry >> 8;
+      if (more == 0 || bits + (entry & 255) > kSkipBits) break;
+      if (more < kSkipEnd && advance + more > 62) break;
       advance += more;
-      bits += BitsOf(entry);
-      if (more == kEndOfBlock) break;
+      bits += entry & 255;
     }
     skip[i] = static_cast<uint16_t>(bits | advance << 8);
   }
-}
-
-uint32_t AcTable::Slow(BitReader& in, uint64_t entry, int32_t& value) const {
-  uint32_t length = BitsOf(entry);
-  int32_t symbol = static_cast<int32_t>(entry >> 32 & 255);
-  if (length == 0) {
-    symbol = codes_.Find(in.Peek(16), kAcBits + 1, length);
-    if (symbol < 0) return 0;
-  }
-  in.Drop(length);
-  const uint32_t size = static_cast<uint32_t>(symbol) & 15;
-  value = Extend(in.Take(size), size);
-  return Advance(static_cast<uint32_t>(symbol));
 }
 
 }  // namespace forebay::jpeg

@@ -14,11 +14,13 @@
 
 namespace forebay::jpeg {
 
-inline constexpr uint32_t kAcBits = 12;
+inline constexpr uint32_t kAcBits = 13;
 inline constexpr uint32_t kSymbolBits = 9;
-inline constexpr uint32_t kSkipBits = 12;
-// What an end of block adds to the position: past everything that a run can reach.
-inline constexpr uint32_t kEndOfBlock = 128;
+inline constexpr uint32_t kSkipBits = 13;
+// What an end of block adds to the position: more than any run.
+inline constexpr uint32_t kEndOfBlock = 63;
+// The same in AcTable::skip.
+inline constexpr uint32_t kSkipEnd = 128;
 
 // The codes of one table by their length.
 struct CodeLengths {
@@ -28,18 +30,9 @@ struct CodeLengths {
 
   // kDataLoss where the lengths are those of no code.
   Status Set(const HuffmanSpec& spec);
-  // The symbol of the code that the high 16 bits of `bits` begin with, its length to `length`; -1
-  // for none. Tries lengths from `from` on.
-  int32_t Find(uint32_t bits, uint32_t from, uint32_t& length) const {
-    for (uint32_t l = from; l <= 16; ++l) {
-      const int32_t code = static_cast<int32_t>(bits >> (16 - l));
-      if (code <= last[l]) {
-        length = l;
-        return symbols[static_cast<size_t>(code + offset[l])];
-      }
-    }
-    return -1;
-  }
+  // Length | symbol << 8 of the code that the 16 bits `bits` begin with; 0 for none. Tries lengths
+  // from `from` on.
+  uint32_t Find(uint32_t bits, uint32_t from) const;
 };
 
 class SymbolTable {
@@ -48,44 +41,56 @@ class SymbolTable {
   Status Set(const HuffmanSpec& spec, uint32_t highest);
   // The symbol, its bits taken; -1 for none. At least 16 bits must be there.
   FOREBAY_JPEG_INLINE int32_t Symbol(BitReader& in) const {
-    const uint32_t entry = fast_[in.Peek(kSymbolBits)];
-    if (__builtin_expect(entry != 0, 1)) {
-      in.Drop(entry & 255);
-      return static_cast<int32_t>(entry >> 8);
+    uint32_t entry = fast_[in.Peek(kSymbolBits)];
+    if (__builtin_expect(entry == 0, 0)) {
+      entry = codes_.Find(in.Peek(16), kSymbolBits + 1);
+      if (entry == 0) return -1;
     }
-    return Slow(in);
+    in.Drop(entry);
+    return static_cast<int32_t>(entry >> 8);
   }
 
  private:
-  int32_t Slow(BitReader& in) const;
   std::array<uint16_t, 1 << kSymbolBits> fast_{};  // length | symbol << 8; 0: a longer code
   CodeLengths codes_;
   HuffmanSpec spec_;  // what it was made from
 };
 
-// `entry` of AcTable::pairs: bits of both coefficients | bits of the first << 8 | advance of the
-// first << 16 | of the second << 24 | value of the first << 32 | of the second << 48. The second's
-// advance is 0, and its value the first's, where it does not fit. The first's advance is 0 where
-// nothing fits: the value is then the symbol, and the bits of the first those of its code, or 0 for
-// a longer one.
+// Up to two coefficients in 32 bits, so that the tables of luma and chroma fit in the first cache:
+// bits of both (0..5), advance of the first (6..11) and of the second (12..17), value of the second
+// (18..23) and of the first (24..31). The second's advance is 0 where it does not fit;
+// storing it before the first then does no harm. The first's advance is 0 where nothing fits: the
+// code's symbol is then in bits 24..31, and the bits are those of the code, or 0 for one of more
+// than kAcBits bits.
+using PairEntry = uint32_t;
+constexpr uint32_t BitsOf(PairEntry entry) { return entry & 63; }
+constexpr uint32_t FirstAdvance(PairEntry entry) { return entry >> 6 & 63; }
+constexpr uint32_t SecondAdvance(PairEntry entry) { return entry >> 12 & 63; }
+constexpr int32_t FirstValue(PairEntry entry) { return static_cast<int32_t>(entry) >> 24; }
+constexpr int32_t SecondValue(PairEntry entry) { return static_cast<int32_t>(entry << 8) >> 26; }
+
 class AcTable {
  public:
   Status Set(const HuffmanSpec& spec);
   // Builds `skip`, once for each table.
   void PrepareSkip();
 
-  alignas(64) std::array<uint64_t, 1 << kAcBits> pairs{};
-  // Bits | advance << 8 of all coefficients that fit; 0: none does.
+  alignas(64) std::array<PairEntry, 1 << kAcBits> pairs{};
+  std::array<uint8_t, 1 << kAcBits> first_bits{};  // those of the first coefficient alone
+  // Bits | advance << 8 of all coefficients that fit, an end of block as kSkipEnd; 0: none does.
   alignas(64) std::array<uint16_t, 1 << kSkipBits> skip{};
-
-  // For a coefficient that no table holds: its advance (or 0 for no code) and value, bits taken.
-  uint32_t Slow(BitReader& in, uint64_t entry, int32_t& value) const;
+  CodeLengths codes;
 
  private:
-  CodeLengths codes_;
   HuffmanSpec spec_;
   bool skip_ready_ = false;
 };
+
+// What a symbol of an AC table does to the position in the block.
+constexpr uint32_t Advance(uint32_t symbol) {
+  if ((symbol & 15) != 0) return (symbol >> 4) + 1;
+  return symbol == 0xF0 ? 16 : kEndOfBlock;
+}
 
 // A number of `size` bits as JPEG writes it: without its sign, which the first bit shows.
 FOREBAY_JPEG_INLINE int32_t Extend(uint32_t bits, uint32_t size) {
@@ -103,101 +108,105 @@ FOREBAY_JPEG_INLINE bool ReadDc(BitReader& in, const SymbolTable& table, uint32_
   return true;
 }
 
+// The symbol of a code that AcTable::pairs has no room for, or -1 for no code.
+FOREBAY_JPEG_INLINE int32_t ReadLong(BitReader& in, const AcTable& table, PairEntry entry) {
+  in.Refill();
+  uint32_t length = BitsOf(entry);
+  uint32_t symbol = entry >> 24;
+  if (__builtin_expect(length == 0, 0)) {
+    const uint32_t found = table.codes.Find(in.Peek(16), kAcBits + 1);
+    if (found == 0) return -1;
+    length = found & 255;
+    symbol = found >> 8;
+  }
+  in.Drop(length);
+  return static_cast<int32_t>(symbol);
+}
+
 // The AC coefficients of a block to `block` (65 values: the last one is scratch), which must be
 // zero. False: no code, or a run past the block's end. `empty` says whether there were none.
-FOREBAY_JPEG_INLINE bool ReadAc(BitReader& in, const AcTable& table, int16_t* block, bool& empty) {
-  BitReader reader = in;
+FOREBAY_JPEG_INLINE bool ReadAc(BitReader& reader, const AcTable& table, int16_t* block,
+                                bool& empty) {
+  const PairEntry* const pairs = table.pairs.data();
   uint32_t k = 0;
-  uint64_t entry;
-  uint32_t first;
-  uint32_t second;
   while (true) {
+    PairEntry entry;
     reader.Refill();
 #pragma GCC unroll 4
     for (uint32_t i = 0; i < 4; ++i) {
-      entry = table.pairs[reader.buffer >> (64 - kAcBits)];
-      first = k + (static_cast<uint32_t>(entry >> 16) & 255);
+      entry = pairs[reader.buffer >> (64 - kAcBits)];
+      const uint32_t first = k + FirstAdvance(entry);
       if (__builtin_expect(first == k, 0)) goto slow;
-      second = first + (static_cast<uint32_t>(entry >> 24) & 255);
-      block[kNaturalOrder[first]] = static_cast<int16_t>(entry >> 32);
-      block[kNaturalOrder[second]] = static_cast<int16_t>(entry >> 48);
-      if (second >= 63) goto end;
+      const uint32_t second = first + SecondAdvance(entry);
+      block[kNaturalOrder[second]] = static_cast<int16_t>(SecondValue(entry));
+      block[kNaturalOrder[first]] = static_cast<int16_t>(FirstValue(entry));
+      if (second >= 63) {
+        empty = FirstAdvance(entry) == kEndOfBlock && k == 0;
+        if (first < 63) {
+          reader.Drop(entry);
+          return second == 63 || SecondAdvance(entry) == kEndOfBlock;
+        }
+        // What follows the first coefficient is the next block's.
+        const uint32_t bits = table.first_bits[reader.buffer >> (64 - kAcBits)];
+        reader.Drop(bits);
+        return first == 63 || FirstAdvance(entry) == kEndOfBlock;
+      }
       k = second;
-      reader.buffer <<= entry & 63;
-      reader.bits -= static_cast<uint32_t>(entry & 255);
+      reader.Drop(entry);
     }
     continue;
   slow:
-    reader.Refill();
-    int32_t value;
-    const uint32_t advance = table.Slow(reader, entry, value);
-    if (advance == 0) {
-      in = reader;
-      return false;
-    }
+    const int32_t symbol = ReadLong(reader, table, entry);
+    if (__builtin_expect(symbol < 0, 0)) return false;
+    const uint32_t size = static_cast<uint32_t>(symbol) & 15;
+    const uint32_t advance = Advance(static_cast<uint32_t>(symbol));
     k += advance;
-    block[kNaturalOrder[k]] = static_cast<int16_t>(value);
+    block[kNaturalOrder[k]] = static_cast<int16_t>(Extend(reader.Take(size), size));
     if (k >= 63) {
       empty = false;
-      in = reader;
-      return k == 63 || k >= kEndOfBlock;
+      return k == 63 || advance == kEndOfBlock;
     }
   }
-end:
-  empty = first == kEndOfBlock;
-  // The second coefficient of an entry may be bits of the next block.
-  const bool whole = first >= 63;
-  const uint32_t last = whole ? first : second;
-  reader.Drop(static_cast<uint32_t>(whole ? entry >> 8 : entry) & 63);
-  in = reader;
-  return last == 63 || last >= kEndOfBlock;
 }
 
 // Passes over the AC coefficients of a block.
-FOREBAY_JPEG_INLINE bool SkipAc(BitReader& in, const AcTable& table) {
-  BitReader reader = in;
+FOREBAY_JPEG_INLINE bool SkipAc(BitReader& reader, const AcTable& table) {
+  const uint16_t* const skip = table.skip.data();
   uint32_t k = 0;
   while (true) {
     reader.Refill();
     uint32_t entry;
     uint32_t next;
-#pragma GCC unroll 4
-    for (uint32_t i = 0; i < 4; ++i) {
-      entry = table.skip[reader.buffer >> (64 - kSkipBits)];
+#pragma GCC unroll 3
+    for (uint32_t i = 0; i < 3; ++i) {
+      entry = skip[reader.buffer >> (64 - kSkipBits)];
       next = k + (entry >> 8);
       if (__builtin_expect(next >= 63, 0)) goto end;
       if (__builtin_expect(entry == 0, 0)) goto single;
       k = next;
-      reader.buffer <<= entry & 63;
-      reader.bits -= entry & 255;
+      reader.Drop(entry);
     }
     continue;
   end:
-    if (next >= kEndOfBlock && next < kEndOfBlock + 63) {
-      reader.Drop(entry & 63);
-      in = reader;
+    // Past the entry's coefficients and its end of block, unless the block ends before that.
+    if (entry >> 8 >= kSkipEnd && next < kSkipEnd + 63) {
+      reader.Drop(entry);
       return true;
     }
   single:
     // A long code, or the block may end within the entry: one coefficient at a time.
-    reader.Refill();
-    const uint64_t pair = table.pairs[reader.buffer >> (64 - kAcBits)];
-    uint32_t advance = static_cast<uint32_t>(pair >> 16) & 255;
+    const PairEntry pair = table.pairs[reader.buffer >> (64 - kAcBits)];
+    uint32_t advance = FirstAdvance(pair);
     if (advance == 0) {
-      int32_t value;
-      advance = table.Slow(reader, pair, value);
-      if (advance == 0) {
-        in = reader;
-        return false;
-      }
+      const int32_t symbol = ReadLong(reader, table, pair);
+      if (__builtin_expect(symbol < 0, 0)) return false;
+      reader.Drop(static_cast<uint32_t>(symbol) & 15);
+      advance = Advance(static_cast<uint32_t>(symbol));
     } else {
-      reader.Drop(static_cast<uint32_t>(pair >> 8) & 63);
+      reader.Drop(table.first_bits[reader.buffer >> (64 - kAcBits)]);
     }
     k += advance;
-    if (k >= 63) {
-      in = reader;
-      return k == 63 || k >= kEndOfBlock;
-    }
+    if (k >= 63) return k == 63 || advance == kEndOfBlock;
   }
 }
 

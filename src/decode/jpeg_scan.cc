@@ -18,6 +18,12 @@ FOREBAY_JPEG_INLINE bool Skip(BitReader& in, ScanParts& parts, uint32_t begin, u
   return true;
 }
 
+// Where memset would become a string instruction, which starts slowly.
+FOREBAY_JPEG_INLINE void Clear(int16_t* block) {
+  using Vector = int16_t __attribute__((vector_size(32), may_alias));
+  for (uint32_t i = 0; i < 4; ++i) reinterpret_cast<Vector*>(block)[i] = Vector{};
+}
+
 FOREBAY_JPEG_INLINE bool Decode(BitReader& in, ScanParts& parts, uint32_t row, uint32_t begin,
                                 uint32_t end, IdctPair idct) {
   struct alignas(64) Block {
@@ -40,7 +46,7 @@ FOREBAY_JPEG_INLINE bool Decode(BitReader& in, ScanParts& parts, uint32_t row, u
             continue;
           }
           int16_t* block = blocks[pending].values;
-          std::memset(block, 0, 64 * sizeof(int16_t));
+          Clear(block);
           block[0] = static_cast<int16_t>(part.predictor);
           IdctJob& job = jobs[pending];
           if (!ReadAc(in, *part.ac, block, job.flat)) return false;
@@ -61,11 +67,26 @@ FOREBAY_JPEG_INLINE bool Decode(BitReader& in, ScanParts& parts, uint32_t row, u
   return true;
 }
 
+// With a copy of the reader, which stays in registers.
+FOREBAY_JPEG_INLINE bool SkipRun(BitReader& in, ScanParts& parts, uint32_t begin, uint32_t end) {
+  BitReader reader = in;
+  const bool ok = Skip(reader, parts, begin, end);
+  in = reader;
+  return ok;
+}
+FOREBAY_JPEG_INLINE bool DecodeRun(BitReader& in, ScanParts& parts, uint32_t row, uint32_t begin,
+                                   uint32_t end, IdctPair idct) {
+  BitReader reader = in;
+  const bool ok = Decode(reader, parts, row, begin, end, idct);
+  in = reader;
+  return ok;
+}
+
 bool SkipPlain(BitReader& in, ScanParts& parts, uint32_t, uint32_t begin, uint32_t end) {
-  return Skip(in, parts, begin, end);
+  return SkipRun(in, parts, begin, end);
 }
 bool DecodePlain(BitReader& in, ScanParts& parts, uint32_t row, uint32_t begin, uint32_t end) {
-  return Decode(in, parts, row, begin, end, IdctPairPlain);
+  return DecodeRun(in, parts, row, begin, end, IdctPairPlain);
 }
 
 #if defined(__x86_64__)
@@ -75,11 +96,11 @@ bool DecodePlain(BitReader& in, ScanParts& parts, uint32_t row, uint32_t begin, 
 #endif
 FOREBAY_JPEG_FAST bool SkipFast(BitReader& in, ScanParts& parts, uint32_t, uint32_t begin,
                                 uint32_t end) {
-  return Skip(in, parts, begin, end);
+  return SkipRun(in, parts, begin, end);
 }
 FOREBAY_JPEG_FAST bool DecodeFast(BitReader& in, ScanParts& parts, uint32_t row, uint32_t begin,
                                   uint32_t end) {
-  return Decode(in, parts, row, begin, end, IdctPairAvx2);
+  return DecodeRun(in, parts, row, begin, end, IdctPairAvx2);
 }
 
 }  // namespace

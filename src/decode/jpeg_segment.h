@@ -22,7 +22,9 @@ namespace forebay::jpeg {
 // Reads bits from memory that is followed by Segment::kPadding bytes of zeros.
 struct BitReader {
   uint64_t buffer = 0;  // the next bit is the highest one
-  uint32_t bits = 0;    // of `buffer` that count
+  // How many of `buffer` count, in the low six bits; the others mean nothing, so that table entries
+  // can be subtracted as they are.
+  uint32_t bits = 0;
   const uint8_t* next = nullptr;
   const uint8_t* end = nullptr;
 
@@ -31,12 +33,13 @@ struct BitReader {
     uint64_t word;
     std::memcpy(&word, next, 8);
     if constexpr (std::endian::native == std::endian::little) word = __builtin_bswap64(word);
-    buffer |= word >> bits;
-    next += (63 - bits) >> 3;
+    buffer |= word >> (bits & 63);
+    next += ~bits >> 3 & 7;
     bits |= 56;
   }
+  // Only the low six bits of `count` count.
   FOREBAY_JPEG_INLINE void Drop(uint32_t count) {
-    buffer <<= count;
+    buffer <<= count & 63;
     bits -= count;
   }
   FOREBAY_JPEG_INLINE uint32_t Peek(uint32_t count) const {  // 1..32
@@ -48,7 +51,7 @@ struct BitReader {
     Drop(count);
     return value;
   }
-  FOREBAY_JPEG_INLINE bool Overrun() const { return (next - end) * 8 > std::ptrdiff_t{bits}; }
+  FOREBAY_JPEG_INLINE bool Overrun() const { return (next - end) * 8 > std::ptrdiff_t{bits & 63}; }
 };
 
 // The bytes of one segment without stuffing.

@@ -5,21 +5,19 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
-#include <cstdlib>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "decode/jpeg_test_data.h"
 #ifdef FOREBAY_HAVE_JPEG
-// After <cstdio>, which it needs.
-#include <jpeglib.h>
-
 #include "decode/jpeg_turbo.h"
 #endif
 
 namespace forebay {
 namespace {
+
+using testing::SmallFile;
 
 // The rows of one Read; `width` pixels each, without the fourth byte.
 class Pixels final : public RowSink {
@@ -56,22 +54,6 @@ Status ReadAll(ImageReader& reader, const std::vector<uint8_t>& file, std::vecto
   Result<ImageInfo> info = reader.Open(Bytes(file));
   if (!info) return info.error();
   return ReadPart(reader, file, Rect{0, 0, info->width, info->height}, out);
-}
-
-// 8x8 gray pixels: quantisation by 16, one DC code of each length, the block's DC is 4 * 16.
-std::vector<uint8_t> SmallFile() {
-  std::vector<uint8_t> file(7 + 64, 16);
-  std::ranges::copy(std::array<uint8_t, 7>{0xFF, 0xD8, 0xFF, 0xDB, 0, 67, 0}, file.begin());
-  const std::vector<uint8_t> rest = {
-      0xFF, 0xC0, 0,   11, 8,    0, 8, 0, 8,  1, 1, 0x11, 0,  // frame
-      0xFF, 0xC4, 0,   20, 0x00, 0, 1, 0, 0,  0, 0, 0,    0,
-      0,    0,    0,   0,  0,    0, 0, 0, 3,  // DC: 00 is 3 bits
-      0xFF, 0xC4, 0,   20, 0x10, 1, 0, 0, 0,  0, 0, 0,    0,
-      0,    0,    0,   0,  0,    0, 0, 0, 0,      // AC: 0 ends
-      0xFF, 0xDA, 0,   8,  1,    1, 0, 0, 63, 0,  // scan
-      0x23, 0xFF, 0xD9};                          // 00 100 0 11
-  file.insert(file.end(), rest.begin(), rest.end());
-  return file;
 }
 
 TEST(JpegTest, SmallFile) {
@@ -131,85 +113,9 @@ TEST(JpegTest, RefusesRectanglesOutside) {
 
 #ifdef FOREBAY_HAVE_JPEG
 
-enum class Kind { kNoise, kSmooth, kExtreme };
-
-struct Sampling {
-  const char* name;
-  std::array<int, 8> factors;  // h and v of each component
-};
-
-struct Options {
-  uint32_t width = 16;
-  uint32_t height = 16;
-  J_COLOR_SPACE space = JCS_YCbCr;  // as stored
-  std::array<int, 8> factors = {1, 1, 1, 1, 1, 1, 1, 1};
-  int quality = 75;
-  bool progressive = false;
-  bool optimize = false;
-  bool separate = false;  // a scan for each component
-  int restart = 0;
-  Kind kind = Kind::kNoise;
-};
-
-std::ostream& operator<<(std::ostream& out, const Options& o) {
-  out << o.width << "x" << o.height << " space " << o.space << " factors";
-  for (const int factor : o.factors) out << " " << factor;
-  return out << " quality " << o.quality << " progressive " << o.progressive << " optimize "
-             << o.optimize << " separate " << o.separate << " restart " << o.restart << " kind "
-             << static_cast<int>(o.kind);
-}
-
-std::vector<uint8_t> Encode(const Options& o, std::mt19937& random) {
-  jpeg_compress_struct info{};
-  jpeg_error_mgr errors{};
-  info.err = jpeg_std_error(&errors);
-  errors.output_message = [](j_common_ptr) {};
-  jpeg_create_compress(&info);
-  unsigned char* memory = nullptr;
-  unsigned long size = 0;
-  jpeg_mem_dest(&info, &memory, &size);
-  info.image_width = o.width;
-  info.image_height = o.height;
-  const bool four = o.space == JCS_CMYK || o.space == JCS_YCCK;
-  info.input_components = o.space == JCS_GRAYSCALE ? 1 : four ? 4 : 3;
-  info.in_color_space = o.space == JCS_GRAYSCALE ? JCS_GRAYSCALE : four ? JCS_CMYK : JCS_RGB;
-  jpeg_set_defaults(&info);
-  jpeg_set_colorspace(&info, o.space);
-  jpeg_set_quality(&info, o.quality, FALSE);
-  for (int c = 0; c < info.num_components; ++c) {
-    info.comp_info[c].h_samp_factor = o.factors[2 * static_cast<size_t>(c)];
-    info.comp_info[c].v_samp_factor = o.factors[2 * static_cast<size_t>(c) + 1];
-  }
-  info.optimize_coding = o.optimize ? TRUE : FALSE;
-  info.restart_interval = static_cast<unsigned>(o.restart);
-  if (o.progressive) jpeg_simple_progression(&info);
-  jpeg_scan_info scans[4] = {};
-  if (o.separate) {
-    for (int c = 0; c < info.num_components; ++c) scans[c] = {1, {c}, 0, 63, 0, 0};
-    info.scan_info = scans;
-    info.num_scans = info.num_components;
-  }
-  jpeg_start_compress(&info, TRUE);
-  const uint32_t channels = static_cast<uint32_t>(info.input_components);
-  std::vector<uint8_t> row(size_t{o.width} * channels);
-  for (uint32_t y = 0; y < o.height; ++y) {
-    for (uint32_t i = 0; i < row.size(); ++i) {
-      const uint32_t x = i / channels;
-      const uint32_t smooth = (x * 3 + y * 2 + i % channels * 90) / 2;
-      row[i] = static_cast<uint8_t>(o.kind == Kind::kNoise     ? random()
-                                    : o.kind == Kind::kExtreme ? (random() % 2) * 255
-                                    : smooth % 512 < 256       ? smooth
-                                                               : 255 - smooth);
-    }
-    JSAMPROW line = row.data();
-    jpeg_write_scanlines(&info, &line, 1);
-  }
-  jpeg_finish_compress(&info);
-  jpeg_destroy_compress(&info);
-  std::vector<uint8_t> file(memory, memory + size);
-  std::free(memory);
-  return file;
-}
+using testing::Encode;
+using testing::JpegOptions;
+using testing::Picture;
 
 constexpr std::array<std::array<int, 8>, 10> kSamplings = {{
     {1, 1, 1, 1, 1, 1, 1, 1},  // 4:4:4
@@ -226,12 +132,12 @@ constexpr std::array<std::array<int, 8>, 10> kSamplings = {{
 constexpr std::array<J_COLOR_SPACE, 5> kSpaces = {JCS_YCbCr, JCS_GRAYSCALE, JCS_RGB, JCS_CMYK,
                                                   JCS_YCCK};
 
-Options RandomOptions(std::mt19937& random) {
+JpegOptions RandomOptions(std::mt19937& random) {
   const auto pick = [&](auto&&... values) {
     const std::array list = {values...};
     return list[random() % list.size()];
   };
-  Options o;
+  JpegOptions o;
   o.width = pick(1u, 2u, 3u, 4u, 5u, 7u, 8u, 9u, 16u, 17u, 33u, 50u, 64u, 100u, 131u);
   o.height = pick(1u, 2u, 3u, 7u, 8u, 9u, 15u, 16u, 17u, 33u, 47u, 64u, 90u);
   o.space = random() % 2 == 0 ? JCS_YCbCr : kSpaces[random() % kSpaces.size()];
@@ -243,7 +149,7 @@ Options RandomOptions(std::mt19937& random) {
   o.optimize = random() % 2 == 0;
   o.separate = !o.progressive && random() % 6 == 0;
   o.restart = pick(0, 0, 0, 1, 2, 5, 100);
-  o.kind = pick(Kind::kNoise, Kind::kSmooth, Kind::kSmooth, Kind::kExtreme);
+  o.picture = pick(Picture::kNoise, Picture::kSmooth, Picture::kSmooth, Picture::kExtreme);
   return o;
 }
 
@@ -287,7 +193,7 @@ void ExpectSame(const std::vector<uint8_t>& file, std::mt19937& random) {
 TEST(JpegTest, SameAsLibjpegTurbo) {
   for (uint32_t seed = 0; seed < 1500; ++seed) {
     std::mt19937 random(seed);
-    const Options options = RandomOptions(random);
+    const JpegOptions options = RandomOptions(random);
     SCOPED_TRACE(::testing::Message() << "seed " << seed << ": " << options);
     ExpectSame(Encode(options, random), random);
     if (HasFatalFailure()) return;
@@ -299,13 +205,13 @@ TEST(JpegTest, EverySamplingInEverySpace) {
   for (const J_COLOR_SPACE space : kSpaces) {
     for (const std::array<int, 8>& factors : kSamplings) {
       for (const bool progressive : {false, true}) {
-        Options options;
+        JpegOptions options;
         options.width = 75;
         options.height = 45;
         options.space = space;
         options.factors = factors;
         options.progressive = progressive;
-        options.kind = Kind::kSmooth;
+        options.picture = Picture::kSmooth;
         if ((space == JCS_CMYK || space == JCS_YCCK) && factors[6] == 0) continue;
         SCOPED_TRACE(::testing::Message() << options);
         ExpectSame(Encode(options, random), random);
@@ -318,7 +224,7 @@ TEST(JpegTest, BrokenFilesAreErrorsOrPixels) {
   const std::unique_ptr<ImageReader> reader = jpeg::MakeOwnReader();
   for (uint32_t seed = 0; seed < 24; ++seed) {
     std::mt19937 random(seed);
-    Options options = RandomOptions(random);
+    JpegOptions options = RandomOptions(random);
     options.width = std::min(options.width, 40u);
     options.height = std::min(options.height, 40u);
     const std::vector<uint8_t> file = Encode(options, random);
