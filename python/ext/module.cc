@@ -4,6 +4,8 @@
 
 #include "base/crc32c.h"
 #include "base/system_memory.h"
+#include "decode/png.h"
+#include "decode/webp.h"
 #include "image.h"
 #include "io/loop.h"
 
@@ -105,6 +107,11 @@ NB_MODULE(_forebay, m) {
         std::map<std::string, std::string> out;
         const Status uring = ProbeUring();
         out["io_uring"] = uring.ok() ? "" : uring.message();
+#if FOREBAY_HAVE_JPEG
+        out["libjpeg"] = "";
+#endif
+        if (MakePngReader() != nullptr) out["libpng"] = "";
+        if (MakeWebpReader() != nullptr) out["libwebp"] = "";
         return out;
       },
       "Optional parts: name to the reason why it is missing, empty when it works.");

@@ -5,11 +5,20 @@
 ...     step(batch)                                  # batch[i], batch.labels, batch.data
 >>> print(loader.report())
 
+or, for images, decoded and augmented in C++:
+
+>>> from forebay import transforms as T
+>>> loader = forebay.DataLoader("/data/train", batch_size=256, shuffle=True, decode="image",
+...                             transform=[T.RandomResizedCrop(224), T.ToTensor()])
+>>> for images, labels in loader:
+...     step(images, labels)
+
 or, for an existing PyTorch DataLoader, one line:
 
 >>> loader = forebay.accelerate(loader)
 """
 
+from . import transforms
 from ._errors import (
     AccessError,
     ArgumentError,
@@ -24,7 +33,7 @@ from ._errors import (
     StorageError,
     UnsupportedError,
 )
-from ._forebay import Batch, Catalog, crc32c
+from ._forebay import Batch, Catalog, DecodedBatch, crc32c
 from .accelerate import accelerate
 from .accelerate import open_through as open  # noqa: A004 - forebay.open is the point
 from .engine import Engine
@@ -50,6 +59,7 @@ __all__ = [
     "CorruptError",
     "DataLoader",
     "DeadlineError",
+    "DecodedBatch",
     "Engine",
     "EpochReport",
     "ForebayError",
@@ -60,4 +70,5 @@ __all__ = [
     "accelerate",
     "crc32c",
     "open",
+    "transforms",
 ]

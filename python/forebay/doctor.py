@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -96,18 +97,31 @@ def parts() -> list[Part]:
         else "demo and benchmarks emulate slow storage inside the loaders, less exactly",
     ))  # fmt: skip
     later = (
-        ("UCX", "ucx", _library("libucp.so.0"),
+        ("UCX", "ucx", _library("libucp.so.0"), "reads from peers' memory",
          "every node reads from storage for itself; none reads from its peers' memory"),
-        ("etcd", "etcd", shutil.which("etcd") is not None,
+        ("etcd", "etcd", shutil.which("etcd") is not None, "membership",
          "ranks come from torchrun, SLURM or MPI"),
-        ("libjpeg-turbo", "libjpeg", _library("libturbojpeg.so.0", "libjpeg.so.62"),
-         "images are decoded in your collate_fn, in Python"),
-        ("libcurl", "curl", _library("libcurl.so.4", "libcurl-gnutls.so.4"),
+        ("libjpeg-turbo", "libjpeg", _library("libjpeg.so.62", "libjpeg.so.8"),
+         "JPEGs of rare kinds",
+         "JPEGs of rare kinds (arithmetic coding, 12 bits) are not read; all others are"),
+        ("libpng", "libpng", _library("libpng16.so.16"), "PNG images",
+         'decode="image" reads no PNG'),
+        ("libwebp", "libwebp", _library("libwebp.so.7"), "WebP images",
+         'decode="image" reads no WebP'),
+        ("libcurl", "curl", _library("libcurl.so.4", "libcurl-gnutls.so.4"), "S3",
          "no S3: data sets must be mounted as files"),
     )  # fmt: skip
-    for name, key, installed, cost in later:
+    kernel = (Path(__file__).parent / "lib" / "libforebay_cuda.so").exists()
+    found.append(Part(
+        "CUDA kernel", "works" if kernel else "not built in",
+        "" if kernel else "built where nvcc is found",
+        "batches are normalised on the GPU in one pass" if kernel
+        else "batches are normalised on a GPU by PyTorch's operations, in several passes",
+    ))  # fmt: skip
+    for name, key, installed, use, cost in later:
         if key in features:
-            found.append(Part(name, "missing" if features[key] else "works", features[key], cost))
+            why = features[key]
+            found.append(Part(name, "missing" if why else "works", why, cost if why else use))
         else:
             detail = "installed here, not used" if installed else "not installed here either"
             found.append(Part(name, "not built in", detail, cost))
