@@ -24,6 +24,7 @@ class OwnReader final : public ImageReader {
     file_ = {reinterpret_cast<const uint8_t*>(file.data()), file.size()};
     header_ = Header();
     scan_ = Scan();
+    shrink_ = 1;
     size_t at = 0;
     Status status = ReadMarkers(file_, at, header_, scan_);
     if (status.ok() && scan_.count == 0) {
@@ -37,21 +38,30 @@ class OwnReader final : public ImageReader {
     return ImageInfo{header_.width, header_.height};
   }
 
-  ImageInfo Shrink(uint32_t) override { return ImageInfo{header_.width, header_.height}; }
+  ImageInfo Shrink(uint32_t shrink) override {
+    shrink_ = shrink == 2 || shrink == 4 || shrink == 8 ? shrink : 1;
+    return size();
+  }
 
   Status Read(const Rect& rect, RowSink& sink) override {
     if (header_.count == 0) return Status(Code::kInvalidArgument, "no JPEG is open");
     if (rect.width == 0 || rect.height == 0) return Status();
-    if (rect.x >= header_.width || rect.width > header_.width - rect.x ||
-        rect.y >= header_.height || rect.height > header_.height - rect.y) {
+    const ImageInfo all = size();
+    if (rect.x >= all.width || rect.width > all.width - rect.x || rect.y >= all.height ||
+        rect.height > all.height - rect.y) {
       return Status(Code::kInvalidArgument, "a rectangle outside the image");
     }
-    output_.Begin(header_, rect);
+    output_.Begin(header_, shrink_, rect);
     if (header_.progressive || scan_.count != header_.count) return ReadBuffered(sink);
     return ReadScan(sink);
   }
 
  private:
+  ImageInfo size() const {
+    return ImageInfo{(header_.width + shrink_ - 1) / shrink_,
+                     (header_.height + shrink_ - 1) / shrink_};
+  }
+
   // All components in one sequential scan: decoded row by row.
   Status ReadScan(RowSink& sink) {
     ScanParts parts;
@@ -69,6 +79,7 @@ class OwnReader final : public ImageReader {
       part.quant = header_.quant[component.quant].values.data();
       part.h = component.h;
       part.v = component.v;
+      part.size = output_.size(c);
       part.wanted = output_.blocks(c);
       part.samples = output_.samples(c);
       part.stride = output_.stride(c);
@@ -108,17 +119,7 @@ class OwnReader final : public ImageReader {
         for (uint32_t i = 0; i < v; ++i) {
           const uint32_t y = row * v + i;
           if (y < wanted.y0 || y >= wanted.y1) continue;
-          uint8_t* out = output_.samples(c) + i * 8 * output_.stride(c);
-          for (uint32_t x = wanted.x0; x < wanted.x1; x += 2, out += 16) {
-            IdctJob a{coefficients_.Block(c, x, y), coefficients_.Quant(c), out, output_.stride(c),
-                      false};
-            IdctJob b = a;
-            if (x + 1 < wanted.x1) {
-              b.block += 64;
-              b.out += 8;
-            }
-            kernels_.idct(a, b);
-          }
+          TransformRow(c, y, output_.samples(c) + i * output_.size(c) * output_.stride(c));
         }
       }
       output_.Emit(row, sink);
@@ -126,10 +127,29 @@ class OwnReader final : public ImageReader {
     return Status();
   }
 
+  // The wanted blocks of one row of blocks.
+  void TransformRow(uint32_t c, uint32_t y, uint8_t* out) {
+    const BlockRange& wanted = output_.blocks(c);
+    const uint32_t size = output_.size(c);
+    IdctJob a{coefficients_.Block(c, wanted.x0, y), coefficients_.Quant(c), out, output_.stride(c),
+              false};
+    uint32_t left = wanted.x1 - wanted.x0;
+    for (; size != 8 && left > 0; --left, a.block += 64, a.out += size) IdctSmall(a, size);
+    for (; left > 0; left -= std::min(left, 2u), a.block += 128, a.out += 16) {
+      IdctJob b = a;
+      if (left > 1) {
+        b.block += 64;
+        b.out += 8;
+      }
+      kernels_.idct(a, b);
+    }
+  }
+
   const ScanKernels& kernels_;
   std::span<const uint8_t> file_;
   Header header_;
   Scan scan_;
+  uint32_t shrink_ = 1;
   std::array<SymbolTable, 4> dc_;
   std::array<AcTable, 4> ac_;
   Segment segment_;

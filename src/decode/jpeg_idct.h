@@ -18,6 +18,9 @@ struct IdctJob {
 
 using IdctPair = void (*)(const IdctJob& a, const IdctJob& b);
 
+// One block to size x size samples, 1, 2 or 4, as libjpeg's scaled decoding does it.
+void IdctSmall(const IdctJob& job, uint32_t size);
+
 // The plain code, for every machine; the other exists where Avx2() holds.
 void IdctPairPlain(const IdctJob& a, const IdctJob& b);
 void IdctPairAvx2(const IdctJob& a, const IdctJob& b);

@@ -6,9 +6,12 @@
 namespace forebay::jpeg {
 namespace {
 
+uint32_t DivideUp(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
+
 // libjpeg-turbo's choice: very narrow components are repeated.
-Upsample MethodOf(uint32_t h_factor, uint32_t v_factor, uint32_t width) {
+Upsample MethodOf(uint32_t h_factor, uint32_t v_factor, uint32_t width, bool smooth) {
   if (h_factor == 1 && v_factor == 1) return Upsample::kNone;
+  if (!smooth) return Upsample::kBox;
   if (h_factor == 2 && v_factor == 1 && width > 2) return Upsample::kH2V1;
   if (h_factor == 2 && v_factor == 2 && width > 2) return Upsample::kH2V2;
   if (h_factor == 1 && v_factor == 2) return Upsample::kH1V2;
@@ -28,40 +31,46 @@ void Needed(uint32_t from, uint32_t count, uint32_t factor, bool context, uint32
 
 }  // namespace
 
-void Output::Begin(const Header& header, const Rect& rect) {
+void Output::Begin(const Header& header, uint32_t shrink, const Rect& rect) {
   color_ = header.Color();
   count_ = header.count;
   rect_ = rect;
   next_ = rect.y;
-  const uint32_t mcu_width = 8u * header.max_h;
-  const uint32_t mcu_height = 8u * header.max_v;
-  mcus_per_row_ = (header.width + mcu_width - 1) / mcu_width;
-  const uint32_t mcu_rows = (header.height + mcu_height - 1) / mcu_height;
+  const uint32_t smallest = 8 / shrink;
+  mcus_per_row_ = DivideUp(header.width, 8u * header.max_h);
+  const uint32_t mcu_rows = DivideUp(header.height, 8u * header.max_v);
   mcus_ = BlockRange{mcus_per_row_, 0, mcu_rows, 0};
   whole_ = true;
   for (uint32_t c = 0; c < count_; ++c) {
     const Component& component = header.components[c];
     Plane& plane = planes_[c];
-    plane.h_factor = header.max_h / component.h;
-    plane.v_factor = header.max_v / component.v;
-    plane.width = component.width;
-    plane.height = component.height;
-    plane.method = MethodOf(plane.h_factor, plane.v_factor, component.width);
-    plane.rows = 8u * component.v;
+    // As libjpeg: a coarser component is shrunk less, where that saves its upsampling.
+    plane.size = smallest;
+    while (plane.size < 8 && header.max_h * smallest % (component.h * plane.size * 2) == 0 &&
+           header.max_v * smallest % (component.v * plane.size * 2) == 0) {
+      plane.size *= 2;
+    }
+    plane.h_factor = header.max_h * smallest / (component.h * plane.size);
+    plane.v_factor = header.max_v * smallest / (component.v * plane.size);
+    plane.width = DivideUp(header.width * component.h * plane.size, header.max_h * 8u);
+    plane.height = DivideUp(header.height * component.v * plane.size, header.max_v * 8u);
+    plane.method = MethodOf(plane.h_factor, plane.v_factor, plane.width, smallest > 1);
+    plane.rows = plane.size * component.v;
     plane.first = 0;
     const bool beside = plane.method == Upsample::kH2V1 || plane.method == Upsample::kH2V2;
     BlockRange& wanted = plane.wanted;
     Needed(rect.x, rect.width, plane.h_factor, beside, plane.width, wanted.x0, wanted.x1);
     Needed(rect.y, rect.height, plane.v_factor, plane.TwoRows(), plane.height, wanted.y0,
            wanted.y1);
-    wanted = BlockRange{wanted.x0 / 8, wanted.x1 / 8 + 1, wanted.y0 / 8, wanted.y1 / 8 + 1};
+    wanted = BlockRange{wanted.x0 / plane.size, wanted.x1 / plane.size + 1, wanted.y0 / plane.size,
+                        wanted.y1 / plane.size + 1};
     mcus_.x0 = std::min(mcus_.x0, wanted.x0 / component.h);
     mcus_.x1 = std::max(mcus_.x1, (wanted.x1 - 1) / component.h + 1);
     mcus_.y0 = std::min(mcus_.y0, wanted.y0 / component.v);
     mcus_.y1 = std::max(mcus_.y1, (wanted.y1 - 1) / component.v + 1);
     whole_ = whole_ && wanted.x0 == 0 && wanted.y0 == 0 &&
              wanted.x1 == mcus_per_row_ * component.h && wanted.y1 == mcu_rows * component.v;
-    plane.stride = 2 * kMargin + size_t{wanted.x1 - wanted.x0} * 8;
+    plane.stride = 2 * kMargin + size_t{wanted.x1 - wanted.x0} * plane.size;
     const size_t bytes = plane.stride * (plane.rows + 1) + kMargin;
     if (plane.bytes.size() < bytes) plane.bytes.resize(bytes);
     if (plane.wide.size() < rect.width + 2 * kMargin) plane.wide.resize(rect.width + 2 * kMargin);
@@ -72,7 +81,7 @@ void Output::Begin(const Header& header, const Rect& rect) {
 
 const uint8_t* Output::Samples(const Plane& plane, uint32_t row, uint32_t column) const {
   return plane.bytes.data() + kMargin + (row + 1 - plane.first) * plane.stride + column -
-         size_t{plane.wanted.x0} * 8;
+         size_t{plane.wanted.x0} * plane.size;
 }
 
 const uint8_t* Output::Widen(Plane& plane, uint32_t y) {
@@ -147,11 +156,11 @@ void Output::Emit(uint32_t mcu_row, RowSink& sink) {
     plane.first = mcu_row * plane.rows;
     if (plane.method != Upsample::kH2V1 && plane.method != Upsample::kH2V2) continue;
     // The filter sees the first and the last column repeated.
-    const size_t left = size_t{plane.wanted.x0} * 8;
+    const size_t left = size_t{plane.wanted.x0} * plane.size;
     uint8_t* row = samples(c);
     for (uint32_t i = 0; i < plane.rows; ++i, row += plane.stride) {
       if (left == 0) row[-1] = row[0];
-      if (size_t{plane.wanted.x1} * 8 >= plane.width) {
+      if (size_t{plane.wanted.x1} * plane.size >= plane.width) {
         row[plane.width - left] = row[plane.width - 1 - left];
       }
     }

@@ -18,14 +18,16 @@ class Output {
  public:
   explicit Output(bool simd) : kernels_(Colors(simd)) {}
 
-  // `rect` is not empty and lies inside the image.
-  void Begin(const Header& header, const Rect& rect);
+  // `rect` is not empty and lies inside the image, as shrunk by 1, 2, 4 or 8.
+  void Begin(const Header& header, uint32_t shrink, const Rect& rect);
 
   uint32_t mcus_per_row() const { return mcus_per_row_; }
   // MCUs that hold a wanted block.
   const BlockRange& mcus() const { return mcus_; }
   // Whether every block is wanted.
   bool whole() const { return whole_; }
+  // Samples in a row of a block.
+  uint32_t size(uint32_t c) const { return planes_[c].size; }
   const BlockRange& blocks(uint32_t c) const { return planes_[c].wanted; }
   // Where the block in column blocks(c).x0 and the first row of the row of MCUs goes.
   uint8_t* samples(uint32_t c) { return planes_[c].bytes.data() + kMargin + planes_[c].stride; }
@@ -39,6 +41,7 @@ class Output {
 
   struct Plane {
     Upsample method = Upsample::kNone;
+    uint32_t size = 8;
     uint32_t h_factor = 1;
     uint32_t v_factor = 1;
     uint32_t width = 0;

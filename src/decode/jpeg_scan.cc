@@ -52,9 +52,11 @@ FOREBAY_JPEG_INLINE bool Decode(BitReader& in, ScanParts& parts, uint32_t row, u
           if (!ReadAc(in, *part.ac, block, job.flat)) return false;
           job.block = block;
           job.quant = part.quant;
-          job.out = part.samples + v * 8 * part.stride + size_t{x - part.wanted.x0} * 8;
+          job.out = part.samples + part.size * (v * part.stride + size_t{x - part.wanted.x0});
           job.stride = part.stride;
-          if (++pending == 2) {
+          if (part.size != 8) {
+            IdctSmall(job, part.size);
+          } else if (++pending == 2) {
             idct(jobs[0], jobs[1]);
             pending = 0;
           }

@@ -26,6 +26,7 @@ struct ScanPart {
   const uint16_t* quant = nullptr;
   uint32_t h = 1;
   uint32_t v = 1;
+  uint32_t size = 8;  // samples in a row of a block
   BlockRange wanted;
   // Samples of the row of MCUs that is being decoded, from block column wanted.x0 on.
   uint8_t* samples = nullptr;

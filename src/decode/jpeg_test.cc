@@ -50,10 +50,17 @@ Status ReadPart(ImageReader& reader, const std::vector<uint8_t>& file, const Rec
   return status;
 }
 
-Status ReadAll(ImageReader& reader, const std::vector<uint8_t>& file, std::vector<uint8_t>& out) {
+Status ReadAll(ImageReader& reader, const std::vector<uint8_t>& file, std::vector<uint8_t>& out,
+               uint32_t shrink = 1) {
   Result<ImageInfo> info = reader.Open(Bytes(file));
   if (!info) return info.error();
-  return ReadPart(reader, file, Rect{0, 0, info->width, info->height}, out);
+  const ImageInfo size = reader.Shrink(shrink);
+  EXPECT_EQ(size.width, (info->width + shrink - 1) / shrink);
+  Pixels pixels(size.width);
+  Status status = reader.Read(Rect{0, 0, size.width, size.height}, pixels);
+  EXPECT_TRUE(!status.ok() || pixels.bytes.size() == size_t{size.width} * size.height * 3);
+  out = std::move(pixels.bytes);
+  return status;
 }
 
 TEST(JpegTest, SmallFile) {
@@ -154,31 +161,31 @@ JpegOptions RandomOptions(std::mt19937& random) {
 }
 
 // Whole, with and without SIMD, and in parts.
-void ExpectSame(const std::vector<uint8_t>& file, std::mt19937& random) {
+void ExpectSame(const std::vector<uint8_t>& file, std::mt19937& random, uint32_t shrink = 1) {
   const std::unique_ptr<ImageReader> turbo = jpeg::MakeTurboReader();
   const std::unique_ptr<ImageReader> own = jpeg::MakeOwnReader();
   const std::unique_ptr<ImageReader> plain = jpeg::MakeOwnReader(false);
   std::vector<uint8_t> expected;
-  Status status = ReadAll(*turbo, file, expected);
+  Status status = ReadAll(*turbo, file, expected, shrink);
   ASSERT_TRUE(status.ok()) << status.ToString();
   for (ImageReader* reader : {own.get(), plain.get()}) {
     std::vector<uint8_t> actual;
-    status = ReadAll(*reader, file, actual);
+    status = ReadAll(*reader, file, actual, shrink);
     ASSERT_TRUE(status.ok()) << status.ToString();
     ASSERT_EQ(actual.size(), expected.size());
     const auto differs = std::mismatch(actual.begin(), actual.end(), expected.begin());
     ASSERT_EQ(differs.first - actual.begin(), static_cast<std::ptrdiff_t>(actual.size()))
         << (reader == own.get() ? "SIMD" : "plain");
-    const Result<ImageInfo> info = reader->Open(Bytes(file));
+    const ImageInfo info = reader->Shrink(shrink);
     for (uint32_t i = 0; i < 4; ++i) {
       Rect rect;
-      rect.x = static_cast<uint32_t>(random() % info->width);
-      rect.y = static_cast<uint32_t>(random() % info->height);
-      rect.width = static_cast<uint32_t>(1 + random() % (info->width - rect.x));
-      rect.height = static_cast<uint32_t>(1 + random() % (info->height - rect.y));
+      rect.x = static_cast<uint32_t>(random() % info.width);
+      rect.y = static_cast<uint32_t>(random() % info.height);
+      rect.width = static_cast<uint32_t>(1 + random() % (info.width - rect.x));
+      rect.height = static_cast<uint32_t>(1 + random() % (info.height - rect.y));
       std::vector<uint8_t> cut;
       for (uint32_t y = rect.y; y < rect.y + rect.height; ++y) {
-        const auto from = expected.begin() + (size_t{y} * info->width + rect.x) * 3;
+        const auto from = expected.begin() + (size_t{y} * info.width + rect.x) * 3;
         cut.insert(cut.end(), from, from + size_t{rect.width} * 3);
       }
       Pixels pixels(rect.width);
@@ -196,6 +203,17 @@ TEST(JpegTest, SameAsLibjpegTurbo) {
     const JpegOptions options = RandomOptions(random);
     SCOPED_TRACE(::testing::Message() << "seed " << seed << ": " << options);
     ExpectSame(Encode(options, random), random);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(JpegTest, ShrinksAsLibjpegTurbo) {
+  for (uint32_t seed = 0; seed < 600; ++seed) {
+    std::mt19937 random(seed);
+    const JpegOptions options = RandomOptions(random);
+    const uint32_t shrink = 2u << random() % 3;
+    SCOPED_TRACE(::testing::Message() << "1/" << shrink << ", seed " << seed << ": " << options);
+    ExpectSame(Encode(options, random), random, shrink);
     if (HasFatalFailure()) return;
   }
 }
