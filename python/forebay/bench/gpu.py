@@ -295,8 +295,12 @@ def run(ctx: Context) -> Outcome:
     def no_io() -> float:
         return trainer.run((resident for _ in range(steps + 5)), steps, 5)
 
+    def waves(workers: int, batches: int) -> int:
+        """At least `batches`: workers make a batch each, so these come by the number of them."""
+        return -(-batches // workers) * workers
+
     def trial(folder: TorchFolder, workers: int) -> float:
-        short = work["trial_steps"]
+        short = waves(workers, work["trial_steps"])
         return trainer.run(folder.loader(workers, short + workers), short, workers)
 
     def warm_up() -> float:
