@@ -1,7 +1,9 @@
 #include "decode/output.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 
 namespace forebay {
 namespace {
@@ -50,8 +52,46 @@ OutputWriter::OutputWriter(const TransformSpec& spec, const OutputSpec& output, 
     for (size_t v = 0; v < 256; ++v) {
       const float x = floats_[c][v];
       halves_[c][v] = output.dtype == DType::kFloat16 ? ToFloat16(x) : ToBfloat16(x);
+      bytes_[c][v] = static_cast<uint8_t>(v);
     }
   }
+  if (!kernels::HaveOutputKernels()) return;
+  int normalized = 0;
+  for (const ops::Op& op : spec.ops) {
+    const auto* normalize = std::get_if<ops::Normalize>(&op);
+    if (normalize == nullptr) continue;
+    ++normalized;
+    scaling_.normalize = true;
+    std::copy(normalize->mean.begin(), normalize->mean.end(), scaling_.mean);
+    std::copy(normalize->std.begin(), normalize->std.end(), scaling_.std);
+  }
+  switch (output.dtype) {
+    case DType::kUint8:
+      fast_ = true;
+      break;
+    case DType::kFloat32:
+      type_ = kernels::FloatType::kFloat32;
+      fast_ = normalized <= 1 && Agrees(floats_);
+      break;
+    case DType::kFloat16:
+      type_ = kernels::FloatType::kFloat16;
+      fast_ = normalized <= 1 && Agrees(halves_);
+      break;
+    case DType::kBfloat16:
+      type_ = kernels::FloatType::kBfloat16;
+      fast_ = normalized <= 1 && Agrees(halves_);
+      break;
+  }
+}
+
+template <typename T>
+bool OutputWriter::Agrees(const Tables<T>& tables) const {
+  std::array<uint8_t, 256 * 4> row;
+  for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<uint8_t>(i / 4);
+  Tables<T> got;
+  kernels::FloatsToPlanes(row.data(), 256, false, scaling_, type_, got[0].data(), got[1].data(),
+                          got[2].data());
+  return std::memcmp(got.data(), tables.data(), sizeof(got)) == 0;
 }
 
 size_t OutputWriter::SampleBytes() const {
@@ -59,58 +99,40 @@ size_t OutputWriter::SampleBytes() const {
 }
 
 template <typename T>
-void OutputWriter::WriteTable(std::byte* sample, uint32_t y, const uint8_t* rgbx, bool flip_x,
-                              const std::array<std::array<T, 256>, 3>& table) const {
+void OutputWriter::Write(std::byte* sample, uint32_t y, const uint8_t* rgbx, bool flip_x,
+                         const Tables<T>& tables) const {
   const size_t width = shape_.width;
-  const ptrdiff_t step = flip_x ? -4 : 4;
-  const uint8_t* p = flip_x ? rgbx + (width - 1) * 4 : rgbx;
-  T* out = reinterpret_cast<T*>(sample);
-  if (output_.layout == Layout::kHwc) {
-    out += y * width * 3;
-    for (size_t x = 0; x < width; ++x, p += step, out += 3) {
-      for (size_t c = 0; c < 3; ++c) out[c] = table[c][p[c]];
-    }
-    return;
-  }
   const size_t plane = static_cast<size_t>(shape_.height) * width;
-  T* r = out + y * width;
-  T* g = r + plane;
-  T* b = g + plane;
-  for (size_t x = 0; x < width; ++x, p += step) {
-    r[x] = table[0][p[0]];
-    g[x] = table[1][p[1]];
-    b[x] = table[2][p[2]];
-  }
-}
-
-void OutputWriter::WriteBytes(std::byte* sample, uint32_t y, const uint8_t* rgbx,
-                              bool flip_x) const {
-  const size_t width = shape_.width;
-  const ptrdiff_t step = flip_x ? -4 : 4;
-  const uint8_t* p = flip_x ? rgbx + (width - 1) * 4 : rgbx;
-  auto* out = reinterpret_cast<uint8_t*>(sample);
   const bool hwc = output_.layout == Layout::kHwc;
-  out += hwc ? y * width * 3 : y * width;
-  const size_t plane = hwc ? 1 : static_cast<size_t>(shape_.height) * width;
-  const size_t stride = hwc ? 3 : 1;
-  for (size_t x = 0; x < width; ++x, p += step, out += stride) {
-    out[0] = p[0];
-    out[plane] = p[1];
-    out[2 * plane] = p[2];
+  T* out = reinterpret_cast<T*>(sample) + y * width * (hwc ? 3 : 1);
+  size_t x = 0;
+  if (fast_) {
+    if constexpr (sizeof(T) == 1) {
+      x = hwc ? kernels::BytesToPixels(rgbx, width, flip_x, out)
+              : kernels::BytesToPlanes(rgbx, width, flip_x, out, out + plane, out + 2 * plane);
+    } else {
+      x = hwc ? kernels::FloatsToPixels(rgbx, width, flip_x, scaling_, type_, out)
+              : kernels::FloatsToPlanes(rgbx, width, flip_x, scaling_, type_, out, out + plane,
+                                        out + 2 * plane);
+    }
+  }
+  for (; x < width; ++x) {
+    const uint8_t* p = rgbx + (flip_x ? width - 1 - x : x) * 4;
+    for (size_t c = 0; c < 3; ++c) out[hwc ? x * 3 + c : c * plane + x] = tables[c][p[c]];
   }
 }
 
 void OutputWriter::Row(std::byte* sample, uint32_t y, const uint8_t* rgbx, bool flip_x) const {
   switch (output_.dtype) {
     case DType::kUint8:
-      WriteBytes(sample, y, rgbx, flip_x);
+      Write(sample, y, rgbx, flip_x, bytes_);
       break;
     case DType::kFloat32:
-      WriteTable(sample, y, rgbx, flip_x, floats_);
+      Write(sample, y, rgbx, flip_x, floats_);
       break;
     case DType::kFloat16:
     case DType::kBfloat16:
-      WriteTable(sample, y, rgbx, flip_x, halves_);
+      Write(sample, y, rgbx, flip_x, halves_);
       break;
   }
 }

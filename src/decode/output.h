@@ -1,14 +1,15 @@
 // OutputWriter: from RGBX rows to the sample's place in the batch, in its type and layout.
 //
-// ToTensor and Normalize are functions of one byte, so they are tables: float32 values are those of
-// torch's x.float().div(255).sub(mean).div(std); float16 and bfloat16 are these, rounded to even.
+// float32 values are those of torch's x.float().div(255).sub(mean).div(std); float16 and bfloat16
+// are these, rounded to even. A value depends on one byte, so a table of 256 says what it must be.
+// The fast way computes it, and is used only where it was found to agree with the whole table.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
+#include "decode/output_kernels.h"
 #include "decode/transform_spec.h"
 
 namespace forebay {
@@ -19,20 +20,30 @@ class OutputWriter {
   // The spec has been validated, and the output's type fits it.
   OutputWriter(const TransformSpec& spec, const OutputSpec& output, OutputShape shape);
 
-  // Row y of the sample whose memory starts at `sample`. 64 bytes after the row may be read.
+  // Row y of the sample whose memory starts at `sample`.
   void Row(std::byte* sample, uint32_t y, const uint8_t* rgbx, bool flip_x) const;
   size_t SampleBytes() const;
+  // Values are computed, not looked up.
+  bool fast() const { return fast_; }
 
  private:
   template <typename T>
-  void WriteTable(std::byte* sample, uint32_t y, const uint8_t* rgbx, bool flip_x,
-                  const std::array<std::array<T, 256>, 3>& table) const;
-  void WriteBytes(std::byte* sample, uint32_t y, const uint8_t* rgbx, bool flip_x) const;
+  using Tables = std::array<std::array<T, 256>, 3>;
+
+  template <typename T>
+  void Write(std::byte* sample, uint32_t y, const uint8_t* rgbx, bool flip_x,
+             const Tables<T>& tables) const;
+  template <typename T>
+  bool Agrees(const Tables<T>& tables) const;
 
   const OutputSpec output_;
   const OutputShape shape_;
-  std::array<std::array<float, 256>, 3> floats_{};
-  std::array<std::array<uint16_t, 256>, 3> halves_{};
+  kernels::FloatType type_ = kernels::FloatType::kFloat32;
+  kernels::Scaling scaling_;
+  bool fast_ = false;
+  Tables<float> floats_{};
+  Tables<uint16_t> halves_{};
+  Tables<uint8_t> bytes_{};
 };
 
 uint16_t ToFloat16(float value);

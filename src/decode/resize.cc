@@ -185,7 +185,7 @@ Rect Resampler::Start(const AxisSpec& x, const AxisSpec& y, Interpolation interp
   ring_ = 1;
   if (!y_.identity) {
     for (const uint32_t taps : y_.taps) ring_ = std::max(ring_, taps);
-    inputs_.resize(ring_);
+    inputs_.resize(y_.stride);
   }
   Grow(rows_, row_bytes_ * ring_ + kSpare);
   Grow(out_, static_cast<size_t>(out_width_) * 4 + 2 * kSpare);
@@ -264,15 +264,24 @@ const uint8_t* Resampler::Pop() {
   ++popped_;
   const uint8_t* row = rows_.data() + begin % ring_ * row_bytes_;
   if (taps != 1 || coefficients[0] != 1 << kernels::kPrecision) {
+    uint32_t slot = begin % ring_;
     for (uint32_t i = 0; i < taps; ++i) {
-      inputs_[i] = rows_.data() + (begin + i) % ring_ * row_bytes_;
+      inputs_[i] = rows_.data() + slot * row_bytes_;
+      if (++slot == ring_) slot = 0;
     }
+    for (uint32_t i = taps; i < y_.stride; ++i) inputs_[i] = row;
     uint8_t* to = columns_first_ ? column_row_.data() : out_.data();
     const size_t bytes = static_cast<size_t>(columns_first_ ? x_.count : out_width_) * 4;
-    if (level_ == SimdLevel::kScalar) {
-      kernels::VerticalScalar(inputs_.data(), taps, coefficients, to, bytes);
-    } else {
-      kernels::VerticalAvx2(inputs_.data(), taps, coefficients, to, bytes);
+    switch (level_) {
+      case SimdLevel::kScalar:
+        kernels::VerticalScalar(inputs_.data(), taps, coefficients, to, bytes);
+        break;
+      case SimdLevel::kAvx2:
+        kernels::VerticalAvx2(inputs_.data(), taps, coefficients, to, bytes);
+        break;
+      case SimdLevel::kVnni:
+        kernels::VerticalVnni(inputs_.data(), taps, coefficients, to, bytes);
+        break;
     }
     row = to;
   }

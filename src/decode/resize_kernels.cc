@@ -158,22 +158,31 @@ FOREBAY_AVX2 void VerticalAvx2(const uint8_t* const* rows, size_t taps, const in
   }
 }
 
-// A coefficient is three signed bytes here, c = d2 * 2^16 + d1 * 2^8 + d0.
+namespace {
+
+// Four coefficients as three signed bytes each, c = d2 * 2^16 + d1 * 2^8 + d0; digits[i] holds the
+// four bytes d_i.
+inline void PackDigits(const int32_t* c, uint32_t (&digits)[3]) {
+  digits[0] = digits[1] = digits[2] = 0;
+  for (size_t t = 0; t < 4; ++t) {
+    // Adding 128 to each digit and taking it off again carries what a signed byte cannot hold.
+    const uint32_t bits = (static_cast<uint32_t>(c[t]) + 0x808080u) ^ 0x808080u;
+    digits[0] |= (bits & 0xff) << (8 * t);
+    digits[1] |= ((bits >> 8) & 0xff) << (8 * t);
+    digits[2] |= ((bits >> 16) & 0xff) << (8 * t);
+  }
+}
+
+}  // namespace
+
 void PackVnni(const int32_t* coefficients, size_t n, size_t groups, uint8_t* packed) {
   const size_t taps = groups * 4;
   for (size_t i = 0; i < n; i += 4) {
     for (size_t g = 0; g < groups; ++g, packed += kVnniBytes) {
       for (size_t lane = 0; lane < 4; ++lane) {
         const int32_t* c = coefficients + (i + lane) * taps + g * 4;
-        uint32_t digits[3] = {0, 0, 0};
-        for (size_t t = 0; t < 4; ++t) {
-          int32_t rest = c[t];
-          for (size_t d = 0; d < 3; ++d) {
-            const auto digit = static_cast<int8_t>(rest & 0xff);
-            digits[d] |= static_cast<uint32_t>(static_cast<uint8_t>(digit)) << (8 * t);
-            rest = (rest - digit) >> 8;
-          }
-        }
+        uint32_t digits[3];
+        PackDigits(c, digits);
         for (size_t d = 0; d < 3; ++d) {
           _mm_storeu_si128(reinterpret_cast<__m128i*>(packed + d * 64 + lane * 16),
                            _mm_set1_epi32(static_cast<int>(digits[d])));
@@ -183,9 +192,10 @@ void PackVnni(const int32_t* coefficients, size_t n, size_t groups, uint8_t* pac
   }
 }
 
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))) void HorizontalVnni(
-    const uint8_t* in, uint8_t* out, size_t n, const uint32_t* offsets, size_t groups,
-    const uint8_t* packed) {
+#define FOREBAY_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
+
+FOREBAY_VNNI void HorizontalVnni(const uint8_t* in, uint8_t* out, size_t n, const uint32_t* offsets,
+                                 size_t groups, const uint8_t* packed) {
   const __m512i by_channel =
       _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
   const auto load = [](const uint8_t* p) {
@@ -215,6 +225,55 @@ __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))) void HorizontalV
   }
 }
 
+namespace {
+
+struct Digits {
+  __m512i sum0;
+  __m512i sum1;
+  __m512i sum2;
+};
+
+FOREBAY_VNNI inline __m512i Combine(const Digits& s) {
+  const __m512i high = _mm512_add_epi32(_mm512_slli_epi32(s.sum2, 8), s.sum1);
+  return _mm512_srai_epi32(_mm512_add_epi32(_mm512_slli_epi32(high, 8), s.sum0), kPrecision);
+}
+
+}  // namespace
+
+FOREBAY_VNNI void VerticalVnni(const uint8_t* const* rows, size_t taps, const int32_t* coefficients,
+                               uint8_t* out, size_t bytes) {
+  const __m512i zero = _mm512_setzero_si512();
+  const __m512i half = _mm512_set1_epi32(kHalf);
+  for (size_t i = 0; i < bytes; i += 64) {
+    Digits s[4] = {{half, zero, zero}, {half, zero, zero}, {half, zero, zero}, {half, zero, zero}};
+    for (size_t t = 0; t < taps; t += 4) {
+      uint32_t digits[3];
+      PackDigits(coefficients + t, digits);
+      const __m512i d0 = _mm512_set1_epi32(static_cast<int>(digits[0]));
+      const __m512i d1 = _mm512_set1_epi32(static_cast<int>(digits[1]));
+      const __m512i d2 = _mm512_set1_epi32(static_cast<int>(digits[2]));
+      const __m512i a = _mm512_loadu_si512(rows[t] + i);
+      const __m512i b = _mm512_loadu_si512(rows[t + 1] + i);
+      const __m512i c = _mm512_loadu_si512(rows[t + 2] + i);
+      const __m512i d = _mm512_loadu_si512(rows[t + 3] + i);
+      const __m512i ab0 = _mm512_unpacklo_epi8(a, b);
+      const __m512i ab1 = _mm512_unpackhi_epi8(a, b);
+      const __m512i cd0 = _mm512_unpacklo_epi8(c, d);
+      const __m512i cd1 = _mm512_unpackhi_epi8(c, d);
+      const __m512i quads[4] = {_mm512_unpacklo_epi16(ab0, cd0), _mm512_unpackhi_epi16(ab0, cd0),
+                                _mm512_unpacklo_epi16(ab1, cd1), _mm512_unpackhi_epi16(ab1, cd1)};
+      for (int k = 0; k < 4; ++k) {
+        s[k].sum0 = _mm512_dpbusd_epi32(s[k].sum0, quads[k], d0);
+        s[k].sum1 = _mm512_dpbusd_epi32(s[k].sum1, quads[k], d1);
+        s[k].sum2 = _mm512_dpbusd_epi32(s[k].sum2, quads[k], d2);
+      }
+    }
+    const __m512i result = _mm512_packus_epi16(_mm512_packs_epi32(Combine(s[0]), Combine(s[1])),
+                                               _mm512_packs_epi32(Combine(s[2]), Combine(s[3])));
+    _mm512_storeu_si512(out + i, result);
+  }
+}
+
 #else  // never chosen by BestSimd
 
 void PackAvx2(const int32_t*, size_t, size_t, uint8_t*) {}
@@ -222,6 +281,7 @@ void PackVnni(const int32_t*, size_t, size_t, uint8_t*) {}
 void HorizontalAvx2(const uint8_t*, uint8_t*, size_t, const uint32_t*, size_t, const uint8_t*) {}
 void HorizontalVnni(const uint8_t*, uint8_t*, size_t, const uint32_t*, size_t, const uint8_t*) {}
 void VerticalAvx2(const uint8_t* const*, size_t, const int32_t*, uint8_t*, size_t) {}
+void VerticalVnni(const uint8_t* const*, size_t, const int32_t*, uint8_t*, size_t) {}
 
 #endif
 

@@ -31,5 +31,8 @@ void VerticalScalar(const uint8_t* const* rows, size_t taps, const int32_t* coef
                     uint8_t* out, size_t bytes);
 void VerticalAvx2(const uint8_t* const* rows, size_t taps, const int32_t* coefficients,
                   uint8_t* out, size_t bytes);
+// Rows and coefficients are there up to the next multiple of 4 taps, coefficients of 0.
+void VerticalVnni(const uint8_t* const* rows, size_t taps, const int32_t* coefficients,
+                  uint8_t* out, size_t bytes);
 
 }  // namespace forebay::kernels

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "decode/color_kernels.h"
 
 namespace forebay {
 namespace {
@@ -213,6 +214,50 @@ TEST(Transform, AShrunkenImageIsReadWhereTheCropLies) {
     for (uint32_t y = 0; y < part->height; ++y) t->Row(row.data());
     EXPECT_TRUE(t->Finish().ok());
   }
+}
+
+TEST(ColorKernels, EveryLevelGivesTheSameBits) {
+  for (uint32_t width : {1u, 3u, 15u, 16u, 17u, 64u, 1000u, 40000u}) {
+    const std::vector<uint8_t> row = Noise(width, 1, width).bytes;
+    for (const SimdLevel level : {SimdLevel::kAvx2, SimdLevel::kVnni}) {
+      if (level > BestSimd()) continue;
+      const auto same = [&](const auto& kernel, auto... arguments) {
+        std::vector<uint8_t> want = row;
+        std::vector<uint8_t> got = row;
+        kernel(SimdLevel::kScalar)(want.data(), width, arguments...);
+        kernel(level)(got.data(), width, arguments...);
+        for (size_t i = 3; i < got.size(); i += 4) got[i] = want[i];
+        EXPECT_EQ(got, want) << width;
+      };
+      for (const float factor : {0.0f, 0.3f, 0.77777f, 1.0f, 1.3333f, 7.1f}) {
+        same(kernels::BlendValue, 0.0f, factor);
+        same(kernels::BlendValue, 131.0f, factor);
+        same(kernels::BlendGray, factor);
+      }
+      same(kernels::Gray);
+      for (int shift = 0; shift < 256; shift += 15) {
+        same(kernels::ShiftHue, static_cast<uint8_t>(shift));
+      }
+      EXPECT_EQ(kernels::GraySum(level)(row.data(), width),
+                kernels::GraySum(SimdLevel::kScalar)(row.data(), width));
+    }
+  }
+}
+
+TEST(Output, TheUsualNormalizationIsComputed) {
+  if (!kernels::HaveOutputKernels()) GTEST_SKIP() << "no AVX2";
+  const ops::Normalize imagenet{{0.485f, 0.456f, 0.406f}, {0.229f, 0.224f, 0.225f}};
+  const ops::Normalize half{{0.5f, 0.5f, 0.5f}, {0.5f, 0.5f, 0.5f}};
+  for (const auto& list : {std::vector<ops::Op>{ops::ToTensor{}},
+                           {ops::ToTensor{}, imagenet},
+                           {ops::ToTensor{}, half}}) {
+    for (const DType dtype : {DType::kFloat32, DType::kFloat16, DType::kBfloat16}) {
+      EXPECT_TRUE(OutputWriter({list}, {dtype, Layout::kChw}, {8, 8}).fast());
+    }
+  }
+  // Two of them go through the table.
+  const std::vector<ops::Op> twice = {ops::ToTensor{}, imagenet, half};
+  EXPECT_FALSE(OutputWriter({twice}, {DType::kFloat32, Layout::kChw}, {8, 8}).fast());
 }
 
 TEST(Output, HalvesAreRoundedToEven) {
