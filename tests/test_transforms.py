@@ -464,8 +464,15 @@ def test_translation_of_v2() -> None:
     assert account.python == [], str(account)
     assert account.native == [
         T.RandomResizedCrop((96, 64)), T.RandomHorizontalFlip(), T.RandomCrop(48, 4, fill=3),
-        T.ColorJitter(0.5), *NORMALIZED,
+        T.ColorJitter(0.5), T.ToTensor(multiply=True), T.Normalize(MEAN, STD),
     ]  # fmt: skip
+    rgb = picture(50, 40)
+    tail = v2.Compose(pipeline.transforms[-3:])
+    spec = account.export()
+    for dtype in (np.float32, np.float16):
+        want = tail(expected(rgb, spec, 1)).numpy().astype(dtype)
+        got = _forebay.apply_transforms(rgb, spec, sample=1, dtype=np.dtype(dtype).name)
+        np.testing.assert_array_equal(got, want)
 
 
 def test_repr_reads_as_the_call() -> None:

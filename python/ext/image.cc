@@ -112,7 +112,7 @@ void ReadOp(Parameters& p, ops::RandAugment& op) {
   p.Read("interpolation", op.interpolation);
   p.Read("fill", op.fill);
 }
-void ReadOp(Parameters&, ops::ToTensor&) {}
+void ReadOp(Parameters& p, ops::ToTensor& op) { p.Read("multiply", op.multiply); }
 void ReadOp(Parameters& p, ops::Normalize& op) {
   p.Read("mean", op.mean);
   p.Read("std", op.std);

@@ -347,10 +347,13 @@ class RandAugment(Transform):
 
 
 class ToTensor(Transform):
-    """To floats from 0 to 1. Without it the output is uint8."""
+    """To floats from 0 to 1. Without it the output is uint8.
 
-    def __init__(self) -> None:
-        self.parameters = {}
+    `multiply`: by 1 / 255, as v2's ToDtype does, and not divided by 255; the last bit differs.
+    """
+
+    def __init__(self, multiply: bool = False) -> None:
+        self.parameters = {"multiply": True} if multiply else {}
 
 
 class Normalize(Transform):
@@ -414,8 +417,11 @@ class Translation:
     def __iter__(self) -> Any:
         return iter((self.native, self.python))
 
+    def export(self) -> list[Exported]:
+        return export(self.native)
+
     def __str__(self) -> str:
-        lines = ["in C++:", *(f"  {t}" for t in self.native or ["(nothing)"])]
+        lines = ["in C++:", *([f"  {t}" for t in self.native] or ["  (nothing)"])]
         if self.python:
             lines += ["in Python:", *(f"  {_title(t)}" for t in self.python)]
             lines.append(f"because {self.reason}; what follows it stays with it")
@@ -520,11 +526,12 @@ def _translate_conversion(
         return None
     dtype = str(getattr(step, "dtype", ""))
     scale = name == "ConvertImageDtype" or getattr(step, "scale", False)
+    v2 = type(step).__module__.startswith("torchvision.transforms.v2")
     if dtype == "torch.uint8" and not tensor:
         return None
     if dtype != "torch.float32" or not scale:
         raise ArgumentError("only scaling to torch.float32 has a counterpart in C++")
-    return None if tensor else ToTensor()
+    return None if tensor else ToTensor(multiply=v2)
 
 
 def _jitter_range(value: Any) -> Any:

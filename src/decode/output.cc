@@ -8,11 +8,20 @@
 namespace forebay {
 namespace {
 
+bool Multiplies(const TransformSpec& spec) {
+  return std::any_of(spec.ops.begin(), spec.ops.end(), [](const ops::Op& op) {
+    const auto* tensor = std::get_if<ops::ToTensor>(&op);
+    return tensor != nullptr && tensor->multiply;
+  });
+}
+
 std::array<std::array<float, 256>, 3> FloatTable(const TransformSpec& spec) {
   std::array<std::array<float, 256>, 3> table;
+  const bool multiply = Multiplies(spec);
   for (size_t c = 0; c < 3; ++c) {
     for (size_t v = 0; v < 256; ++v) {
-      float x = static_cast<float>(v) / 255.0f;
+      const auto level = static_cast<float>(v);
+      float x = multiply ? level * (1.0f / 255.0f) : level / 255.0f;
       for (const ops::Op& op : spec.ops) {
         const auto* normalize = std::get_if<ops::Normalize>(&op);
         if (normalize != nullptr) x = (x - normalize->mean[c]) / normalize->std[c];
@@ -56,6 +65,7 @@ OutputWriter::OutputWriter(const TransformSpec& spec, const OutputSpec& output, 
     }
   }
   if (!kernels::HaveOutputKernels()) return;
+  scaling_.multiply = Multiplies(spec);
   int normalized = 0;
   for (const ops::Op& op : spec.ops) {
     const auto* normalize = std::get_if<ops::Normalize>(&op);

@@ -37,9 +37,11 @@ FOREBAY_INLINE __m256 Divide(__m256 x, __m256 by, __m256 inverse) {
   return _mm256_fmadd_ps(_mm256_fnmadd_ps(q, by, x), inverse, q);
 }
 
-FOREBAY_INLINE __m256 Scale(__m256i bytes, const Constants& c, bool normalize) {
+FOREBAY_INLINE __m256 Scale(__m256i bytes, const Constants& c, bool normalize, bool multiply) {
   const __m256 x = _mm256_cvtepi32_ps(bytes);
-  const __m256 q = Divide(x, _mm256_set1_ps(255.0f), _mm256_set1_ps(1.0f / 255.0f));
+  const __m256 inverse = _mm256_set1_ps(1.0f / 255.0f);
+  const __m256 q =
+      multiply ? _mm256_mul_ps(x, inverse) : Divide(x, _mm256_set1_ps(255.0f), inverse);
   return normalize ? Divide(_mm256_sub_ps(q, c.mean), c.std, c.inverse) : q;
 }
 
@@ -81,9 +83,9 @@ FOREBAY_AVX2 size_t Planes(const uint8_t* rgbx, size_t width, bool flip, const S
     const __m256i red = _mm256_and_si256(p, byte);
     const __m256i green = _mm256_and_si256(_mm256_srli_epi32(p, 8), byte);
     const __m256i blue = _mm256_and_si256(_mm256_srli_epi32(p, 16), byte);
-    Store<kType>(r, x, Scale(red, c[0], scaling.normalize));
-    Store<kType>(g, x, Scale(green, c[1], scaling.normalize));
-    Store<kType>(b, x, Scale(blue, c[2], scaling.normalize));
+    Store<kType>(r, x, Scale(red, c[0], scaling.normalize, scaling.multiply));
+    Store<kType>(g, x, Scale(green, c[1], scaling.normalize, scaling.multiply));
+    Store<kType>(b, x, Scale(blue, c[2], scaling.normalize, scaling.multiply));
   }
   return x;
 }
@@ -118,7 +120,7 @@ FOREBAY_AVX2 size_t Pixels(const uint8_t* rgbx, size_t width, bool flip, const S
     for (size_t v = 0; v < 3; ++v) {
       const __m256i values = _mm256_and_si256(
           _mm256_srlv_epi32(_mm256_permutevar8x32_epi32(p, pixel[v]), shift[v]), byte);
-      Store<kType>(out, x * 3 + v * 8, Scale(values, c[v], scaling.normalize));
+      Store<kType>(out, x * 3 + v * 8, Scale(values, c[v], scaling.normalize, scaling.multiply));
     }
   }
   return x;

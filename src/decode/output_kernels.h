@@ -10,7 +10,8 @@ namespace forebay::kernels {
 // (x / 255 - mean) / std. Quotients are products with the reciprocal, corrected by one step of
 // Newton: almost always the rounded quotient, and the caller checks all 256 values.
 struct Scaling {
-  bool normalize = false;  // else x / 255
+  bool multiply = false;   // x * (1 / 255) instead of x / 255
+  bool normalize = false;  // else x / 255 is all
   float mean[3] = {0, 0, 0};
   float std[3] = {1, 1, 1};
 };

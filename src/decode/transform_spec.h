@@ -74,7 +74,9 @@ struct RandAugment {
   Color fill{};
 };
 // To float, divided by 255. Without it the output is uint8.
-struct ToTensor {};
+struct ToTensor {
+  bool multiply = false;  // by 1 / 255 instead, as v2's ToDtype does: another last bit
+};
 struct Normalize {
   std::array<float, 3> mean{};
   std::array<float, 3> std{1, 1, 1};
