@@ -69,17 +69,21 @@ Status AcTable::Set(const HuffmanSpec& spec) {
   spec_ = HuffmanSpec();
   skip_ready_ = false;
   FOREBAY_RETURN_IF_ERROR(codes.Set(spec));
-  std::array<PairEntry, 1 << kAcBits> singles{};
+  std::array<PairEntry, 1 << kAcBits> singles;
+  singles.fill(kLong);
+  first.fill(0);
   ForEachCode(spec, [&](uint32_t symbol, uint32_t length, uint32_t code) {
     if (length > kAcBits) return;
     const uint32_t size = symbol & 15;
     const uint32_t shift = kAcBits - length;
-    PairEntry* out = &singles[size_t{code} << shift];
+    const size_t begin = size_t{code} << shift;
     // Values of more than 7 bits and a sign have no room, even where their bits have.
     if (size > shift || size > 7) {
-      std::fill_n(out, size_t{1} << shift, length | symbol << 24);
+      std::fill_n(&first[begin], size_t{1} << shift, static_cast<uint16_t>(length | symbol << 8));
       return;
     }
+    std::fill_n(&first[begin], size_t{1} << shift, static_cast<uint16_t>(length + size));
+    PairEntry* out = &singles[begin];
     for (uint32_t bits = 0; bits < 1u << size; ++bits) {
       const uint32_t value = static_cast<uint8_t>(Extend(bits, size));
       const PairEntry entry = (length + size) | Advance(symbol) << 6 | value << 24;
@@ -87,19 +91,15 @@ Status AcTable::Set(const HuffmanSpec& spec) {
     }
   });
   for (size_t i = 0; i < pairs.size(); ++i) {
-    const PairEntry first = singles[i];
-    const uint32_t bits = BitsOf(first);
-    pairs[i] = first;
-    first_bits[i] = static_cast<uint8_t>(bits);
-    const uint32_t advance = FirstAdvance(first);
-    if (advance == 0 || advance == kEndOfBlock) continue;
-    const PairEntry second = singles[(i << bits) & (pairs.size() - 1)];
-    const uint32_t both = bits + BitsOf(second);
-    if (FirstAdvance(second) == 0 || both > kAcBits) continue;
-    const int32_t value = FirstValue(second);
-    if (value < -32 || value > 31) continue;
-    pairs[i] = both | (first & ~63u) | FirstAdvance(second) << 12 |
-               (static_cast<uint32_t>(value) & 63) << 18;
+    const PairEntry one = singles[i];
+    pairs[i] = one;
+    if (FirstAdvance(one) == kEndOfBlock) continue;
+    const PairEntry two = singles[(i << BitsOf(one)) & (pairs.size() - 1)];
+    const uint32_t both = BitsOf(one) + BitsOf(two);
+    const int32_t value = FirstValue(two);
+    if (two == kLong || both > kAcBits || value < -32 || value > 31) continue;
+    pairs[i] =
+        both | (one & ~63u) | FirstAdvance(two) << 12 | (static_cast<uint32_t>(value) & 63) << 18;
   }
   spec_ = spec;
   return Status();

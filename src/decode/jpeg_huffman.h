@@ -56,18 +56,19 @@ class SymbolTable {
   HuffmanSpec spec_;  // what it was made from
 };
 
-// Up to two coefficients in 32 bits, so that the tables of luma and chroma fit in the first cache:
-// bits of both (0..5), advance of the first (6..11) and of the second (12..17), value of the second
-// (18..23) and of the first (24..31). The second's advance is 0 where it does not fit;
-// storing it before the first then does no harm. The first's advance is 0 where nothing fits: the
-// code's symbol is then in bits 24..31, and the bits are those of the code, or 0 for one of more
-// than kAcBits bits.
+// Up to two coefficients in 32 bits, so that the tables of luma and chroma nearly fit in the first
+// cache: bits of both (0..5), advance of the first (6..11) and of the second (12..17), value of the
+// second (18..23) and of the first (24..31). The second's advance is 0 where it does not fit;
+// storing it before the first then does no harm. kLong where not even the first one fits, which
+// like an end of block stores zeros past everything else.
 using PairEntry = uint32_t;
 constexpr uint32_t BitsOf(PairEntry entry) { return entry & 63; }
 constexpr uint32_t FirstAdvance(PairEntry entry) { return entry >> 6 & 63; }
 constexpr uint32_t SecondAdvance(PairEntry entry) { return entry >> 12 & 63; }
 constexpr int32_t FirstValue(PairEntry entry) { return static_cast<int32_t>(entry) >> 24; }
 constexpr int32_t SecondValue(PairEntry entry) { return static_cast<int32_t>(entry << 8) >> 26; }
+
+inline constexpr PairEntry kLong = kEndOfBlock << 6 | kEndOfBlock << 12;
 
 class AcTable {
  public:
@@ -76,7 +77,9 @@ class AcTable {
   void PrepareSkip();
 
   alignas(64) std::array<PairEntry, 1 << kAcBits> pairs{};
-  std::array<uint8_t, 1 << kAcBits> first_bits{};  // those of the first coefficient alone
+  // Of the first coefficient alone: its bits. Where even it does not fit: the bits of its code |
+  // symbol << 8, or 0 for a code of more than kAcBits bits.
+  std::array<uint16_t, 1 << kAcBits> first{};
   // Bits | advance << 8 of all coefficients that fit, an end of block as kSkipEnd; 0: none does.
   alignas(64) std::array<uint16_t, 1 << kSkipBits> skip{};
   CodeLengths codes;
@@ -109,18 +112,15 @@ FOREBAY_JPEG_INLINE bool ReadDc(BitReader& in, const SymbolTable& table, uint32_
 }
 
 // The symbol of a code that AcTable::pairs has no room for, or -1 for no code.
-FOREBAY_JPEG_INLINE int32_t ReadLong(BitReader& in, const AcTable& table, PairEntry entry) {
+FOREBAY_JPEG_INLINE int32_t ReadLong(BitReader& in, const AcTable& table) {
+  uint32_t code = table.first[in.Peek(kAcBits)];
   in.Refill();
-  uint32_t length = BitsOf(entry);
-  uint32_t symbol = entry >> 24;
-  if (__builtin_expect(length == 0, 0)) {
-    const uint32_t found = table.codes.Find(in.Peek(16), kAcBits + 1);
-    if (found == 0) return -1;
-    length = found & 255;
-    symbol = found >> 8;
+  if (__builtin_expect(code == 0, 0)) {
+    code = table.codes.Find(in.Peek(16), kAcBits + 1);
+    if (code == 0) return -1;
   }
-  in.Drop(length);
-  return static_cast<int32_t>(symbol);
+  in.Drop(code);
+  return static_cast<int32_t>(code >> 8);
 }
 
 // The AC coefficients of a block to `block` (65 values: the last one is scratch), which must be
@@ -131,32 +131,33 @@ FOREBAY_JPEG_INLINE bool ReadAc(BitReader& reader, const AcTable& table, int16_t
   uint32_t k = 0;
   while (true) {
     PairEntry entry;
+    uint32_t first;
+    uint32_t second;
     reader.Refill();
 #pragma GCC unroll 4
     for (uint32_t i = 0; i < 4; ++i) {
       entry = pairs[reader.buffer >> (64 - kAcBits)];
-      const uint32_t first = k + FirstAdvance(entry);
-      if (__builtin_expect(first == k, 0)) goto slow;
-      const uint32_t second = first + SecondAdvance(entry);
+      first = k + FirstAdvance(entry);
+      second = first + SecondAdvance(entry);
       block[kNaturalOrder[second]] = static_cast<int16_t>(SecondValue(entry));
       block[kNaturalOrder[first]] = static_cast<int16_t>(FirstValue(entry));
-      if (second >= 63) {
-        empty = FirstAdvance(entry) == kEndOfBlock && k == 0;
-        if (first < 63) {
-          reader.Drop(entry);
-          return second == 63 || SecondAdvance(entry) == kEndOfBlock;
-        }
-        // What follows the first coefficient is the next block's.
-        const uint32_t bits = table.first_bits[reader.buffer >> (64 - kAcBits)];
-        reader.Drop(bits);
-        return first == 63 || FirstAdvance(entry) == kEndOfBlock;
-      }
+      if (second >= 63) goto end;
       k = second;
       reader.Drop(entry);
     }
     continue;
-  slow:
-    const int32_t symbol = ReadLong(reader, table, entry);
+  end:
+    if (__builtin_expect(entry != kLong, 1)) {
+      empty = first == kEndOfBlock && FirstAdvance(entry) == kEndOfBlock;
+      if (first < 63) {
+        reader.Drop(entry);
+        return second == 63 || SecondAdvance(entry) == kEndOfBlock;
+      }
+      // What follows the first coefficient is the next block's.
+      reader.Drop(table.first[reader.Peek(kAcBits)]);
+      return first == 63 || FirstAdvance(entry) == kEndOfBlock;
+    }
+    const int32_t symbol = ReadLong(reader, table);
     if (__builtin_expect(symbol < 0, 0)) return false;
     const uint32_t size = static_cast<uint32_t>(symbol) & 15;
     const uint32_t advance = Advance(static_cast<uint32_t>(symbol));
@@ -195,15 +196,15 @@ FOREBAY_JPEG_INLINE bool SkipAc(BitReader& reader, const AcTable& table) {
     }
   single:
     // A long code, or the block may end within the entry: one coefficient at a time.
-    const PairEntry pair = table.pairs[reader.buffer >> (64 - kAcBits)];
+    const PairEntry pair = table.pairs[reader.Peek(kAcBits)];
     uint32_t advance = FirstAdvance(pair);
-    if (advance == 0) {
-      const int32_t symbol = ReadLong(reader, table, pair);
+    if (pair == kLong) {
+      const int32_t symbol = ReadLong(reader, table);
       if (__builtin_expect(symbol < 0, 0)) return false;
       reader.Drop(static_cast<uint32_t>(symbol) & 15);
       advance = Advance(static_cast<uint32_t>(symbol));
     } else {
-      reader.Drop(table.first_bits[reader.buffer >> (64 - kAcBits)]);
+      reader.Drop(table.first[reader.Peek(kAcBits)]);
     }
     k += advance;
     if (k >= 63) return k == 63 || advance == kEndOfBlock;
