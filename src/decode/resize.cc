@@ -43,36 +43,16 @@ double Sinc(double x) {
 
 double Lanczos(double x) { return -3.0 <= x && x < 3.0 ? Sinc(x) * Sinc(x / 3) : 0.0; }
 
-struct Filter {
-  double (*weight)(double);
-  double support;
-};
-
-Filter FilterOf(Interpolation interpolation) {
-  switch (interpolation) {
-    case Interpolation::kLanczos:
-      return {Lanczos, 3.0};
-    case Interpolation::kBicubic:
-      return {Bicubic, 2.0};
-    case Interpolation::kBox:
-      return {Box, 0.5};
-    case Interpolation::kHamming:
-      return {Hamming, 1.0};
-    case Interpolation::kNearest:
-    case Interpolation::kBilinear:
-      break;
-  }
-  return {Bilinear, 1.0};
-}
-
 int32_t FixedPoint(double weight) {
   constexpr double kOne = 1 << kernels::kPrecision;
   return static_cast<int32_t>(weight < 0 ? -0.5 + weight * kOne : 0.5 + weight * kOne);
 }
 
-template <typename T>
-void Grow(std::vector<T>& v, size_t size) {
-  if (v.size() < size) v.resize(size);
+// Makes room for `size` bytes from an address that is a multiple of 64: vectors that straddle two
+// lines of the cache cost twice.
+uint8_t* Room(std::vector<uint8_t>& v, size_t size) {
+  if (v.size() < size + 64) v.resize(size + 64);
+  return v.data() + (64 - reinterpret_cast<uintptr_t>(v.data()) % 64) % 64;
 }
 
 }  // namespace
@@ -82,7 +62,7 @@ SimdLevel BestSimd() {
   static const SimdLevel level = [] {
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl")) {
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
       return SimdLevel::kVnni;
     }
     return __builtin_cpu_supports("avx2") ? SimdLevel::kAvx2 : SimdLevel::kScalar;
@@ -108,6 +88,35 @@ void AxisTaps::PlanNearest(const AxisSpec& axis) {
   stride = 1;
 }
 
+template <double (*kWeight)(double)>
+void AxisTaps::PlanFilter(const AxisSpec& axis, double reach) {
+  const double scale = (axis.in_end - axis.in_begin) / axis.out_size;
+  const double filter_scale = std::max(scale, 1.0);
+  const double support = reach * filter_scale;
+  const double inverse = 1.0 / filter_scale;
+  stride = static_cast<uint32_t>(std::ceil(support)) * 2 + 1;
+  weights_.resize(static_cast<size_t>(axis.window_size) * stride);
+  begin.resize(axis.window_size);
+  taps.resize(axis.window_size);
+  for (uint32_t i = 0; i < axis.window_size; ++i) {
+    const double center = axis.in_begin + (axis.window_begin + i + 0.5) * scale;
+    const int low = std::max(static_cast<int>(center - support + 0.5), 0);
+    const int high =
+        std::min(static_cast<int>(center + support + 0.5), static_cast<int>(axis.in_size));
+    double* weight = &weights_[static_cast<size_t>(i) * stride];
+    double sum = 0;
+    for (int x = 0; x < high - low; ++x) {
+      weight[x] = kWeight((x + low - center + 0.5) * inverse);
+      sum += weight[x];
+    }
+    if (sum != 0.0) {
+      for (int x = 0; x < high - low; ++x) weight[x] /= sum;
+    }
+    begin[i] = static_cast<uint32_t>(low);
+    taps[i] = static_cast<uint32_t>(high - low);
+  }
+}
+
 void AxisTaps::Plan(const AxisSpec& axis, Interpolation interpolation) {
   begin.clear();
   taps.clear();
@@ -120,33 +129,25 @@ void AxisTaps::Plan(const AxisSpec& axis, Interpolation interpolation) {
     stride = 0;
     return;
   }
-  if (interpolation == Interpolation::kNearest) {
-    PlanNearest(axis);
-  } else {
-    const Filter filter = FilterOf(interpolation);
-    const double scale = (axis.in_end - axis.in_begin) / axis.out_size;
-    const double filter_scale = std::max(scale, 1.0);
-    const double support = filter.support * filter_scale;
-    const double inverse = 1.0 / filter_scale;
-    stride = static_cast<uint32_t>(std::ceil(support)) * 2 + 1;
-    weights_.resize(static_cast<size_t>(axis.window_size) * stride);
-    for (uint32_t i = 0; i < axis.window_size; ++i) {
-      const double center = axis.in_begin + (axis.window_begin + i + 0.5) * scale;
-      const int low = std::max(static_cast<int>(center - support + 0.5), 0);
-      const int high =
-          std::min(static_cast<int>(center + support + 0.5), static_cast<int>(axis.in_size));
-      double* weight = &weights_[static_cast<size_t>(i) * stride];
-      double sum = 0;
-      for (int x = 0; x < high - low; ++x) {
-        weight[x] = filter.weight((x + low - center + 0.5) * inverse);
-        sum += weight[x];
-      }
-      if (sum != 0.0) {
-        for (int x = 0; x < high - low; ++x) weight[x] /= sum;
-      }
-      begin.push_back(static_cast<uint32_t>(low));
-      taps.push_back(static_cast<uint32_t>(high - low));
-    }
+  switch (interpolation) {
+    case Interpolation::kNearest:
+      PlanNearest(axis);
+      break;
+    case Interpolation::kLanczos:
+      PlanFilter<Lanczos>(axis, 3.0);
+      break;
+    case Interpolation::kBilinear:
+      PlanFilter<Bilinear>(axis, 1.0);
+      break;
+    case Interpolation::kBicubic:
+      PlanFilter<Bicubic>(axis, 2.0);
+      break;
+    case Interpolation::kBox:
+      PlanFilter<Box>(axis, 0.5);
+      break;
+    case Interpolation::kHamming:
+      PlanFilter<Hamming>(axis, 1.0);
+      break;
   }
   // Positions only grow, so the ends of the needed input are at the ends of the window.
   const uint32_t weight_stride = stride;
@@ -187,9 +188,9 @@ Rect Resampler::Start(const AxisSpec& x, const AxisSpec& y, Interpolation interp
     for (const uint32_t taps : y_.taps) ring_ = std::max(ring_, taps);
     inputs_.resize(y_.stride);
   }
-  Grow(rows_, row_bytes_ * ring_ + kSpare);
-  Grow(out_, static_cast<size_t>(out_width_) * 4 + 2 * kSpare);
-  if (columns_first_) Grow(column_row_, row_bytes_ + kSpare);
+  rows_ = Room(rows_memory_, row_bytes_ * ring_ + kSpare);
+  out_ = Room(out_memory_, static_cast<size_t>(out_width_) * 4 + 2 * kSpare);
+  if (columns_first_) column_row_ = Room(column_memory_, row_bytes_ + kSpare);
   if (!x_.identity) PlanHorizontal();
   return {x_.first, y_.first, x_.count, y_.count};
 }
@@ -211,11 +212,11 @@ void Resampler::PlanHorizontal() {
   offsets_.assign(n, 0);
   for (size_t i = 0; i < out_width_; ++i) offsets_[i] = x_.begin[i] * 4;
   if (level_ == SimdLevel::kAvx2) {
-    Grow(packed_, n / 2 * groups * kernels::kAvx2Bytes);
-    kernels::PackAvx2(x_.coefficients.data(), n, groups, packed_.data());
+    packed_ = Room(packed_memory_, n / 2 * groups * kernels::kAvx2Bytes);
+    kernels::PackAvx2(x_.coefficients.data(), n, groups, packed_);
   } else if (level_ == SimdLevel::kVnni) {
-    Grow(packed_, n / 4 * groups * kernels::kVnniBytes);
-    kernels::PackVnni(x_.coefficients.data(), n, groups, packed_.data());
+    packed_ = Room(packed_memory_, n / 4 * groups * kernels::kVnniBytes);
+    kernels::PackVnni(x_.coefficients.data(), n, groups, packed_);
   }
 }
 
@@ -227,16 +228,16 @@ void Resampler::Horizontal(const uint8_t* rgbx, uint8_t* out) {
       kernels::HorizontalScalar(rgbx, out, n, offsets_.data(), groups, x_.coefficients.data());
       break;
     case SimdLevel::kAvx2:
-      kernels::HorizontalAvx2(rgbx, out, n, offsets_.data(), groups, packed_.data());
+      kernels::HorizontalAvx2(rgbx, out, n, offsets_.data(), groups, packed_);
       break;
     case SimdLevel::kVnni:
-      kernels::HorizontalVnni(rgbx, out, n, offsets_.data(), groups, packed_.data());
+      kernels::HorizontalVnni(rgbx, out, n, offsets_.data(), groups, packed_);
       break;
   }
 }
 
 void Resampler::Push(const uint8_t* rgbx) {
-  uint8_t* slot = rows_.data() + pushed_ % ring_ * row_bytes_;
+  uint8_t* slot = rows_ + pushed_ % ring_ * row_bytes_;
   ++pushed_;
   direct_ = slot;
   if (columns_first_) {
@@ -262,15 +263,15 @@ const uint8_t* Resampler::Pop() {
   if (begin + taps > pushed_) return nullptr;
   const int32_t* coefficients = &y_.coefficients[static_cast<size_t>(popped_) * y_.stride];
   ++popped_;
-  const uint8_t* row = rows_.data() + begin % ring_ * row_bytes_;
+  const uint8_t* row = rows_ + begin % ring_ * row_bytes_;
   if (taps != 1 || coefficients[0] != 1 << kernels::kPrecision) {
     uint32_t slot = begin % ring_;
     for (uint32_t i = 0; i < taps; ++i) {
-      inputs_[i] = rows_.data() + slot * row_bytes_;
+      inputs_[i] = rows_ + slot * row_bytes_;
       if (++slot == ring_) slot = 0;
     }
     for (uint32_t i = taps; i < y_.stride; ++i) inputs_[i] = row;
-    uint8_t* to = columns_first_ ? column_row_.data() : out_.data();
+    uint8_t* to = columns_first_ ? column_row_ : out_;
     const size_t bytes = static_cast<size_t>(columns_first_ ? x_.count : out_width_) * 4;
     switch (level_) {
       case SimdLevel::kScalar:
@@ -286,8 +287,8 @@ const uint8_t* Resampler::Pop() {
     row = to;
   }
   if (!columns_first_) return row;
-  Horizontal(row, out_.data());
-  return out_.data();
+  Horizontal(row, out_);
+  return out_;
 }
 
 }  // namespace forebay

@@ -58,6 +58,8 @@ struct AxisTaps {
 
  private:
   void PlanNearest(const AxisSpec& axis);
+  template <double (*kWeight)(double)>
+  void PlanFilter(const AxisSpec& axis, double reach);
   std::vector<double> weights_;
 };
 
@@ -87,15 +89,21 @@ class Resampler {
   bool columns_first_ = false;
   uint32_t pushed_ = 0;  // rows
   uint32_t popped_ = 0;
+  size_t row_bytes_ = 0;  // of a ring slot
+  uint32_t ring_ = 0;     // slots
+  // In the memory below; valid since the last Start.
+  uint8_t* packed_ = nullptr;        // coefficients as the SIMD kernel reads them
+  uint8_t* rows_ = nullptr;          // the ring of rows after the first pass, or before it
+  uint8_t* column_row_ = nullptr;    // one row between the passes, when columns come first
+  uint8_t* out_ = nullptr;           // one output row
+  const uint8_t* direct_ = nullptr;  // the row pushed last, when it is not kept
+
   std::vector<uint32_t> offsets_;       // bytes to the first tap of each output pixel
-  std::vector<uint8_t> packed_;         // coefficients as the SIMD kernel reads them
-  size_t row_bytes_ = 0;                // of a ring slot
-  uint32_t ring_ = 0;                   // slots
-  std::vector<uint8_t> rows_;           // the ring of rows after the first pass, or before it
-  std::vector<uint8_t> column_row_;     // one row between the passes, when columns come first
-  std::vector<uint8_t> out_;            // one output row
   std::vector<const uint8_t*> inputs_;  // rows that go into one output row
-  const uint8_t* direct_ = nullptr;     // the row pushed last, when it is not kept
+  std::vector<uint8_t> packed_memory_;
+  std::vector<uint8_t> rows_memory_;
+  std::vector<uint8_t> column_memory_;
+  std::vector<uint8_t> out_memory_;
 };
 
 }  // namespace forebay
