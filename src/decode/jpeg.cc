@@ -18,7 +18,7 @@ namespace {
 
 class OwnReader final : public ImageReader {
  public:
-  explicit OwnReader(bool simd) : kernels_(Kernels(simd)), output_(simd) {}
+  explicit OwnReader(bool simd) : simd_(simd && Avx2()), kernels_(Kernels(simd)), output_(simd) {}
 
   Result<ImageInfo> Open(std::span<const std::byte> file) override {
     file_ = {reinterpret_cast<const uint8_t*>(file.data()), file.size()};
@@ -71,8 +71,7 @@ class OwnReader final : public ImageReader {
       const Component& component = header_.components[c];
       FOREBAY_RETURN_IF_ERROR(dc_[scan_.dc[i]].Set(header_.dc[scan_.dc[i]], 15));
       AcTable& ac = ac_[scan_.ac[i]];
-      FOREBAY_RETURN_IF_ERROR(ac.Set(header_.ac[scan_.ac[i]]));
-      if (!output_.whole()) ac.PrepareSkip();
+      FOREBAY_RETURN_IF_ERROR(ac.Set(header_.ac[scan_.ac[i]], simd_));
       ScanPart& part = parts.part[i];
       part.dc = &dc_[scan_.dc[i]];
       part.ac = &ac;
@@ -83,6 +82,9 @@ class OwnReader final : public ImageReader {
       part.wanted = output_.blocks(c);
       part.samples = output_.samples(c);
       part.stride = output_.stride(c);
+    }
+    for (uint32_t i = 0; i < scan_.count; ++i) {
+      ac_[scan_.ac[i]].PrepareSkip(output_.skipped());
     }
     SegmentReader in(file_, scan_.data, header_.restart_interval, segment_);
     const auto run = [&](McuRun kernel, uint32_t row, uint32_t begin, uint32_t end) {
@@ -145,6 +147,7 @@ class OwnReader final : public ImageReader {
     }
   }
 
+  const bool simd_;
   const ScanKernels& kernels_;
   std::span<const uint8_t> file_;
   Header header_;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "decode/jpeg_idct.h"
+
 namespace forebay::jpeg {
 namespace {
 
@@ -175,7 +177,7 @@ Status Coefficients::ReadOne(std::span<const uint8_t> file, size_t& at, Segment&
     const uint8_t ac_table = scan_.ac[i];
     if (dc) FOREBAY_RETURN_IF_ERROR(dc_[dc_table].Set(header_.dc[dc_table], 15));
     if (!header_.progressive) {
-      FOREBAY_RETURN_IF_ERROR(fast_ac_[ac_table].Set(header_.ac[ac_table]));
+      FOREBAY_RETURN_IF_ERROR(fast_ac_[ac_table].Set(header_.ac[ac_table], Avx2()));
     } else if (scan_.first != 0) {
       FOREBAY_RETURN_IF_ERROR(ac_[ac_table].Set(header_.ac[ac_table], 255));
     }

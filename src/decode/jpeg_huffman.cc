@@ -2,6 +2,10 @@
 
 #include <algorithm>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace forebay::jpeg {
 namespace {
 
@@ -15,6 +19,55 @@ void ForEachCode(const HuffmanSpec& spec, Each&& each) {
       each(spec.symbols[place++], length, code++);
   }
 }
+
+using Entries = std::array<PairEntry, 1 << kAcBits>;
+
+// pairs[i]: the entry at i with the one that follows it, where both fit.
+void PairUp(const Entries& singles, Entries& pairs) {
+  for (uint32_t i = 0; i < pairs.size(); ++i) {
+    const PairEntry one = singles[i];
+    const PairEntry two = singles[(i << BitsOf(one)) & (pairs.size() - 1)];
+    const uint32_t both = BitsOf(one) + BitsOf(two);
+    const uint32_t value = static_cast<uint32_t>(FirstValue(two));
+    const bool fits =
+        FirstAdvance(one) != kEndOfBlock && two != kLong && both <= kAcBits && value + 32 < 64;
+    pairs[i] = fits ? both | (one & ~63u) | FirstAdvance(two) << 12 | (value & 63) << 18 : one;
+  }
+}
+
+#if defined(__x86_64__)
+// The same, three times as fast: the branches above are ones that nothing can foresee.
+__attribute__((target("avx2"))) void PairUpAvx2(const Entries& singles, Entries& pairs) {
+  const __m256i low6 = _mm256_set1_epi32(63);
+  const __m256i end = _mm256_set1_epi32(kEndOfBlock);
+  const __m256i mask = _mm256_set1_epi32(static_cast<int32_t>(pairs.size() - 1));
+  __m256i index = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  for (size_t i = 0; i < pairs.size(); i += 8) {
+    const __m256i one = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(&singles[i]));
+    const __m256i bits = _mm256_and_si256(one, low6);
+    const __m256i rest = _mm256_and_si256(_mm256_sllv_epi32(index, bits), mask);
+    const __m256i two =
+        _mm256_i32gather_epi32(reinterpret_cast<const int*>(singles.data()), rest, 4);
+    const __m256i both = _mm256_add_epi32(bits, _mm256_and_si256(two, low6));
+    const __m256i value = _mm256_srai_epi32(two, 24);
+    const __m256i advance = _mm256_and_si256(_mm256_srli_epi32(two, 6), low6);
+    const __m256i pair =
+        _mm256_or_si256(_mm256_or_si256(both, _mm256_andnot_si256(low6, one)),
+                        _mm256_or_si256(_mm256_slli_epi32(advance, 12),
+                                        _mm256_slli_epi32(_mm256_and_si256(value, low6), 18)));
+    const __m256i first = _mm256_and_si256(_mm256_srli_epi32(one, 6), low6);
+    const __m256i unfit = _mm256_or_si256(
+        _mm256_or_si256(_mm256_cmpeq_epi32(first, end),
+                        _mm256_cmpeq_epi32(two, _mm256_set1_epi32(kLong))),
+        _mm256_or_si256(_mm256_cmpgt_epi32(both, _mm256_set1_epi32(kAcBits)),
+                        _mm256_or_si256(_mm256_cmpgt_epi32(value, _mm256_set1_epi32(31)),
+                                        _mm256_cmpgt_epi32(_mm256_set1_epi32(-32), value))));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(&pairs[i]),
+                        _mm256_blendv_epi8(pair, one, unfit));
+    index = _mm256_add_epi32(index, _mm256_set1_epi32(8));
+  }
+}
+#endif
 
 }  // namespace
 
@@ -64,8 +117,9 @@ Status SymbolTable::Set(const HuffmanSpec& spec, uint32_t highest) {
   return Status();
 }
 
-Status AcTable::Set(const HuffmanSpec& spec) {
-  if (spec == spec_) return Status();
+Status AcTable::Set(const HuffmanSpec& spec, bool simd) {
+  reused_ = spec == spec_;
+  if (reused_) return Status();
   spec_ = HuffmanSpec();
   skip_ready_ = false;
   FOREBAY_RETURN_IF_ERROR(codes.Set(spec));
@@ -90,23 +144,22 @@ Status AcTable::Set(const HuffmanSpec& spec) {
       out = std::fill_n(out, size_t{1} << (shift - size), entry);
     }
   });
-  for (size_t i = 0; i < pairs.size(); ++i) {
-    const PairEntry one = singles[i];
-    pairs[i] = one;
-    if (FirstAdvance(one) == kEndOfBlock) continue;
-    const PairEntry two = singles[(i << BitsOf(one)) & (pairs.size() - 1)];
-    const uint32_t both = BitsOf(one) + BitsOf(two);
-    const int32_t value = FirstValue(two);
-    if (two == kLong || both > kAcBits || value < -32 || value > 31) continue;
-    pairs[i] =
-        both | (one & ~63u) | FirstAdvance(two) << 12 | (static_cast<uint32_t>(value) & 63) << 18;
+#if defined(__x86_64__)
+  if (simd) {
+    PairUpAvx2(singles, pairs);
+  } else {
+    PairUp(singles, pairs);
   }
+#else
+  static_cast<void>(simd);
+  PairUp(singles, pairs);
+#endif
   spec_ = spec;
   return Status();
 }
 
-void AcTable::PrepareSkip() {
-  if (skip_ready_) return;
+void AcTable::PrepareSkip(uint64_t blocks) {
+  if (skip_ready_ || (!reused_ && blocks < 10000)) return;
   skip_ready_ = true;
   std::array<uint16_t, 1 << kSkipBits> singles{};
   ForEachCode(spec_, [&](uint32_t symbol, uint32_t length, uint32_t code) {

@@ -72,9 +72,12 @@ inline constexpr PairEntry kLong = kEndOfBlock << 6 | kEndOfBlock << 12;
 
 class AcTable {
  public:
-  Status Set(const HuffmanSpec& spec);
-  // Builds `skip`, once for each table.
-  void PrepareSkip();
+  // `simd`: with AVX2, which the machine must have; the table is the same.
+  Status Set(const HuffmanSpec& spec, bool simd);
+  // Builds `skip`, once for each table, where that pays: it takes as long as it saves on five
+  // thousand blocks, so not for a table that is new, unless `blocks` are to be passed over.
+  void PrepareSkip(uint64_t blocks);
+  bool skip_ready() const { return skip_ready_; }
 
   alignas(64) std::array<PairEntry, 1 << kAcBits> pairs{};
   // Of the first coefficient alone: its bits. Where even it does not fit: the bits of its code |
@@ -87,6 +90,7 @@ class AcTable {
  private:
   HuffmanSpec spec_;
   bool skip_ready_ = false;
+  bool reused_ = false;  // by a second image, so most likely by many
 };
 
 // What a symbol of an AC table does to the position in the block.
@@ -124,7 +128,9 @@ FOREBAY_JPEG_INLINE int32_t ReadLong(BitReader& in, const AcTable& table) {
 }
 
 // The AC coefficients of a block to `block` (65 values: the last one is scratch), which must be
-// zero. False: no code, or a run past the block's end. `empty` says whether there were none.
+// zero; without kStore they are only passed over. False: no code, or a run past the block's end.
+// `empty` says whether there were none.
+template <bool kStore = true>
 FOREBAY_JPEG_INLINE bool ReadAc(BitReader& reader, const AcTable& table, int16_t* block,
                                 bool& empty) {
   const PairEntry* const pairs = table.pairs.data();
@@ -139,8 +145,10 @@ FOREBAY_JPEG_INLINE bool ReadAc(BitReader& reader, const AcTable& table, int16_t
       entry = pairs[reader.buffer >> (64 - kAcBits)];
       first = k + FirstAdvance(entry);
       second = first + SecondAdvance(entry);
-      block[kNaturalOrder[second]] = static_cast<int16_t>(SecondValue(entry));
-      block[kNaturalOrder[first]] = static_cast<int16_t>(FirstValue(entry));
+      if constexpr (kStore) {
+        block[kNaturalOrder[second]] = static_cast<int16_t>(SecondValue(entry));
+        block[kNaturalOrder[first]] = static_cast<int16_t>(FirstValue(entry));
+      }
       if (second >= 63) goto end;
       k = second;
       reader.Drop(entry);
@@ -162,7 +170,8 @@ FOREBAY_JPEG_INLINE bool ReadAc(BitReader& reader, const AcTable& table, int16_t
     const uint32_t size = static_cast<uint32_t>(symbol) & 15;
     const uint32_t advance = Advance(static_cast<uint32_t>(symbol));
     k += advance;
-    block[kNaturalOrder[k]] = static_cast<int16_t>(Extend(reader.Take(size), size));
+    const int32_t value = Extend(reader.Take(size), size);
+    if constexpr (kStore) block[kNaturalOrder[k]] = static_cast<int16_t>(value);
     if (k >= 63) {
       empty = false;
       return k == 63 || advance == kEndOfBlock;
@@ -172,6 +181,10 @@ FOREBAY_JPEG_INLINE bool ReadAc(BitReader& reader, const AcTable& table, int16_t
 
 // Passes over the AC coefficients of a block.
 FOREBAY_JPEG_INLINE bool SkipAc(BitReader& reader, const AcTable& table) {
+  if (!table.skip_ready()) {
+    bool empty;
+    return ReadAc<false>(reader, table, nullptr, empty);
+  }
   const uint16_t* const skip = table.skip.data();
   uint32_t k = 0;
   while (true) {

@@ -38,9 +38,8 @@ void Output::Begin(const Header& header, uint32_t shrink, const Rect& rect) {
   next_ = rect.y;
   const uint32_t smallest = 8 / shrink;
   mcus_per_row_ = DivideUp(header.width, 8u * header.max_h);
-  const uint32_t mcu_rows = DivideUp(header.height, 8u * header.max_v);
-  mcus_ = BlockRange{mcus_per_row_, 0, mcu_rows, 0};
-  whole_ = true;
+  mcus_ = BlockRange{mcus_per_row_, 0, UINT32_MAX, 0};
+  skipped_ = 0;
   for (uint32_t c = 0; c < count_; ++c) {
     const Component& component = header.components[c];
     Plane& plane = planes_[c];
@@ -68,8 +67,9 @@ void Output::Begin(const Header& header, uint32_t shrink, const Rect& rect) {
     mcus_.x1 = std::max(mcus_.x1, (wanted.x1 - 1) / component.h + 1);
     mcus_.y0 = std::min(mcus_.y0, wanted.y0 / component.v);
     mcus_.y1 = std::max(mcus_.y1, (wanted.y1 - 1) / component.v + 1);
-    whole_ = whole_ && wanted.x0 == 0 && wanted.y0 == 0 &&
-             wanted.x1 == mcus_per_row_ * component.h && wanted.y1 == mcu_rows * component.v;
+    // Rows below the rectangle are not read.
+    skipped_ += uint64_t{wanted.y1} * mcus_per_row_ * component.h -
+                uint64_t{wanted.y1 - wanted.y0} * (wanted.x1 - wanted.x0);
     plane.stride = 2 * kMargin + size_t{wanted.x1 - wanted.x0} * plane.size;
     const size_t bytes = plane.stride * (plane.rows + 1) + kMargin;
     if (plane.bytes.size() < bytes) plane.bytes.resize(bytes);

@@ -24,8 +24,8 @@ class Output {
   uint32_t mcus_per_row() const { return mcus_per_row_; }
   // MCUs that hold a wanted block.
   const BlockRange& mcus() const { return mcus_; }
-  // Whether every block is wanted.
-  bool whole() const { return whole_; }
+  // How many blocks must be passed over.
+  uint64_t skipped() const { return skipped_; }
   // Samples in a row of a block.
   uint32_t size(uint32_t c) const { return planes_[c].size; }
   const BlockRange& blocks(uint32_t c) const { return planes_[c].wanted; }
@@ -66,7 +66,7 @@ class Output {
   uint32_t count_ = 0;
   Rect rect_;
   uint32_t next_ = 0;  // output row
-  bool whole_ = false;
+  uint64_t skipped_ = 0;
   uint32_t mcus_per_row_ = 0;
   BlockRange mcus_;
   std::array<Plane, kMaxComponents> planes_;
