@@ -49,7 +49,12 @@ FOREBAY_JPEG_INLINE bool Decode(BitReader& in, ScanParts& parts, uint32_t row, u
           Clear(block);
           block[0] = static_cast<int16_t>(part.predictor);
           IdctJob& job = jobs[pending];
-          if (!ReadAc(in, *part.ac, block, job.flat)) return false;
+          if (part.size == 1) {
+            job.flat = true;
+            if (!SkipAc(in, *part.ac)) return false;
+          } else if (!ReadAc(in, *part.ac, block, job.flat)) {
+            return false;
+          }
           job.block = block;
           job.quant = part.quant;
           job.out = part.samples + part.size * (v * part.stride + size_t{x - part.wanted.x0});

@@ -238,6 +238,30 @@ TEST(JpegTest, EverySamplingInEverySpace) {
   }
 }
 
+#ifdef D_ARITH_CODING_SUPPORTED
+TEST(JpegTest, LeavesTheRestToLibjpegTurbo) {
+  std::mt19937 random(3);
+  JpegOptions options;
+  options.width = 40;
+  options.height = 30;
+  options.picture = Picture::kSmooth;
+  std::vector<uint8_t> expected;
+  const std::unique_ptr<ImageReader> reader = MakeJpegReader();
+  ASSERT_TRUE(ReadAll(*reader, Encode(options, random), expected).ok());
+  options.arithmetic = true;
+  const std::vector<uint8_t> file = Encode(options, random);
+  EXPECT_EQ(jpeg::MakeOwnReader()->Open(Bytes(file)).error().code(), Code::kUnimplemented);
+  std::vector<uint8_t> pixels;
+  const Status status = ReadAll(*reader, file, pixels);
+  ASSERT_TRUE(status.ok()) << status.ToString();
+  EXPECT_TRUE(pixels == expected);
+  // And back.
+  options.arithmetic = false;
+  ASSERT_TRUE(ReadAll(*reader, Encode(options, random), pixels).ok());
+  EXPECT_TRUE(pixels == expected);
+}
+#endif
+
 TEST(JpegTest, BrokenFilesAreErrorsOrPixels) {
   const std::unique_ptr<ImageReader> reader = jpeg::MakeOwnReader();
   for (uint32_t seed = 0; seed < 24; ++seed) {

@@ -47,6 +47,7 @@ struct JpegOptions {
   bool optimize = false;
   bool separate = false;  // a scan for each component
   int restart = 0;
+  bool arithmetic = false;  // not Huffman
   Picture picture = Picture::kNoise;
 };
 
@@ -80,6 +81,7 @@ inline std::vector<uint8_t> Encode(const JpegOptions& o, std::mt19937& random) {
     info.comp_info[c].v_samp_factor = o.factors[2 * static_cast<size_t>(c) + 1];
   }
   info.optimize_coding = o.optimize ? TRUE : FALSE;
+  info.arith_code = o.arithmetic ? TRUE : FALSE;
   info.restart_interval = static_cast<unsigned>(o.restart);
   if (o.progressive) jpeg_simple_progression(&info);
   jpeg_scan_info scans[4] = {};
