@@ -1,6 +1,7 @@
 #include "decode/jpeg_coefficients.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "decode/jpeg_idct.h"
 
@@ -14,20 +15,20 @@ FOREBAY_JPEG_INLINE void Want(BitReader& in) {
   if ((in.bits & 63) < 32) in.Refill();
 }
 
-bool DcFirst(BitReader& in, const SymbolTable& table, uint32_t low, uint32_t& predictor,
-             int16_t* block) {
+FOREBAY_JPEG_INLINE bool DcFirst(BitReader& in, const SymbolTable& table, uint32_t low,
+                                 uint32_t& predictor, int16_t* block) {
   if (!ReadDc(in, table, predictor)) return false;
   block[0] = static_cast<int16_t>(predictor << low);
   return true;
 }
 
-void DcRefine(BitReader& in, uint32_t low, int16_t* block) {
+FOREBAY_JPEG_INLINE void DcRefine(BitReader& in, uint32_t low, int16_t* block) {
   Want(in);
   if (in.Take(1) != 0) block[0] = static_cast<int16_t>(block[0] | 1 << low);
 }
 
-bool AcFirst(BitReader& in, const SymbolTable& table, const Scan& scan, uint32_t& end_of_band,
-             int16_t* block) {
+FOREBAY_JPEG_INLINE bool AcFirst(BitReader& in, const SymbolTable& table, const Scan& scan,
+                                 uint32_t& end_of_band, int16_t* block, uint64_t& nonzero) {
   if (end_of_band > 0) {
     --end_of_band;
     return true;
@@ -44,6 +45,7 @@ bool AcFirst(BitReader& in, const SymbolTable& table, const Scan& scan, uint32_t
       if (k > scan.last) return false;
       Want(in);
       const int32_t value = Extend(in.Take(size), size);
+      nonzero |= uint64_t{1} << k;
       block[kNaturalOrder[k++]] = static_cast<int16_t>(static_cast<uint32_t>(value) << scan.low);
     } else if (run == 15) {
       k += 16;
@@ -56,23 +58,31 @@ bool AcFirst(BitReader& in, const SymbolTable& table, const Scan& scan, uint32_t
   return true;
 }
 
-// One more bit of a coefficient that is not zero.
-FOREBAY_JPEG_INLINE void Refine(BitReader& in, int32_t bit, int16_t& value) {
-  Want(in);
-  if (in.Take(1) == 0 || (value & bit) != 0) return;
-  value = static_cast<int16_t>(value + (value >= 0 ? bit : -bit));
+// One more bit for each of the coefficients in `which`, bits by their place as stored.
+FOREBAY_JPEG_INLINE void Refine(BitReader& in, int32_t bit, uint64_t which, int16_t* block) {
+  for (; which != 0; which &= which - 1) {
+    Want(in);
+    // Without branches: neither the bit nor the sign can be foreseen.
+    const int32_t more = -static_cast<int32_t>(in.Take(1));
+    int16_t& value = block[kNaturalOrder[static_cast<size_t>(std::countr_zero(which))]];
+    const int32_t sign = value >> 15;
+    value = static_cast<int16_t>(value + (((bit & ~value & more) ^ sign) - sign));
+  }
 }
 
-bool AcRefine(BitReader& in, const SymbolTable& table, const Scan& scan, uint32_t& end_of_band,
-              int16_t* block) {
+// `nonzero` has a bit for each coefficient of the block that is not zero, by its place as stored:
+// going from one to the next costs no guess of the branch predictor for each coefficient.
+FOREBAY_JPEG_INLINE bool AcRefine(BitReader& in, const SymbolTable& table, const Scan& scan,
+                                  uint32_t& end_of_band, int16_t* block, uint64_t& nonzero) {
   const int32_t bit = 1 << scan.low;
-  uint32_t k = scan.first;
+  // Coefficients of the band that are still to come.
+  uint64_t rest = ~uint64_t{0} >> (63 - scan.last) & ~uint64_t{0} << scan.first;
   if (end_of_band == 0) {
-    for (; k <= scan.last; ++k) {
+    while (rest != 0) {
       Want(in);
       const int32_t symbol = table.Symbol(in);
       if (symbol < 0) return false;
-      uint32_t run = static_cast<uint32_t>(symbol) >> 4;
+      const uint32_t run = static_cast<uint32_t>(symbol) >> 4;
       int32_t value = 0;
       if ((symbol & 15) != 0) {
         if ((symbol & 15) != 1) return false;
@@ -83,26 +93,23 @@ bool AcRefine(BitReader& in, const SymbolTable& table, const Scan& scan, uint32_
         end_of_band = (1u << run) + in.Take(run);
         break;
       }
-      // Over `run` coefficients that are still zero; the others get their bit.
-      for (; k <= scan.last; ++k) {
-        int16_t& coefficient = block[kNaturalOrder[k]];
-        if (coefficient != 0) {
-          Refine(in, bit, coefficient);
-        } else if (run-- == 0) {
-          break;
-        }
-      }
+      // Over `run` coefficients that are still zero, to the next one; the others get their bit.
+      uint64_t zeros = rest & ~nonzero;
+      for (uint32_t i = 0; i < run; ++i) zeros &= zeros - 1;
+      const uint64_t target = zeros & (0 - zeros);  // 0: there is none
+      const uint64_t passed = rest & (target - 1);
+      Refine(in, bit, passed & nonzero, block);
+      rest &= ~(passed | target);
       if (value == 0) continue;
-      if (k > scan.last) return false;
-      block[kNaturalOrder[k]] = static_cast<int16_t>(value);
+      if (target == 0) return false;
+      nonzero |= target;
+      block[kNaturalOrder[static_cast<size_t>(std::countr_zero(target))]] =
+          static_cast<int16_t>(value);
     }
   }
   if (end_of_band == 0) return true;
   --end_of_band;
-  for (; k <= scan.last; ++k) {
-    int16_t& coefficient = block[kNaturalOrder[k]];
-    if (coefficient != 0) Refine(in, bit, coefficient);
-  }
+  Refine(in, bit, rest & nonzero, block);
   return true;
 }
 
@@ -137,26 +144,29 @@ Status Coefficients::ForEachBlock(std::span<const uint8_t> file, size_t& at, Seg
   const uint32_t columns = (width + mcu_width - 1) / mcu_width;
   const uint32_t rows = (height + mcu_height - 1) / mcu_height;
   for (uint32_t row = 0; row < rows; ++row) {
-    const auto part = [&](BitReader& bits, uint32_t from, uint32_t to, bool restarted) {
+    const auto part = [&](BitReader& in_segment, uint32_t from, uint32_t to, bool restarted) {
+      BitReader bits = in_segment;
       if (restarted) {
         predictor_ = {};
         end_of_band_ = 0;
       }
-      for (uint32_t mcu = from; mcu < to; ++mcu) {
-        for (uint32_t i = 0; i < scan_.count; ++i) {
+      bool ok = true;
+      for (uint32_t mcu = from; ok && mcu < to; ++mcu) {
+        for (uint32_t i = 0; ok && i < scan_.count; ++i) {
           const Component& component = header_.components[scan_.component[i]];
           const uint32_t h = interleaved ? component.h : 1;
           const uint32_t v = interleaved ? component.v : 1;
           const Plane& plane = planes_[scan_.component[i]];
-          for (uint32_t b = 0; b < h * v; ++b) {
+          for (uint32_t b = 0; ok && b < h * v; ++b) {
             const size_t y = row * v + b / h;
             const size_t x = mcu * h + b % h;
-            if (!read(bits, i, plane.blocks + (y * plane.stride + x) * 64)) return false;
+            ok = read(bits, i, plane.first + y * plane.stride + x);
           }
         }
-        if (bits.Overrun()) return false;
+        ok = ok && !bits.Overrun();
       }
-      return true;
+      in_segment = bits;
+      return ok;
     };
     FOREBAY_RETURN_IF_ERROR(in.Run(0, columns, part));
   }
@@ -183,35 +193,35 @@ Status Coefficients::ReadOne(std::span<const uint8_t> file, size_t& at, Segment&
     }
   }
   if (!header_.progressive) {
-    return ForEachBlock(file, at, segment, [&](BitReader& in, uint32_t i, int16_t* block) {
+    return ForEachBlock(file, at, segment, [&](BitReader& in, uint32_t i, size_t block) {
       int16_t values[65] = {};
       bool empty = false;
       if (!ReadDc(in, dc_[scan_.dc[i]], predictor_[i])) return false;
       values[0] = static_cast<int16_t>(predictor_[i]);
       if (!ReadAc(in, fast_ac_[scan_.ac[i]], values, empty)) return false;
-      std::memcpy(block, values, 64 * sizeof(int16_t));
+      std::memcpy(blocks_ + block * 64, values, 64 * sizeof(int16_t));
       return true;
     });
   }
   if (scan_.first == 0 && scan_.high == 0) {
-    return ForEachBlock(file, at, segment, [&](BitReader& in, uint32_t i, int16_t* block) {
-      return DcFirst(in, dc_[scan_.dc[i]], scan_.low, predictor_[i], block);
+    return ForEachBlock(file, at, segment, [&](BitReader& in, uint32_t i, size_t block) {
+      return DcFirst(in, dc_[scan_.dc[i]], scan_.low, predictor_[i], blocks_ + block * 64);
     });
   }
   if (scan_.first == 0) {
-    return ForEachBlock(file, at, segment, [&](BitReader& in, uint32_t, int16_t* block) {
-      DcRefine(in, scan_.low, block);
+    return ForEachBlock(file, at, segment, [&](BitReader& in, uint32_t, size_t block) {
+      DcRefine(in, scan_.low, blocks_ + block * 64);
       return true;
     });
   }
   const SymbolTable& table = ac_[scan_.ac[0]];
   if (scan_.high == 0) {
-    return ForEachBlock(file, at, segment, [&](BitReader& in, uint32_t, int16_t* block) {
-      return AcFirst(in, table, scan_, end_of_band_, block);
+    return ForEachBlock(file, at, segment, [&](BitReader& in, uint32_t, size_t block) {
+      return AcFirst(in, table, scan_, end_of_band_, blocks_ + block * 64, nonzero_[block]);
     });
   }
-  return ForEachBlock(file, at, segment, [&](BitReader& in, uint32_t, int16_t* block) {
-    return AcRefine(in, table, scan_, end_of_band_, block);
+  return ForEachBlock(file, at, segment, [&](BitReader& in, uint32_t, size_t block) {
+    return AcRefine(in, table, scan_, end_of_band_, blocks_ + block * 64, nonzero_[block]);
   });
 }
 
@@ -236,23 +246,25 @@ Status Coefficients::Read(std::span<const uint8_t> file, const Header& header, c
   }
   const size_t alignment = 64 / sizeof(int16_t);
   memory_.resize(std::max(memory_.size(), blocks * 64 + alignment));
-  int16_t* next = memory_.data();
-  while (reinterpret_cast<uintptr_t>(next) % 64 != 0) ++next;
-  std::fill_n(next, blocks * 64, int16_t{0});
+  blocks_ = memory_.data();
+  while (reinterpret_cast<uintptr_t>(blocks_) % 64 != 0) ++blocks_;
+  std::fill_n(blocks_, blocks * 64, int16_t{0});
+  nonzero_.assign(header.progressive ? blocks : 0, 0);
+  size_t first = 0;
   for (uint32_t c = 0; c < header.count; ++c) {
     const Component& component = header.components[c];
-    planes_[c].blocks = next;
+    planes_[c].first = first;
     planes_[c].stride = columns * component.h;
     planes_[c].seen = false;
-    next += size_t{columns} * component.h * rows * component.v * 64;
+    first += size_t{columns} * component.h * rows * component.v;
   }
   for (uint32_t scans = 0; scan_.count != 0; ++scans) {
     if (scans == kMaxScans) return Status(Code::kDataLoss, "JPEG: too many scans");
     size_t at = 0;
     FOREBAY_RETURN_IF_ERROR(ReadOne(file, at, segment));
-    const auto first = planes_.begin();
+    const auto begin = planes_.begin();
     if (!header_.progressive &&
-        std::all_of(first, first + header.count, [](const Plane& p) { return p.seen; })) {
+        std::all_of(begin, begin + header.count, [](const Plane& p) { return p.seen; })) {
       return Status();
     }
     FOREBAY_RETURN_IF_ERROR(ReadMarkers(file, at, header_, scan_));

@@ -28,13 +28,13 @@ class Coefficients {
 
   // After Read: 64 coefficients in natural order, 64-byte aligned; the next block follows.
   const int16_t* Block(uint32_t c, uint32_t x, uint32_t y) const {
-    return planes_[c].blocks + (size_t{y} * planes_[c].stride + x) * 64;
+    return blocks_ + (planes_[c].first + size_t{y} * planes_[c].stride + x) * 64;
   }
   const uint16_t* Quant(uint32_t c) const { return planes_[c].quant.data(); }
 
  private:
   struct Plane {
-    int16_t* blocks = nullptr;
+    size_t first = 0;     // block
     uint32_t stride = 0;  // in blocks
     bool seen = false;
     alignas(32) std::array<uint16_t, 64> quant{};
@@ -49,6 +49,8 @@ class Coefficients {
   Scan scan_;
   std::array<Plane, kMaxComponents> planes_;
   std::vector<int16_t> memory_;
+  int16_t* blocks_ = nullptr;      // in memory_, aligned
+  std::vector<uint64_t> nonzero_;  // a bit for each AC coefficient; progressive only
   std::array<SymbolTable, 4> dc_;
   std::array<SymbolTable, 4> ac_;   // progressive
   std::array<AcTable, 4> fast_ac_;  // sequential
