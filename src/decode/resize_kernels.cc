@@ -28,7 +28,6 @@ void HorizontalScalar(const uint8_t* in, uint8_t* out, size_t n, const uint32_t*
     const uint8_t* p = in + offsets[i];
     int32_t sum[4] = {kHalf, kHalf, kHalf, kHalf};
     for (size_t t = 0; t < taps; ++t) {
-      if (coefficients[t] == 0) continue;
       for (size_t c = 0; c < 4; ++c) sum[c] += p[t * 4 + c] * coefficients[t];
     }
     for (size_t c = 0; c < 4; ++c) out[c] = Clip(sum[c]);
@@ -37,10 +36,15 @@ void HorizontalScalar(const uint8_t* in, uint8_t* out, size_t n, const uint32_t*
 
 void VerticalScalar(const uint8_t* const* rows, size_t taps, const int32_t* coefficients,
                     uint8_t* out, size_t bytes) {
-  for (size_t i = 0; i < bytes; ++i) {
-    int32_t sum = kHalf;
-    for (size_t t = 0; t < taps; ++t) sum += rows[t][i] * coefficients[t];
-    out[i] = Clip(sum);
+  constexpr size_t kBlock = 64;
+  for (size_t i = 0; i < bytes; i += kBlock) {
+    int32_t sum[kBlock];
+    for (size_t k = 0; k < kBlock; ++k) sum[k] = kHalf;
+    for (size_t t = 0; t < taps; ++t) {
+      const uint8_t* row = rows[t] + i;
+      for (size_t k = 0; k < kBlock; ++k) sum[k] += row[k] * coefficients[t];
+    }
+    for (size_t k = 0; k < kBlock; ++k) out[i + k] = Clip(sum[k]);
   }
 }
 
