@@ -112,7 +112,8 @@ class OwnReader final : public ImageReader {
 
   // Several scans: all of them to coefficients first.
   Status ReadBuffered(RowSink& sink) {
-    FOREBAY_RETURN_IF_ERROR(coefficients_.Read(file_, header_, scan_, segment_));
+    if (coefficients_ == nullptr) coefficients_ = std::make_unique<Coefficients>();
+    FOREBAY_RETURN_IF_ERROR(coefficients_->Read(file_, header_, scan_, segment_));
     const BlockRange mcus = output_.mcus();
     for (uint32_t row = mcus.y0; row < mcus.y1; ++row) {
       for (uint32_t c = 0; c < header_.count; ++c) {
@@ -133,8 +134,8 @@ class OwnReader final : public ImageReader {
   void TransformRow(uint32_t c, uint32_t y, uint8_t* out) {
     const BlockRange& wanted = output_.blocks(c);
     const uint32_t size = output_.size(c);
-    IdctJob a{coefficients_.Block(c, wanted.x0, y), coefficients_.Quant(c), out, output_.stride(c),
-              false};
+    IdctJob a{coefficients_->Block(c, wanted.x0, y), coefficients_->Quant(c), out,
+              output_.stride(c), false};
     uint32_t left = wanted.x1 - wanted.x0;
     for (; size != 8 && left > 0; --left, a.block += 64, a.out += size) IdctSmall(a, size);
     for (; left > 0; left -= std::min(left, 2u), a.block += 128, a.out += 16) {
@@ -157,7 +158,7 @@ class OwnReader final : public ImageReader {
   std::array<AcTable, 4> ac_;
   Segment segment_;
   Output output_;
-  Coefficients coefficients_;
+  std::unique_ptr<Coefficients> coefficients_;  // most files need none
 };
 
 }  // namespace
