@@ -135,7 +135,7 @@ class OwnReader final : public ImageReader {
     const BlockRange& wanted = output_.blocks(c);
     const uint32_t size = output_.size(c);
     IdctJob a{coefficients_->Block(c, wanted.x0, y), coefficients_->Quant(c), out,
-              output_.stride(c), false};
+              output_.stride(c), 63};
     uint32_t left = wanted.x1 - wanted.x0;
     for (; size != 8 && left > 0; --left, a.block += 64, a.out += size) IdctSmall(a, size);
     for (; left > 0; left -= std::min(left, 2u), a.block += 128, a.out += 16) {

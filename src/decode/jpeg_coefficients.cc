@@ -195,10 +195,10 @@ Status Coefficients::ReadOne(std::span<const uint8_t> file, size_t& at, Segment&
   if (!header_.progressive) {
     return ForEachBlock(file, at, segment, [&](BitReader& in, uint32_t i, size_t block) {
       int16_t values[65] = {};
-      bool empty = false;
+      uint32_t last;
       if (!ReadDc(in, dc_[scan_.dc[i]], predictor_[i])) return false;
       values[0] = static_cast<int16_t>(predictor_[i]);
-      if (!ReadAc(in, fast_ac_[scan_.ac[i]], values, empty)) return false;
+      if (!ReadAc(in, fast_ac_[scan_.ac[i]], values, last)) return false;
       std::memcpy(blocks_ + block * 64, values, 64 * sizeof(int16_t));
       return true;
     });

@@ -129,10 +129,10 @@ FOREBAY_JPEG_INLINE int32_t ReadLong(BitReader& in, const AcTable& table) {
 
 // The AC coefficients of a block to `block` (65 values: the last one is scratch), which must be
 // zero; without kStore they are only passed over. False: no code, or a run past the block's end.
-// `empty` says whether there were none.
+// `last` is set to the place, as stored, of the last one (or to a later place).
 template <bool kStore = true>
 FOREBAY_JPEG_INLINE bool ReadAc(BitReader& reader, const AcTable& table, int16_t* block,
-                                bool& empty) {
+                                uint32_t& last) {
   const PairEntry* const pairs = table.pairs.data();
   uint32_t k = 0;
   while (true) {
@@ -156,13 +156,14 @@ FOREBAY_JPEG_INLINE bool ReadAc(BitReader& reader, const AcTable& table, int16_t
     continue;
   end:
     if (__builtin_expect(entry != kLong, 1)) {
-      empty = first == kEndOfBlock && FirstAdvance(entry) == kEndOfBlock;
       if (first < 63) {
         reader.Drop(entry);
+        last = SecondAdvance(entry) == kEndOfBlock ? first : 63;
         return second == 63 || SecondAdvance(entry) == kEndOfBlock;
       }
       // What follows the first coefficient is the next block's.
       reader.Drop(table.first[reader.Peek(kAcBits)]);
+      last = FirstAdvance(entry) == kEndOfBlock ? k : 63;
       return first == 63 || FirstAdvance(entry) == kEndOfBlock;
     }
     const int32_t symbol = ReadLong(reader, table);
@@ -173,7 +174,7 @@ FOREBAY_JPEG_INLINE bool ReadAc(BitReader& reader, const AcTable& table, int16_t
     const int32_t value = Extend(reader.Take(size), size);
     if constexpr (kStore) block[kNaturalOrder[k]] = static_cast<int16_t>(value);
     if (k >= 63) {
-      empty = false;
+      last = 63;
       return k == 63 || advance == kEndOfBlock;
     }
   }
@@ -182,8 +183,8 @@ FOREBAY_JPEG_INLINE bool ReadAc(BitReader& reader, const AcTable& table, int16_t
 // Passes over the AC coefficients of a block.
 FOREBAY_JPEG_INLINE bool SkipAc(BitReader& reader, const AcTable& table) {
   if (!table.skip_ready()) {
-    bool empty;
-    return ReadAc<false>(reader, table, nullptr, empty);
+    uint32_t last;
+    return ReadAc<false>(reader, table, nullptr, last);
   }
   const uint16_t* const skip = table.skip.data();
   uint32_t k = 0;

@@ -88,7 +88,7 @@ void Flat(const IdctJob& job) {
 }
 
 void Plain(const IdctJob& job) {
-  if (job.flat) return Flat(job);
+  if (job.flat()) return Flat(job);
   int16_t x[64];
   for (uint32_t i = 0; i < 64; ++i) {
     x[i] = static_cast<int16_t>(job.block[i] * static_cast<int16_t>(job.quant[i]));
@@ -198,6 +198,46 @@ FOREBAY_AVX2 void Pass(__m256i (&x)[8]) {
               DotAdd(hi71, c_odd0, hi_y3));
 }
 
+// The same where x[4] to x[7] are zero, from half the products.
+template <int kShift>
+FOREBAY_AVX2 void SparsePass(__m256i (&x)[8]) {
+  const __m256i lo02 = _mm256_unpacklo_epi16(x[0], x[2]);
+  const __m256i hi02 = _mm256_unpackhi_epi16(x[0], x[2]);
+  const __m256i lo31 = _mm256_unpacklo_epi16(x[3], x[1]);
+  const __m256i hi31 = _mm256_unpackhi_epi16(x[3], x[1]);
+  const __m256i round = _mm256_set1_epi32(1 << (kShift - 1));
+  const auto put = [&](__m256i & low, __m256i & high, int32_t even, int32_t odd3, int32_t odd1)
+      __attribute__((target("avx2"), always_inline)) {
+    const __m256i c_even = Constants(8192, even);
+    const __m256i c_odd = Constants(odd3, odd1);
+    Put<kShift>(low, high, DotAdd(lo02, c_even, round), DotAdd(hi02, c_even, round),
+                _mm256_madd_epi16(lo31, c_odd), _mm256_madd_epi16(hi31, c_odd));
+  };
+  put(x[0], x[7], k0_541196100 + k0_765366865, k1_175875602,
+      k1_175875602 - k0_390180644 + k1_501321110 - k0_899976223);
+  put(x[1], x[6], k0_541196100, k1_175875602 - k1_961570560 + k3_072711026 - k2_562915447,
+      k1_175875602);
+  put(x[2], x[5], -k0_541196100, k1_175875602 - k2_562915447, k1_175875602 - k0_390180644);
+  put(x[3], x[4], -k0_541196100 - k0_765366865, k1_175875602 - k1_961570560,
+      k1_175875602 - k0_899976223);
+}
+
+// Of eight rows to the first four columns.
+FOREBAY_AVX2 void SparseTranspose(__m256i (&x)[8]) {
+  const __m256i r01 = _mm256_unpacklo_epi16(x[0], x[1]);
+  const __m256i r23 = _mm256_unpacklo_epi16(x[2], x[3]);
+  const __m256i r45 = _mm256_unpacklo_epi16(x[4], x[5]);
+  const __m256i r67 = _mm256_unpacklo_epi16(x[6], x[7]);
+  const __m256i c01_low = _mm256_unpacklo_epi32(r01, r23);
+  const __m256i c23_low = _mm256_unpackhi_epi32(r01, r23);
+  const __m256i c01_high = _mm256_unpacklo_epi32(r45, r67);
+  const __m256i c23_high = _mm256_unpackhi_epi32(r45, r67);
+  x[0] = _mm256_unpacklo_epi64(c01_low, c01_high);
+  x[1] = _mm256_unpackhi_epi64(c01_low, c01_high);
+  x[2] = _mm256_unpacklo_epi64(c23_low, c23_high);
+  x[3] = _mm256_unpackhi_epi64(c23_low, c23_high);
+}
+
 FOREBAY_AVX2 void Transpose(__m256i (&x)[8]) {
   __m256i a[8];
   for (int i = 0; i < 4; ++i) {
@@ -226,19 +266,26 @@ FOREBAY_AVX2 __m256i Load(const void* a, const void* b) {
 }  // namespace
 
 __attribute__((target("avx2"))) void IdctPairAvx2(const IdctJob& a, const IdctJob& b) {
-  if (a.flat && b.flat) {
+  if (a.flat() && b.flat()) {
     Flat(a);
     Flat(b);
     return;
   }
+  const bool sparse = a.sparse() && b.sparse();
   __m256i x[8];
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < (sparse ? 4 : 8); ++i) {
     x[i] = _mm256_mullo_epi16(Load(a.block + 8 * i, b.block + 8 * i),
                               Load(a.quant + 8 * i, b.quant + 8 * i));
   }
-  Pass<kPass1Shift>(x);
-  Transpose(x);
-  Pass<kPass2Shift>(x);
+  if (sparse) {
+    SparsePass<kPass1Shift>(x);
+    SparseTranspose(x);
+    SparsePass<kPass2Shift>(x);
+  } else {
+    Pass<kPass1Shift>(x);
+    Transpose(x);
+    Pass<kPass2Shift>(x);
+  }
   // x[i] is column i; to bytes, and back to rows.
   __m256i p[4];
   for (int i = 0; i < 4; ++i) p[i] = _mm256_packs_epi16(x[i], x[i + 4]);

@@ -13,7 +13,11 @@ struct IdctJob {
   const uint16_t* quant = nullptr;
   uint8_t* out = nullptr;
   size_t stride = 0;
-  bool flat = false;  // no coefficient but the first
+  uint32_t last = 63;  // no coefficient after this one, as they are stored, is other than zero
+
+  bool flat() const { return last == 0; }
+  // Nothing but the four lowest frequencies in each direction.
+  bool sparse() const { return last < 10; }
 };
 
 using IdctPair = void (*)(const IdctJob& a, const IdctJob& b);

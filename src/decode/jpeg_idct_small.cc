@@ -65,7 +65,7 @@ std::array<int32_t, 2> Two(const int32_t* x, size_t step, int shift) {
 }  // namespace
 
 void IdctSmall(const IdctJob& job, uint32_t size) {
-  if (size == 1 || job.flat) {
+  if (size == 1 || job.flat()) {
     // All samples of a flat block are those of the smallest.
     const int32_t dc = job.block[0] * static_cast<int16_t>(job.quant[0]);
     const uint8_t value = Sample(Descale(dc, 3));

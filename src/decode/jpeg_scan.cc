@@ -50,9 +50,9 @@ FOREBAY_JPEG_INLINE bool Decode(BitReader& in, ScanParts& parts, uint32_t row, u
           block[0] = static_cast<int16_t>(part.predictor);
           IdctJob& job = jobs[pending];
           if (part.size == 1) {
-            job.flat = true;
+            job.last = 0;
             if (!SkipAc(in, *part.ac)) return false;
-          } else if (!ReadAc(in, *part.ac, block, job.flat)) {
+          } else if (!ReadAc(in, *part.ac, block, job.last)) {
             return false;
           }
           job.block = block;
