@@ -26,6 +26,7 @@ demo: build ## watch Forebay feed a training loop from slow storage
 	@.venv/bin/forebay demo $(ARGS)
 
 bench: build ## run benchmarks: make bench NAME=<name, default all> ARGS="--quick"
+	@.venv/bin/pip install -q --disable-pip-version-check -r packages/bench.txt || echo "bench: some rivals could not be installed"
 	@.venv/bin/forebay bench $(NAME) $(ARGS)
 
 lint: setup ## ruff, mypy, clang-format, include order, documents, shell syntax

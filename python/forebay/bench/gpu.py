@@ -10,7 +10,7 @@ import os
 import statistics
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -64,8 +64,12 @@ class Trainer:
             if taken == skip:
                 torch.cuda.synchronize()
                 start = time.perf_counter()
+            if taken == skip + steps:
+                break  # the clock stops before the loader is torn down
         torch.cuda.synchronize()
         seconds = time.perf_counter() - start
+        if isinstance(batches, Generator):
+            batches.close()
         if taken != skip + steps:
             raise RuntimeError(f"{taken} of {skip + steps} batches were delivered")
         return steps * self.batch / seconds
@@ -170,7 +174,7 @@ class _Mapped:
 
 
 class Forebay:
-    """(d) forebay.DataLoader; its engine keeps the files, so that only the first round reads."""
+    """(d) forebay.DataLoader; each round has a new engine, which keeps the files it read."""
 
     def __init__(self, ctx: Context, root: str) -> None:
         from forebay import transforms as T
@@ -190,8 +194,10 @@ class Forebay:
     def batches(self, count: int) -> Iterator:
         """`count` batches, over as many epochs as they take."""
         with self._loader(self.whole, channels_last=True, device=_DEVICE) as loader:
-            yield from _first(loader, count)
-            self.report = loader.report()
+            try:
+                yield from _first(loader, count)
+            finally:
+                self.report = loader.report()
 
     def decode_only(self, threads: int, steps: int, skip: int) -> float:
         """Images/s of the processor alone: crops as uint8 in main memory."""
