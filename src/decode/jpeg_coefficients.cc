@@ -234,13 +234,14 @@ Status Coefficients::Read(std::span<const uint8_t> file, const Header& header, c
   const uint32_t columns = (header.width + mcu_width - 1) / mcu_width;
   const uint32_t rows = (header.height + mcu_height - 1) / mcu_height;
   size_t blocks = 0;
+  size_t coded = 0;  // without those that only fill up MCUs
   for (uint32_t c = 0; c < header.count; ++c) {
     const Component& component = header.components[c];
     blocks += size_t{columns} * component.h * rows * component.v;
+    coded += size_t{(component.width + 7) / 8} * ((component.height + 7) / 8);
   }
-  // Each block takes a bit at least, so a short file cannot ask for much memory. Padding blocks of
-  // a scan by itself take none, hence the four.
-  if (blocks / 4 > file.size() * 8) {
+  // Each block takes a bit at least, so a short file cannot ask for much memory.
+  if (coded > file.size() * 8) {
     return Status(Code::kDataLoss, StrCat("JPEG: ", file.size(), " bytes cannot hold ",
                                           header.width, "x", header.height, " pixels"));
   }

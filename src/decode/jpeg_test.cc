@@ -108,6 +108,18 @@ TEST(JpegTest, SaysWhatIsLeftOut) {
   EXPECT_EQ(reader->Open(Bytes(huge)).error().code(), Code::kResourceExhausted);
 }
 
+TEST(JpegTest, ShortFileCannotAskForMuchMemory) {
+  std::vector<uint8_t> file = SmallFile();
+  file[72] = 0xC2;             // progressive
+  file[76] = file[78] = 0x3F;  // 16136x16136
+  file[file.size() - 5] = 0;   // a scan of DC alone
+  const std::unique_ptr<ImageReader> reader = jpeg::MakeOwnReader();
+  std::vector<uint8_t> pixels;
+  const Status status = ReadPart(*reader, file, Rect{0, 0, 8, 8}, pixels);
+  EXPECT_EQ(status.code(), Code::kDataLoss);
+  EXPECT_NE(status.message().find("cannot hold"), std::string::npos) << status.ToString();
+}
+
 TEST(JpegTest, RefusesRectanglesOutside) {
   const std::unique_ptr<ImageReader> reader = MakeJpegReader();
   std::vector<uint8_t> pixels;
