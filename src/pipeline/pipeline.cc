@@ -140,7 +140,7 @@ Status Pipeline::Alive() const {
 Pipeline::~Pipeline() { Stop(); }
 
 void Pipeline::Stop() {
-  if (!feeder_.joinable()) return;
+  if (!feeder_.joinable() || !Alive().ok()) return;
   feeder_.request_stop();
   {
     MutexLock lock(mutex_);
@@ -263,6 +263,7 @@ Result<TakeKind> Pipeline::Take(Nanos wait, FinishedBatch* out) {
 }
 
 void Pipeline::Release(size_t slab) {
+  if (!Alive().ok()) return;  // the lock may be held by a thread that this child does not have
   MutexLock lock(mutex_);
   slabs_[slab].free = true;
   changed_.notify_all();

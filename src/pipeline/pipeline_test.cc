@@ -291,6 +291,9 @@ TEST_F(PipelineTest, AForkedChildIsTurnedAway) {
     FinishedBatch batch;
     const auto taken = (*pipeline)->Take(kSecond, &batch);
     const bool refused = !taken && taken.error().code() == Code::kCancelled;
+    (*pipeline)->Release(0);
+    (*pipeline)->Stop();
+    pipeline->reset();
     _exit(refused ? 0 : 1);
   }
   int status = 1;
