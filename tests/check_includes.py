@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 ORDER = (
-    "base metrics io catalog plan source tier transport decode stage pipeline control wire client sim"
+    "base metrics io catalog plan source tier transport decode cuda stage pipeline control wire client sim"
     " daemon posix capi tools"
 ).split()
 

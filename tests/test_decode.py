@@ -135,6 +135,15 @@ def test_exif_orientation_is_left_alone_as_torchvision_does():
     assert np.array_equal(got, wanted)
 
 
+def test_stray_bytes_between_markers_are_skipped_as_pil_does():
+    data = encode(photo(np.random.default_rng(3), 40, 30), "RGB", "JPEG")
+    for marker in (b"\xff\xdb", b"\xff\xc0", b"\xff\xc4", b"\xff\xda"):
+        at = data.index(marker)
+        stray = data[:at] + b"\x00\x17\x42" + data[at:]
+        wanted = np.asarray(Image.open(io.BytesIO(stray)).convert("RGB"))
+        assert np.array_equal(_forebay.decode_image(np.frombuffer(stray, np.uint8)), wanted)
+
+
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "LA", "P", "1"])
 def test_png_is_pils_bit_for_bit(mode):
     if "PNG" not in _forebay.image_formats():

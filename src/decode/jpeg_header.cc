@@ -211,8 +211,8 @@ Status ReadMarkers(std::span<const uint8_t> file, size_t& at, Header& header, Sc
     at = 2;
   }
   while (true) {
-    if (at >= file.size()) break;
-    if (file[at] != 0xFF) return Bad("no marker", at);
+    // Bytes that belong to nothing are skipped, as libjpeg does: some writers leave them.
+    while (at < file.size() && file[at] != 0xFF) ++at;
     while (at < file.size() && file[at] == 0xFF) ++at;  // fill bytes
     if (at >= file.size()) break;
     const size_t start = at - 1;
@@ -221,8 +221,8 @@ Status ReadMarkers(std::span<const uint8_t> file, size_t& at, Header& header, Sc
       scan = Scan();
       return header.count == 0 ? Bad("no frame before the end of the image", start) : Status();
     }
-    if (marker == 0x01) continue;
-    if (marker == 0x00 || (marker >= 0xD0 && marker <= 0xD8)) return Bad("a stray marker", start);
+    if (marker <= 0x01 || (marker >= 0xD0 && marker <= 0xD7)) continue;
+    if (marker == 0xD8) return Bad("a second image", start);
     if (file.size() - at < 2) break;
     const size_t length = static_cast<size_t>(file[at]) << 8 | file[at + 1];
     if (length < 2) return Bad("a marker without a length", start);
