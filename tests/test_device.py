@@ -32,10 +32,10 @@ def photos(tmp_path):
 
 
 def _loader(path, ops, **how):
+    how.setdefault("shuffle", True)
     return forebay.DataLoader(
-        path, 8, shuffle=True, seed=7, decode="image", transform=ops, memory="256M", rank=0,
-        world_size=1, **how,
-    )  # fmt: skip
+        path, 8, seed=7, decode="image", transform=ops, memory="256M", rank=0, world_size=1, **how
+    )
 
 
 def test_the_table_is_what_the_processor_computes():
@@ -56,6 +56,108 @@ def test_a_missing_gpu_is_named(photos):
         _loader(photos, [T.CenterCrop(32)], device="cuda")
     with pytest.raises(forebay.ArgumentError, match="'cuda' devices"):
         _loader(photos, [T.CenterCrop(32)], device="meta")
+
+
+class _Nothing:
+    """Stands for a stream, an event or a context: everything is done at once."""
+
+    cuda_stream = 0
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def record(self, *_: object) -> None:
+        pass
+
+    def wait_event(self, *_: object) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, _: object) -> float:
+        return 2.0
+
+    def cudaHostRegister(self, *_: object) -> int:  # noqa: N802
+        return 0
+
+    cudaHostUnregister = cudaHostRegister  # noqa: N815
+
+
+@pytest.fixture
+def without_gpu(monkeypatch):
+    """The GPU's feed with the processor in the GPU's place: its order, ends and errors."""
+    for name in ("Stream", "Event", "current_stream", "stream", "device", "cudart"):
+        monkeypatch.setattr(torch.cuda, name, _Nothing)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
+    monkeypatch.setattr("forebay.loader.check_device", lambda _: torch.device("cpu"))
+
+
+OPS = [T.RandomResizedCrop(32), T.ToTensor(), T.Normalize(MEAN, STD)]
+
+
+def _copies(loader):
+    return [(images.clone(), labels.clone()) for images, labels in loader]
+
+
+def _check_equal(got, wanted):
+    assert len(got) == len(wanted)
+    for (images, labels), (right, right_labels) in zip(got, wanted, strict=True):
+        assert torch.equal(images, right) and torch.equal(labels, right_labels)
+
+
+def test_the_feed_keeps_order_over_epochs_breaks_and_resumes(photos, without_gpu):
+    with _loader(photos, OPS, device="fake", epochs=3) as loader:
+        assert type(loader._feed).__name__ == "DeviceFeed"
+        epochs = [_copies(loader) for _ in range(3)]
+        assert [len(e) for e in epochs] == [6, 6, 6]
+        assert loader.stats()[0].wait["copy"] >= 2e-3
+        with pytest.raises(forebay.ArgumentError, match="beyond epochs"):
+            iter(loader)
+        loader.set_epoch(1)
+        for i, (images, _) in enumerate(loader):
+            assert torch.equal(images, epochs[1][i][0])
+            if i == 2:
+                break
+        state = loader.state_dict()
+        assert (state["epoch"], state["consumed"]) == (1, 24)
+        _check_equal(_copies(loader), epochs[1])  # after a break: from the start
+    with _loader(photos, OPS, device="fake") as other:
+        other.load_state_dict(state)
+        _check_equal(_copies(other), epochs[1][3:])
+        _check_equal(_copies(other), epochs[2])
+
+
+def test_the_feed_gives_what_the_processor_gives(photos, without_gpu, monkeypatch):
+    with _loader(photos, OPS, device="fake") as fed:
+        got = _copies(fed)
+    monkeypatch.setattr("forebay.loader.check_device", lambda _: None)
+    with _loader(photos, OPS) as plain:
+        _check_equal(got, _copies(plain))
+
+
+def test_the_feed_raises_an_error_at_its_own_batch(photos, without_gpu):
+    names = sorted((photos / "class0").iterdir())
+    names[17].write_bytes(b"no image")  # of the third batch
+    ops = [T.Resize((32, 32)), T.ToTensor()]
+    with _loader(photos, ops, shuffle=False, device="fake") as loader:
+        it = iter(loader)
+        assert [len(next(it)[1]) for _ in range(2)] == [8, 8]
+        for _ in range(2):
+            with pytest.raises(forebay.CorruptError, match=names[17].name):
+                next(it)
+    with _loader(photos, ops, shuffle=False, device="fake", on_error="skip", epochs=2) as loader:
+        for _ in range(2):
+            assert [len(labels) for _, labels in loader] == [8, 8, 7, 8, 8, 2]
 
 
 @needs_gpu
@@ -110,6 +212,25 @@ def test_breaks_and_resumes_on_a_gpu(photos):
         assert len(again) == len(wanted)
         for (images, _), (on_gpu, _) in zip(wanted, again, strict=True):
             assert torch.equal(on_gpu.cpu(), images)
+
+
+@needs_gpu
+def test_a_corrupt_image_is_raised_at_its_own_batch_on_a_gpu(photos):
+    names = sorted((photos / "class0").iterdir())
+    names[17].write_bytes(b"no image")  # of the third batch
+    ops = [T.Resize((32, 32))]
+    how = dict(shuffle=False, device="cuda")
+    with _loader(photos, ops, **how) as loader:
+        it = iter(loader)
+        for _ in range(2):
+            images, _ = next(it)
+            assert len(images) == 8
+        for _ in range(2):
+            with pytest.raises(forebay.CorruptError, match=names[17].name):
+                next(it)
+    with _loader(photos, ops, on_error="skip", epochs=2, **how) as loader:
+        assert [len(labels) for _, labels in loader] == [8, 8, 7, 8, 8, 2]
+        assert [len(labels) for _, labels in loader] == [8, 8, 7, 8, 8, 2]
 
 
 @needs_gpu

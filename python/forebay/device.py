@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import transforms
-from ._errors import ArgumentError
+from ._errors import ArgumentError, ForebayError
 from .engine import Engine
 from .feeds import Decoding, PipelineFeed
 
@@ -56,7 +56,7 @@ class DeviceFeed:
 
         self._torch = torch
         self.device = torch.device(device)
-        if self.device.index is None:
+        if self.device.type == "cuda" and self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
         kept, table = normalisation(decoding.transform)
         self._dtype = getattr(torch, decoding.dtype)
@@ -82,8 +82,7 @@ class DeviceFeed:
         if not self._queue and not self._enqueue(wait):
             return None
         item = self._queue.popleft()
-        while len(self._queue) < _AHEAD and self._enqueue(0.0):
-            pass
+        self._look_ahead()
         if isinstance(item, str):
             return item
         torch = self._torch
@@ -120,6 +119,17 @@ class DeviceFeed:
         self._pinned.clear()
 
     # ---- the GPU's side
+
+    def _look_ahead(self) -> None:
+        """Sends on their way what is finished, also beyond the end of an epoch."""
+        while sum(not isinstance(item, str) for item in self._queue) < _AHEAD:
+            if self._queue and self._queue[-1] == "end of stream":
+                return
+            try:
+                if not self._enqueue(0.0):
+                    return
+            except ForebayError:
+                return  # it stays: the caller gets it when it comes to that batch
 
     def _enqueue(self, wait: float) -> bool:
         """Sends the next batch on its way; false when there is none within `wait` seconds."""
