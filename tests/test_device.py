@@ -99,6 +99,7 @@ def without_gpu(monkeypatch):
     for name in ("Stream", "Event", "current_stream", "stream", "device", "cudart"):
         monkeypatch.setattr(torch.cuda, name, _Nothing)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
+    monkeypatch.setattr("forebay.device._load_kernel", lambda: None)
     monkeypatch.setattr("forebay.loader.check_device", lambda _: torch.device("cpu"))
 
 
