@@ -71,6 +71,7 @@ void BindEngine(nb::module_& m);
 void BindPipeline(nb::module_& m);
 void BindPlan(nb::module_& m);
 void BindLimits(nb::module_& m);
+void BindSim(nb::module_& m);
 void BindWorker(nb::module_& m);
 
 }  // namespace forebay::python
