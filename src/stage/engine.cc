@@ -321,11 +321,11 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
   return id;
 }
 
-Result<MemoryShare> Engine::Lend(uint64_t bytes) {
+Result<MemoryShare> Engine::Lend(uint64_t bytes, uint64_t leave) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   MutexLock lock(mutex_);
   std::vector<ArenaAllocator::Block> blocks;
-  if (!scheduler_.SetAside(bytes, &blocks)) {
+  if (!scheduler_.SetAside(bytes, &blocks, leave)) {
     return Status(Code::kResourceExhausted,
                   StrCat(MiB(bytes), " are more than the budget of ", MiB(budget_),
                          " has left; lower batch_size or raise memory="));
@@ -576,7 +576,7 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
       case Scheduler::Take::kPending:
         break;
     }
-    if (scheduler_.OnlyReleaseHelps(id)) {
+    if (scheduler_.OnlyReleaseHelps(id) && !state.options.ahead_of_consumer) {
       if (state.blocked_since < 0) state.blocked_since = now;
       if (now - state.blocked_since > options_.release_wait) {
         state.blocked_since = -1;

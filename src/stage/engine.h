@@ -59,7 +59,8 @@ struct StreamOptions {
   // The order is made here from `sampler`; otherwise the client declares it.
   bool declared = false;
   SamplerSpec sampler;
-  // Whoever takes the batches works ahead of the consumer: its waits are nobody's stall.
+  // Whoever takes the batches works ahead of the consumer: its waits are nobody's stall, and memory
+  // that others hold is no error but a wait, see Blocked().
   bool ahead_of_consumer = false;
 };
 
@@ -134,8 +135,9 @@ class Engine {
 
   // The threads that decode for all pipelines of this engine.
   DecodePool& decode_pool() { return decode_pool_; }
-  // Lends `bytes` of the budget; kResourceExhausted when batches on loan stand in the way.
-  Result<MemoryShare> Lend(uint64_t bytes);
+  // Lends `bytes` of the budget; kResourceExhausted when batches on loan stand in the way, or fewer
+  // than `leave` bytes would be left for samples.
+  Result<MemoryShare> Lend(uint64_t bytes, uint64_t leave = 0);
   // For consumers that wait elsewhere: what the stream's next batch lacks, and where such a wait is
   // counted.
   StallCause WaitCause(StreamId stream) const;

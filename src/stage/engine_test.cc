@@ -345,5 +345,45 @@ TEST_F(EngineTest, AForkedChildLeavesTheParentsEngineAlone) {
   CheckEpoch(*engine, *s, options.sampler, 0);
 }
 
+TEST_F(EngineTest, KeptSamplesGiveWayToWhatIsLentAndTheMemoryComesBack) {
+  EnginePtr engine = Make(32 << 20);
+  auto d = engine->AddDataset(MakeFiles(300, 50000, 90000));
+  ASSERT_TRUE(d);
+  const StreamOptions options = Shape(*d, 300, 10, 3);
+  auto s = engine->OpenStream(options);
+  ASSERT_TRUE(s);
+  CheckEpoch(*engine, *s, options.sampler, 0);
+  const auto metric = [&](const char* name) {
+    for (const Registry::Sample& sample : engine->registry().Snapshot()) {
+      if (sample.name == name) return sample.value;
+    }
+    return ~uint64_t{0};
+  };
+  const uint64_t kept = metric("forebay_stage_kept_bytes");
+  EXPECT_GT(kept, uint64_t{15} << 20);
+  {
+    auto too_much = engine->Lend(40 << 20);
+    ASSERT_FALSE(too_much);
+    EXPECT_EQ(too_much.error().code(), Code::kResourceExhausted);
+    EXPECT_NE(too_much.error().message().find("raise memory="), std::string::npos);
+    EXPECT_EQ(metric("forebay_stage_kept_bytes"), kept);
+    auto left_too_little = engine->Lend(20 << 20, 20 << 20);
+    EXPECT_FALSE(left_too_little);
+    Result<MemoryShare> share = engine->Lend(20 << 20);
+    // Reads that are under way hold their places for a moment.
+    for (int i = 0; !share && i < 1000; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      share = engine->Lend(20 << 20);
+    }
+    ASSERT_TRUE(share) << share.status().ToString();
+    EXPECT_LE(metric("forebay_stage_kept_bytes"), uint64_t{10} << 20);
+    CheckEpoch(*engine, *s, options.sampler, 1);
+    EXPECT_FALSE(engine->Lend(20 << 20));
+  }
+  CheckEpoch(*engine, *s, options.sampler, 2);
+  EXPECT_GE(metric("forebay_stage_kept_bytes"), kept / 2);
+  CheckEpoch(*engine, *s, options.sampler, 3);
+}
+
 }  // namespace
 }  // namespace forebay

@@ -41,7 +41,11 @@ DatasetId Scheduler::AddDataset(std::span<const uint32_t> lengths, uint64_t meta
   return static_cast<DatasetId>(datasets_.size() - 1);
 }
 
-bool Scheduler::SetAside(uint64_t bytes, std::vector<ArenaAllocator::Block>* blocks) {
+bool Scheduler::SetAside(uint64_t bytes, std::vector<ArenaAllocator::Block>* blocks,
+                         uint64_t leave) {
+  // What cannot fit must not cost the samples that are kept.
+  const uint64_t usable = UsableBytes();
+  if (leave > usable || bytes > usable - leave) return false;
   for (uint64_t left = bytes; left > 0;) {
     const uint64_t piece = std::min(left, kAsideBlock);
     if (!MakeRoom(piece, ~StreamId{0})) {
@@ -61,6 +65,10 @@ void Scheduler::ReturnAside(std::span<const ArenaAllocator::Block> blocks) {
   for (const ArenaAllocator::Block block : blocks) {
     metadata_bytes_ -= arena_.size(block);
     arena_.Free(block);
+  }
+  for (LeaseId waiting : pending_) {
+    leases_.at(waiting).reserved = false;
+    MarkDue(streams_[leases_.at(waiting).stream]);  // room may have come free for it
   }
   ChooseStaging();
 }

@@ -105,8 +105,9 @@ class Scheduler {
   static constexpr DatasetId kNoRoom = ~DatasetId{0};
   DatasetId AddDataset(std::span<const uint32_t> lengths, uint64_t metadata_bytes = 0);
   // Takes `bytes` of the arena away for memory that its user holds elsewhere, in blocks whose place
-  // does not matter; false, with nothing taken, when kept samples and look-ahead cannot make room.
-  bool SetAside(uint64_t bytes, std::vector<ArenaAllocator::Block>* blocks);
+  // does not matter; false, with nothing taken, when kept samples and look-ahead cannot make room,
+  // or when fewer than `leave` bytes would be left for samples.
+  bool SetAside(uint64_t bytes, std::vector<ArenaAllocator::Block>* blocks, uint64_t leave = 0);
   void ReturnAside(std::span<const ArenaAllocator::Block> blocks);
   uint64_t block_offset(ArenaAllocator::Block block) const { return arena_.offset(block); }
   uint64_t block_bytes(ArenaAllocator::Block block) const { return arena_.size(block); }

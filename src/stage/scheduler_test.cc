@@ -476,5 +476,157 @@ TEST(Scheduler, ItemisedFetchesInRoughOrder) {
   }
 }
 
+TEST(Scheduler, WhatCannotBeSetAsideTakesNothing) {
+  World world(9, {.arena_bytes = 8 << 20});
+  const DatasetId d = world.AddDataset(100, 10000, 10000);
+  const StreamId s = world.Open({.dataset = d, .batch_size = 10, .epochs = 1}, Spec(100, 1));
+  Scheduler::Handout h;
+  while (world.TakeNow(s, &h) == Take::kReady) world.scheduler().Release(h.lease);
+  const uint64_t kept = world.scheduler().kept_bytes();
+  const uint64_t used = world.scheduler().used_bytes();
+  ASSERT_EQ(kept, 100 * ArenaAllocator::Rounded(10000));
+  std::vector<ArenaAllocator::Block> blocks;
+  EXPECT_FALSE(world.scheduler().SetAside(9 << 20, &blocks));
+  EXPECT_FALSE(world.scheduler().SetAside(4 << 20, &blocks, 5 << 20));
+  EXPECT_FALSE(world.scheduler().SetAside(~uint64_t{0}, &blocks, ~uint64_t{0}));
+  EXPECT_TRUE(blocks.empty());
+  EXPECT_EQ(world.scheduler().kept_bytes(), kept);
+  EXPECT_EQ(world.scheduler().used_bytes(), used);
+  ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+}
+
+TEST(Scheduler, KeptSamplesGiveWayToWhatIsSetAside) {
+  World world(10, {.arena_bytes = 8 << 20});
+  const DatasetId d = world.AddDataset(1000, 10000, 10000);
+  const StreamId s = world.Open({.dataset = d, .batch_size = 10}, Spec(1000, 1));
+  Scheduler::Handout h;
+  ASSERT_EQ(world.TakeNow(s, &h), Take::kReady);
+  while (world.Step()) world.Pump();
+  std::vector<ArenaAllocator::Block> blocks;
+  ASSERT_TRUE(world.scheduler().SetAside(7 << 20, &blocks));
+  uint64_t bytes = 0;
+  for (const ArenaAllocator::Block block : blocks) bytes += world.scheduler().block_bytes(block);
+  EXPECT_EQ(bytes, uint64_t{7} << 20);
+  ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+  // Its own batch stays where it is, and the rest of the arena is enough to go on.
+  world.scheduler().Release(h.lease);
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_EQ(world.TakeNow(s, &h), Take::kReady);
+    world.scheduler().Release(h.lease);
+  }
+  world.scheduler().ReturnAside(blocks);
+  while (world.Step()) world.Pump();
+  ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+  EXPECT_GT(world.scheduler().used_bytes(), uint64_t{4} << 20);
+}
+
+// A batch waits for memory that is set aside: it goes on once that comes back.
+TEST(Scheduler, ReturnedMemoryEndsAWait) {
+  for (const bool contiguous : {false, true}) {
+    World world(11, {.arena_bytes = 4 << 20});
+    const DatasetId d = world.AddDataset(100, 100000, 100000);
+    const StreamId s =
+        world.Open({.dataset = d, .batch_size = 8, .contiguous = contiguous}, Spec(100, 1));
+    Scheduler::Handout held, h;
+    ASSERT_EQ(world.TakeNow(s, &held), Take::kReady);
+    std::vector<ArenaAllocator::Block> blocks;
+    uint64_t piece = 1 << 20;
+    while (piece > 1000) {
+      std::vector<ArenaAllocator::Block> more;
+      if (world.scheduler().SetAside(piece, &more)) {
+        blocks.insert(blocks.end(), more.begin(), more.end());
+      } else if (!world.Step()) {
+        piece /= 2;
+      }
+    }
+    const Take t = world.TakeNow(s, &h);
+    ASSERT_TRUE(t == Take::kPending || t == Take::kTooLarge);
+    ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+    world.scheduler().ReturnAside(blocks);
+    ASSERT_EQ(world.TakeNow(s, &h), Take::kReady) << contiguous;
+    ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+  }
+}
+
+TEST(Scheduler, RandomSharesSetAside) {
+  for (uint64_t seed = 0; seed < 150; ++seed) {
+    SCOPED_TRACE(seed);
+    World world(seed, {.arena_bytes = (2 + seed % 4) << 20, .keep = seed % 5 != 0});
+    SplitMix64& rng = world.rng_;
+    struct Reader {
+      DatasetId dataset;
+      StreamId stream;
+      SamplerSpec spec;
+      uint64_t epoch = 0;
+      size_t at = 0;
+    };
+    std::vector<Reader> readers;
+    for (uint64_t i = 0; i < 1 + seed % 3; ++i) {
+      const auto n = static_cast<uint32_t>(20 + rng.Below(200));
+      const DatasetId d = world.AddDataset(n, 0, 30000);
+      const SamplerSpec spec = Spec(n, seed + i);
+      const auto batch = static_cast<uint32_t>(1 + rng.Below(8));
+      const StreamShape shape{.dataset = d, .batch_size = batch, .contiguous = rng.Below(3) == 0};
+      readers.push_back({d, world.Open(shape, spec), spec});
+    }
+    std::vector<std::vector<ArenaAllocator::Block>> shares;
+    uint64_t aside = 0;
+    size_t taken = 0;
+    for (int step = 0; step < 300; ++step) {
+      const uint64_t what = rng.Below(10);
+      if (what < 2) {
+        const uint64_t kept = world.scheduler().kept_bytes();
+        const uint64_t bytes = 1 + rng.Below(3 << 20);
+        const uint64_t leave = rng.Below(2) * (1 << 20);
+        std::vector<ArenaAllocator::Block> blocks;
+        if (world.scheduler().SetAside(bytes, &blocks, leave)) {
+          uint64_t have = 0;
+          for (const auto block : blocks) have += world.scheduler().block_bytes(block);
+          ASSERT_EQ(have, ArenaAllocator::Rounded(bytes));
+          aside += have;
+          shares.push_back(std::move(blocks));
+        } else {
+          ASSERT_TRUE(blocks.empty());
+          ASSERT_LE(world.scheduler().kept_bytes(), kept);
+        }
+      } else if (what < 4 && !shares.empty()) {
+        const size_t i = rng.Below(shares.size());
+        for (const auto block : shares[i]) aside -= world.scheduler().block_bytes(block);
+        world.scheduler().ReturnAside(shares[i]);
+        shares.erase(shares.begin() + static_cast<int64_t>(i));
+      } else {
+        Reader& reader = readers[rng.Below(readers.size())];
+        const auto order = EpochOrder(reader.spec, reader.epoch);
+        Scheduler::Handout h;
+        const Take t = world.TakeNow(reader.stream, &h);
+        if (t == Take::kReady) {
+          CheckHandout(world, reader.dataset, h, order, reader.at);
+          reader.at += h.samples.size();
+          world.scheduler().Release(h.lease);
+          ++taken;
+        } else if (t == Take::kEndOfEpoch) {
+          ASSERT_EQ(reader.at, order.size());
+          ++reader.epoch;
+          reader.at = 0;
+        } else {
+          ASSERT_FALSE(shares.empty()) << "nothing stands in the way";
+        }
+      }
+      world.Pump();
+      ASSERT_GE(world.scheduler().used_bytes(), aside);
+      ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+    }
+    for (const auto& blocks : shares) world.scheduler().ReturnAside(blocks);
+    ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+    for (Reader& reader : readers) {
+      Scheduler::Handout h;
+      const Take t = world.TakeNow(reader.stream, &h);
+      ASSERT_TRUE(t == Take::kReady || t == Take::kEndOfEpoch);
+      if (t == Take::kReady) world.scheduler().Release(h.lease);
+    }
+    EXPECT_GT(taken, 0u);
+  }
+}
+
 }  // namespace
 }  // namespace forebay
