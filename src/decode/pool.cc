@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <system_error>
 
 #include "decode/numa.h"
 
@@ -74,11 +75,15 @@ void DecodePool::Add(DecodeWork& work) {
   MutexLock lock(mutex_);
   auto entry = std::make_shared<Entry>();
   entry->work = &work;
-  works_.push_back(std::move(entry));
-  while (pool_.size() < most_) {
-    const size_t number = pool_.size();
-    pool_.emplace_back([this, number](std::stop_token stop) { Run(stop, number); });
+  try {
+    while (pool_.size() < most_) {
+      const size_t number = pool_.size();
+      pool_.emplace_back([this, number](std::stop_token stop) { Run(stop, number); });
+    }
+  } catch (const std::system_error&) {
+    if (pool_.empty()) throw;  // fewer do the same work
   }
+  works_.push_back(std::move(entry));
   ++wakes_;
   ready_.notify_all();
 }

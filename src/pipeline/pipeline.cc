@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <system_error>
 #include <utility>
 
 #include "base/fork.h"
@@ -30,6 +31,19 @@ size_t SlabBytes(size_t batch_size, size_t sample_bytes) {
 size_t ChooseAhead(size_t slab_bytes, uint64_t budget) {
   const uint64_t share = budget / 4 / slab_bytes;
   return static_cast<size_t>(std::clamp<uint64_t>(share, 2, 6));
+}
+
+// What one batch being decoded and one being read take, with some slack for batches above the mean.
+uint64_t StoredBytes(const Catalog& catalog, size_t batch_size) {
+  if (catalog.size() == 0) return 0;
+  uint64_t sum = 0;
+  uint64_t longest = 0;
+  for (SampleId s = 0; s < catalog.size(); ++s) {
+    const uint64_t bytes = ArenaAllocator::Rounded(catalog.length(s));
+    sum += bytes;
+    longest = std::max(longest, bytes);
+  }
+  return 2 * batch_size * (sum / catalog.size()) + longest;
 }
 
 // The member of a WebDataset sample that holds what is to be decoded.
@@ -70,6 +84,11 @@ Result<PipelinePtr> Pipeline::Make(Engine& engine, StreamOptions stream,
                   StrCat("data set ", stream.shape.dataset, " does not exist"));
   }
   std::shared_ptr<const Catalog> catalog = engine.shared_catalog(stream.shape.dataset);
+  // An epoch's order repeats no sample within a rank, so no batch is larger than the data set.
+  const size_t batch_size = stream.declared
+                                ? stream.shape.batch_size
+                                : std::min<size_t>(stream.shape.batch_size, catalog->size());
+  const uint64_t stored_bytes = StoredBytes(*catalog, batch_size);
   std::vector<std::unique_ptr<SampleDecoder>> decoders;
   for (size_t i = 0; i < engine.decode_pool().threads(); ++i) {
     Result<std::unique_ptr<SampleDecoder>> decoder = MakeSampleDecoder(options.decode);
@@ -79,7 +98,7 @@ Result<PipelinePtr> Pipeline::Make(Engine& engine, StreamOptions stream,
   Result<MemoryShare> scratch = engine.Lend(kScratchBytes * decoders.size());
   if (!scratch) return scratch.error();
   PipelinePtr pipeline(new Pipeline(engine, options, std::move(decoders), std::move(catalog),
-                                    stream.shape.batch_size));
+                                    batch_size, stored_bytes));
   pipeline->scratch_ = *std::move(scratch);
   {
     // The least that can work, before anything is read: one with the consumer, one being filled.
@@ -97,16 +116,22 @@ Result<PipelinePtr> Pipeline::Make(Engine& engine, StreamOptions stream,
   Result<StreamId> opened = engine.OpenStream(stream);
   if (!opened) return opened.error();
   pipeline->stream_ = *opened;
-  pipeline->pool_.Add(*pipeline);
+  pipeline->opened_ = true;
   Pipeline* const raw = pipeline.get();
-  pipeline->feeder_ = std::jthread([raw](std::stop_token stop) { raw->RunFeeder(stop); });
-  pthread_setname_np(pipeline->feeder_.native_handle(), "forebay-feed");
+  try {
+    pipeline->pool_.Add(*pipeline);
+    MutexLock lock(pipeline->control_);
+    pipeline->feeder_ = std::jthread([raw](std::stop_token stop) { raw->RunFeeder(stop); });
+    pthread_setname_np(pipeline->feeder_.native_handle(), "forebay-feed");
+  } catch (const std::system_error& error) {
+    return Status(Code::kResourceExhausted, StrCat("a thread did not start: ", error.what()));
+  }
   return pipeline;
 }
 
 Pipeline::Pipeline(Engine& engine, const PipelineOptions& options,
                    std::vector<std::unique_ptr<SampleDecoder>> decoders,
-                   std::shared_ptr<const Catalog> catalog, size_t batch_size)
+                   std::shared_ptr<const Catalog> catalog, size_t batch_size, uint64_t stored_bytes)
     : engine_(engine),
       fork_generation_(ForkGeneration()),
       options_(options),
@@ -116,6 +141,7 @@ Pipeline::Pipeline(Engine& engine, const PipelineOptions& options,
       sample_bytes_(decoders_.front()->sample_bytes()),
       sample_shape_(decoders_.front()->shape()),
       slab_bytes_(SlabBytes(batch_size, sample_bytes_)),
+      stored_bytes_(stored_bytes),
       ahead_(options.ahead != 0 ? options.ahead : ChooseAhead(slab_bytes_, engine.budget())),
       samples_total_(engine.registry().AddCounter("forebay_decode_samples_total",
                                                   "Samples decoded, whole or skipped")),
@@ -140,18 +166,28 @@ Status Pipeline::Alive() const {
 Pipeline::~Pipeline() { Stop(); }
 
 void Pipeline::Stop() {
-  if (!feeder_.joinable() || !Alive().ok()) return;
+  if (!Alive().ok()) return;
+  MutexLock control(control_);
   feeder_.request_stop();
   {
     MutexLock lock(mutex_);
+    if (stopped_) return;
     stopped_ = true;
     changed_.notify_all();
   }
-  (void)engine_.CloseStream(stream_);  // ends a wait of the feeder
-  feeder_.join();
+  if (opened_) (void)engine_.CloseStream(stream_);  // ends a wait of the feeder
+  if (feeder_.joinable()) feeder_.join();
   pool_.Remove(*this);
   MutexLock lock(mutex_);
   DropJobs();
+  for (Slab& slab : slabs_) {
+    if (slab.free) GiveBack(slab);
+  }
+}
+
+void Pipeline::GiveBack(Slab& slab) {
+  slab.memory = Mapping();
+  slab.share = MemoryShare();
 }
 
 // ---- consumer --------------------------------------------------------------------------------
@@ -204,7 +240,15 @@ Result<TakeKind> Pipeline::Take(Nanos wait, FinishedBatch* out) {
     if (!jobs_.empty() && jobs_.front()->finished()) {
       Job& job = *jobs_.front();
       blocked_since_ = -1;
-      if (!job.error.ok()) return job.error;
+      if (!job.error.ok()) {
+        Status error = job.error;
+        if (job.slab == kNoSlab) {  // of the engine, which tries the same batch again
+          halted_ = false;
+          jobs_.pop_front();
+          changed_.notify_all();
+        }
+        return error;
+      }
       if (job.kind == TakeKind::kEndOfStream) return job.kind;
       if (job.kind == TakeKind::kEndOfEpoch) {
         if (in_epoch_) epochs_.back().wall_ns = SteadyClock().Now() - epoch_start_;
@@ -214,6 +258,7 @@ Result<TakeKind> Pipeline::Take(Nanos wait, FinishedBatch* out) {
         changed_.notify_all();
         return TakeKind::kEndOfEpoch;
       }
+      CountSkipped(job);
       if (job.loan.samples.empty()) {
         ++empty_;
         slabs_[job.slab].free = true;
@@ -243,14 +288,15 @@ Result<TakeKind> Pipeline::Take(Nanos wait, FinishedBatch* out) {
       return TakeKind::kBatch;
     }
     const StallCause cause = Cause();
-    if (cause == StallCause::kMemory && no_room_) {
-      if (blocked_since_ < 0) blocked_since_ = now;
-      if (now - blocked_since_ > options_.release_wait) {
-        blocked_since_ = -1;
-        return Held();
-      }
-    } else {
+    Status held;
+    if (cause == StallCause::kMemory) held = no_room_ ? Held() : engine_.Blocked(stream_);
+    if (held.ok()) {
       blocked_since_ = -1;
+    } else if (blocked_since_ < 0) {
+      blocked_since_ = now;
+    } else if (now - blocked_since_ > options_.release_wait) {
+      blocked_since_ = -1;
+      return held;
     }
     const Nanos left = wait - (now - start);
     if (left <= 0) return TakeKind::kPending;
@@ -262,17 +308,28 @@ Result<TakeKind> Pipeline::Take(Nanos wait, FinishedBatch* out) {
   }
 }
 
+// What was skipped in batches that are dropped, or are still ahead, is nobody's loss.
+void Pipeline::CountSkipped(Job& job) {
+  if (job.skipped == 0) return;
+  skipped_ += job.skipped;
+  skipped_total_.Add(job.skipped);
+  last_skipped_ = std::move(job.last_skipped);
+}
+
 void Pipeline::Release(size_t slab) {
   if (!Alive().ok()) return;  // the lock may be held by a thread that this child does not have
   MutexLock lock(mutex_);
   slabs_[slab].free = true;
+  if (stopped_) GiveBack(slabs_[slab]);
   changed_.notify_all();
 }
 
 Status Pipeline::Seek(uint64_t epoch, uint64_t position) {
   FOREBAY_RETURN_IF_ERROR(Alive());
+  MutexLock control(control_);
   {
     MutexLock lock(mutex_);
+    if (stopped_) return Status(Code::kCancelled, "the pipeline was stopped");
     seeking_ = true;
     while (taking_) {
       changed_.notify_all();
@@ -294,7 +351,9 @@ Status Pipeline::Seek(uint64_t epoch, uint64_t position) {
 std::vector<std::span<std::byte>> Pipeline::Slabs() const {
   MutexLock lock(mutex_);
   std::vector<std::span<std::byte>> out;
-  for (const Slab& slab : slabs_) out.emplace_back(slab.memory.data(), slab_bytes_);
+  for (const Slab& slab : slabs_) {
+    if (slab.memory.data() != nullptr) out.emplace_back(slab.memory.data(), slab_bytes_);
+  }
   return out;
 }
 
@@ -357,7 +416,8 @@ bool Pipeline::FindSlab(size_t* slab) {
   // as the budget goes.
   const bool held = jobs_.empty();
   if (slabs_.size() >= ahead_ + 2 && !held) return false;
-  Result<MemoryShare> share = engine_.Lend(slab_bytes_);
+  // Without the first two nothing works; further ones leave room for what they are filled from.
+  Result<MemoryShare> share = engine_.Lend(slab_bytes_, slabs_.size() < 2 ? 0 : stored_bytes_);
   if (!share) return false;
   void* memory =
       mmap(nullptr, slab_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -378,7 +438,8 @@ void Pipeline::RunFeeder(std::stop_token stop) {
     size_t batches = 0;
     for (const std::shared_ptr<Job>& job : jobs_) batches += job->kind == TakeKind::kBatch ? 1 : 0;
     size_t slab = 0;
-    bool go = !seeking_ && !halted_ && batches < ahead_;
+    // Marks count too: there may be epochs without any batch.
+    bool go = !seeking_ && !halted_ && batches < ahead_ && jobs_.size() < 2 * ahead_;
     if (go) {
       go = FindSlab(&slab);
       no_room_ = !go;
@@ -437,11 +498,11 @@ void Pipeline::RunFeeder(std::stop_token stop) {
 Status Pipeline::DecodeOne(size_t thread, const Job& job, size_t i, std::byte* out) {
   const SampleId sample = job.loan.samples[i];
   std::span<const std::byte> stored(engine_.base() + job.loan.offsets[i], job.loan.lengths[i]);
-  if (catalog_->format() == Format::kWebDataset) {
-    FOREBAY_RETURN_IF_ERROR(PickField(*catalog_, sample, options_.decode.kind, &stored));
-  }
   const SampleKey key{options_.seed, static_cast<uint32_t>(job.loan.epoch), sample};
   try {
+    if (catalog_->format() == Format::kWebDataset) {
+      FOREBAY_RETURN_IF_ERROR(PickField(*catalog_, sample, options_.decode.kind, &stored));
+    }
     return decoders_[thread]->Decode(stored, key, out);
   } catch (const std::bad_alloc&) {
     return Status(Code::kResourceExhausted, "out of memory while decoding");
@@ -487,8 +548,11 @@ bool Pipeline::Step(size_t thread) {
     MutexLock lock(mutex_);
     for (auto& [i, status] : bad) {
       job->bad[i] = 1;
-      // The first of the batch is reported, whichever thread came first.
-      if (i < job->failed_at) {
+      // The first of the batch is reported, whichever thread came first; but what is not a sample's
+      // fault before all others.
+      const bool fatal = status.code() == Code::kResourceExhausted;
+      if (fatal != job->fatal ? fatal : i < job->failed_at) {
+        job->fatal = fatal;
         job->failed_at = i;
         job->error = std::move(status);
       }
@@ -511,8 +575,8 @@ void Pipeline::FinishJob(Job& job) {
     slabs_[job.slab].free = true;
     return;
   }
-  if (job.error.ok() || !options_.skip_corrupt) return;
-  last_skipped_ = job.error.message();
+  if (job.error.ok() || !options_.skip_corrupt || job.fatal) return;
+  job.last_skipped = job.error.message();
   std::byte* const slab = slabs_[job.slab].memory.data();
   size_t kept = 0;
   for (size_t i = 0; i < job.loan.samples.size(); ++i) {
@@ -523,9 +587,7 @@ void Pipeline::FinishJob(Job& job) {
     }
     ++kept;
   }
-  const size_t gone = job.loan.samples.size() - kept;
-  skipped_ += gone;
-  skipped_total_.Add(gone);
+  job.skipped = job.loan.samples.size() - kept;
   job.loan.samples.resize(kept);
   job.error = Status();
 }

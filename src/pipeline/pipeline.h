@@ -65,10 +65,12 @@ class Pipeline final : private DecodeWork {
   static Result<PipelinePtr> Make(Engine& engine, StreamOptions stream,
                                   const PipelineOptions& options);
   ~Pipeline() override;
-  // Ends the threads' work and closes the stream; batches on loan stay valid.
+  // Ends the threads' work, closes the stream and gives the memory back; batches on loan stay valid
+  // until they are released.
   void Stop();
 
-  // As Engine::Take. An error stays: the next call reports it again, until a Seek.
+  // As Engine::Take: after a read that failed the next call tries the same batch again. A sample
+  // that cannot be decoded stays: the next call reports it again, until a Seek.
   Result<TakeKind> Take(Nanos wait, FinishedBatch* out);
   void Release(size_t slab);
   // The next batch is the one at `position` of `epoch`; what was decoded ahead is dropped.
@@ -86,6 +88,7 @@ class Pipeline final : private DecodeWork {
   std::string WaitingFor() const;
   // Charges a wait that the consumer saw after a batch was handed out (its copy to a GPU).
   void ChargeCopy(Nanos waited);
+  // Samples left out of the batches handed out so far.
   uint64_t skipped() const;
   // Path and reason of the sample last skipped; empty when none was.
   std::string LastSkipped() const;
@@ -106,15 +109,18 @@ class Pipeline final : private DecodeWork {
     size_t left = 0;       // samples not finished
     bool lent = false;     // the loan is not given back yet
     bool dropped = false;  // nobody waits for it any more
+    bool fatal = false;    // `error` is not the sample's fault
     size_t failed_at = ~size_t{0};
     std::vector<uint8_t> bad;  // by sample
+    uint64_t skipped = 0;
+    std::string last_skipped;
     bool finished() const { return left == 0; }
   };
   static constexpr size_t kNoSlab = ~size_t{0};
 
   Pipeline(Engine& engine, const PipelineOptions& options,
            std::vector<std::unique_ptr<SampleDecoder>> decoders,
-           std::shared_ptr<const Catalog> catalog, size_t batch_size);
+           std::shared_ptr<const Catalog> catalog, size_t batch_size, uint64_t stored_bytes);
   friend struct PipelineDelete;
   Status Alive() const;
   void RunFeeder(std::stop_token stop);
@@ -122,7 +128,9 @@ class Pipeline final : private DecodeWork {
   Status DecodeOne(size_t thread, const Job& job, size_t i, std::byte* out);
   // A free slab, made when there is none and may be one more; false when there is none.
   bool FindSlab(size_t* slab) REQUIRES(mutex_);
+  void GiveBack(Slab& slab) REQUIRES(mutex_);
   void FinishJob(Job& job) REQUIRES(mutex_);
+  void CountSkipped(Job& job) REQUIRES(mutex_);
   void DropJobs() REQUIRES(mutex_);
   EpochStats& CurrentEpoch() REQUIRES(mutex_);
   size_t Ready() const REQUIRES(mutex_);
@@ -139,14 +147,17 @@ class Pipeline final : private DecodeWork {
   const size_t sample_bytes_;
   const std::vector<uint64_t> sample_shape_;
   const size_t slab_bytes_;
+  const uint64_t stored_bytes_;  // room that reading on needs
   const size_t ahead_;
   MemoryShare scratch_;  // what the decoders hold
   StreamId stream_ = 0;
+  bool opened_ = false;  // there is a stream
   Metric& samples_total_;
   Metric& skipped_total_;
   Metric& busy_total_;
   Metric& ready_;
 
+  Mutex control_;  // taken before mutex_: one Seek or Stop at a time
   mutable Mutex mutex_;
   std::condition_variable changed_;                           // for consumer and feeder
   std::deque<std::shared_ptr<Job>> jobs_ GUARDED_BY(mutex_);  // shared with threads decoding them
@@ -165,7 +176,7 @@ class Pipeline final : private DecodeWork {
   Nanos last_handout_ GUARDED_BY(mutex_) = 0;
   Nanos blocked_since_ GUARDED_BY(mutex_) = -1;
 
-  std::jthread feeder_;
+  std::jthread feeder_ GUARDED_BY(control_);
 };
 
 }  // namespace forebay

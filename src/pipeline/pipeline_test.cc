@@ -1,6 +1,8 @@
 #include "pipeline/pipeline.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -43,12 +45,13 @@ class PipelineTest : public ::testing::Test {
   }
 
   // Samples of `broken` end in the middle.
-  std::shared_ptr<const Catalog> MakeFiles(uint32_t n, const std::set<uint32_t>& broken = {}) {
+  std::shared_ptr<const Catalog> MakeFiles(uint32_t n, const std::set<uint32_t>& broken = {},
+                                           const std::string& prefix = "") {
     std::vector<std::string> paths;
     for (uint32_t i = 0; i < n; ++i) {
-      std::string file = Npy(i);
+      std::string file = Npy(i, items_);
       if (broken.contains(i)) file.resize(file.size() / 2);
-      paths.push_back(StrCat(root_, "/", i));
+      paths.push_back(StrCat(root_, "/", prefix, i));
       std::ofstream(paths.back(), std::ios::binary) << file;
     }
     auto built = BuildFileList(paths, {});
@@ -62,6 +65,7 @@ class PipelineTest : public ::testing::Test {
     options.memory = memory;
     options.max_in_flight = 16;
     options.decode_threads = 3;
+    options.release_wait = 200 * kMilli;
     auto engine = Engine::Create(options);
     ASSERT_TRUE(engine) << engine.status().ToString();
     engine_ = *std::move(engine);
@@ -77,7 +81,7 @@ class PipelineTest : public ::testing::Test {
     PipelineOptions options;
     options.decode.kind = DecodeOptions::Kind::kArray;
     options.decode.dtype = "<u4";
-    options.decode.shape = {kItems};
+    options.decode.shape = {items_};
     options.skip_corrupt = skip;
     options.release_wait = 200 * kMilli;
     return Pipeline::Make(*engine_, stream_, options);
@@ -110,6 +114,7 @@ class PipelineTest : public ::testing::Test {
   }
 
   std::string root_;
+  uint32_t items_ = kItems;
   EnginePtr engine_;
   StreamOptions stream_;
 };
@@ -208,7 +213,7 @@ TEST_F(PipelineTest, SkipsBadSamplesAndWholeBatchesOfThem) {
     if (!broken.contains(i)) expected.push_back(i);
   }
   EXPECT_EQ(seen, expected);
-  EXPECT_GE((*pipeline)->skipped(), broken.size());  // the next epoch is under way already
+  EXPECT_EQ((*pipeline)->skipped(), broken.size());  // though the next epoch is under way already
   EXPECT_NE((*pipeline)->LastSkipped().find(root_), std::string::npos);
 }
 
@@ -239,7 +244,8 @@ TEST_F(PipelineTest, ConsumersThatHoldMoreGetMoreUpToTheBudget) {
 
 TEST_F(PipelineTest, ABatchBeyondTheBudgetIsRefusedAtOnce) {
   MakeEngine(100, 8 << 20);
-  stream_.shape.batch_size = 1 << 20;
+  stream_.shape.batch_size = 50;
+  items_ = 1 << 20;
   auto pipeline = Make();
   ASSERT_FALSE(pipeline);
   EXPECT_EQ(pipeline.error().code(), Code::kResourceExhausted);
@@ -312,6 +318,205 @@ TEST_F(PipelineTest, TwoPipelinesShareTheThreads) {
   EXPECT_EQ(Epoch(**first), EpochOrder(stream_.sampler, 0, 0));
   other.join();
   EXPECT_EQ(seen, EpochOrder(stream_.sampler, 0, 0));
+}
+
+TEST_F(PipelineTest, ABatchBeyondTheDataSetTakesTheDataSetsMemory) {
+  MakeEngine(100, 8 << 20);
+  stream_.shape.batch_size = 1 << 20;
+  auto pipeline = Make();
+  ASSERT_TRUE(pipeline) << pipeline.status().ToString();
+  EXPECT_EQ(Epoch(**pipeline), EpochOrder(stream_.sampler, 0, 0));
+}
+
+// No batch is full, so every epoch is empty: the feeder must not run through them without end.
+TEST_F(PipelineTest, EpochsWithoutBatchesAreNotTakenWithoutBound) {
+  MakeEngine(5, 32 << 20);
+  stream_.shape.drop_last = true;
+  auto pipeline = Make();
+  ASSERT_TRUE(pipeline) << pipeline.status().ToString();
+  FinishedBatch batch;
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(Take(**pipeline, &batch), TakeKind::kEndOfEpoch);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  EXPECT_LT(engine_->Stats((*pipeline)->stream()).size(), 50U);
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(Take(**pipeline, &batch), TakeKind::kEndOfEpoch);
+}
+
+TEST_F(PipelineTest, SeveralThreadsMayStopAtOnce) {
+  MakeEngine(50, 32 << 20);
+  for (int round = 0; round < 50; ++round) {
+    auto pipeline = Make();
+    ASSERT_TRUE(pipeline) << pipeline.status().ToString();
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < 4; ++i) threads.emplace_back([&] { (*pipeline)->Stop(); });
+    threads.clear();
+    FinishedBatch batch;
+    EXPECT_FALSE((*pipeline)->Take(0, &batch));
+  }
+}
+
+TEST_F(PipelineTest, AReadThatFailedIsTriedAgain) {
+  MakeEngine(40, 32 << 20);
+  stream_.sampler.shuffle = false;
+  fs::rename(root_ + "/3", root_ + "/gone");
+  auto pipeline = Make();
+  ASSERT_TRUE(pipeline) << pipeline.status().ToString();
+  FinishedBatch batch;
+  for (int again = 0; again < 2; ++again) {
+    auto taken = (*pipeline)->Take(10 * kSecond, &batch);
+    ASSERT_FALSE(taken);
+    EXPECT_NE(taken.error().message().find(root_ + "/3"), std::string::npos);
+  }
+  fs::rename(root_ + "/gone", root_ + "/3");
+  Result<TakeKind> taken = (*pipeline)->Take(10 * kSecond, &batch);
+  if (!taken) taken = (*pipeline)->Take(10 * kSecond, &batch);  // tried before the file was back
+  ASSERT_TRUE(taken) << taken.status().ToString();
+  EXPECT_EQ(batch.index, 0U);
+  CheckBytes(batch);
+  (*pipeline)->Release(batch.slab);
+  EXPECT_EQ(Epoch(**pipeline).size(), 32U);
+}
+
+// Batches of 3 MiB out of 16: four finished ones would leave no room to read the next.
+TEST_F(PipelineTest, FinishedBatchesLeaveRoomForReading) {
+  items_ = (3 << 20) / 4;
+  MakeEngine(8, 16 << 20);
+  stream_.shape.batch_size = 1;
+  auto pipeline = Make();
+  ASSERT_TRUE(pipeline) << pipeline.status().ToString();
+  std::vector<size_t> held;
+  FinishedBatch batch;
+  for (int i = 0; i < 40; ++i) {
+    const TakeKind kind = Take(**pipeline, &batch);
+    if (kind != TakeKind::kBatch) continue;
+    held.push_back(batch.slab);
+    if (held.size() < 2) continue;
+    (*pipeline)->Release(held.front());
+    held.erase(held.begin());
+  }
+  // More than fits is held: an error that a release ends.
+  Status full;
+  for (int i = 0; i < 10 && full.ok(); ++i) {
+    auto taken = (*pipeline)->Take(10 * kSecond, &batch);
+    if (!taken) full = taken.error();
+    if (taken && *taken == TakeKind::kBatch) held.push_back(batch.slab);
+  }
+  EXPECT_NE(full.message().find("let go of earlier batches"), std::string::npos) << full.ToString();
+  for (const size_t slab : held) (*pipeline)->Release(slab);
+  EXPECT_NE(Take(**pipeline, &batch), TakeKind::kPending);
+}
+
+// Another loader's batches leave no room to read ahead. That is nobody's error until somebody
+// waits for it.
+TEST_F(PipelineTest, MemoryThatOthersHoldIsAnErrorOnlyForWhoWaits) {
+  items_ = (1 << 20) / 4;
+  MakeEngine(16, 16 << 20);
+  stream_.shape.batch_size = 1;
+  auto other = engine_->AddDataset(MakeFiles(16, {}, "other"));
+  ASSERT_TRUE(other) << other.status().ToString();
+  auto pipeline = Make();
+  ASSERT_TRUE(pipeline) << pipeline.status().ToString();
+  StreamOptions views;
+  views.shape.dataset = *other;
+  views.sampler.size = 16;
+  auto stream = engine_->OpenStream(views);
+  ASSERT_TRUE(stream) << stream.status().ToString();
+  FinishedBatch batch;
+  std::vector<LeaseId> leases;
+  auto hold_all = [&] {
+    while (true) {
+      BatchLoan loan;
+      auto taken = engine_->Take(*stream, 10 * kSecond, &loan);
+      if (!taken) break;
+      if (*taken == TakeKind::kBatch) leases.push_back(loan.lease);
+    }
+  };
+  hold_all();
+  // What was finished before comes; then there is nothing.
+  Result<TakeKind> taken = TakeKind::kBatch;
+  while (taken && *taken != TakeKind::kPending) {
+    taken = (*pipeline)->Take(100 * kMilli, &batch);
+    if (taken && *taken == TakeKind::kBatch) (*pipeline)->Release(batch.slab);
+    if (leases.size() < 16) hold_all();
+  }
+  ASSERT_TRUE(taken) << taken.status().ToString();
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));  // nobody waits
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(engine_->Release(leases.back()).ok());
+    leases.pop_back();
+  }
+  EXPECT_EQ(Take(**pipeline, &batch), TakeKind::kBatch);
+  CheckBytes(batch);
+  (*pipeline)->Release(batch.slab);
+  hold_all();
+  Status full;
+  for (int i = 0; i < 100 && full.ok(); ++i) {
+    taken = (*pipeline)->Take(kSecond, &batch);
+    if (!taken) full = taken.error();
+    if (taken && *taken == TakeKind::kBatch) (*pipeline)->Release(batch.slab);
+    hold_all();
+  }
+  EXPECT_NE(full.message().find("were not released"), std::string::npos) << full.ToString();
+  for (const LeaseId lease : leases) EXPECT_TRUE(engine_->Release(lease).ok());
+  EXPECT_EQ(Take(**pipeline, &batch), TakeKind::kBatch);
+}
+
+TEST_F(PipelineTest, AStoppedPipelineGivesBackAllButTheBatchesOnLoan) {
+  items_ = (1 << 20) / 4;
+  MakeEngine(16, 16 << 20);
+  stream_.shape.batch_size = 1;
+  auto pipeline = Make();
+  ASSERT_TRUE(pipeline) << pipeline.status().ToString();
+  FinishedBatch first;
+  ASSERT_EQ(Take(**pipeline, &first), TakeKind::kBatch);
+  FinishedBatch batch;
+  for (int i = 0; i < 3; ++i) ASSERT_EQ(Take(**pipeline, &batch), TakeKind::kBatch);  // held too
+  EXPECT_FALSE(engine_->Lend(10 << 20));
+  (*pipeline)->Stop();
+  (*pipeline)->Release(batch.slab);
+  EXPECT_TRUE(engine_->Lend(9 << 20));
+  CheckBytes(first);
+}
+
+// In a child of its own: no further thread can start there, because its stack finds no room.
+TEST_F(PipelineTest, AThreadThatDoesNotStartIsAnError) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers map more than the limit";
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+  GTEST_SKIP() << "sanitizers map more than the limit";
+#endif
+#endif
+  for (const bool pool_runs : {false, true}) {
+    const pid_t child = fork();
+    if (child == 0) {
+      MakeEngine(16, 32 << 20);
+      PipelinePtr earlier;
+      if (pool_runs) earlier = *Make();
+      pthread_attr_t usual, huge;
+      pthread_getattr_default_np(&usual);
+      pthread_getattr_default_np(&huge);
+      pthread_attr_setstacksize(&huge, size_t{1} << 36);
+      struct rlimit before {};
+      getrlimit(RLIMIT_AS, &before);
+      const struct rlimit low { rlim_t{1} << 35, before.rlim_max };
+      setrlimit(RLIMIT_AS, &low);
+      pthread_setattr_default_np(&huge);
+      auto refused = Make();
+      pthread_setattr_default_np(&usual);
+      setrlimit(RLIMIT_AS, &before);
+      if (refused || refused.error().code() != Code::kResourceExhausted) _exit(1);
+      auto pipeline = Make();
+      if (!pipeline || Epoch(**pipeline).size() != 16) _exit(2);
+      if (pool_runs && Epoch(*earlier).size() != 16) _exit(3);
+      earlier.reset();
+      pipeline->reset();
+      engine_.reset();
+      _exit(0);
+    }
+    int status = 1;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0) << "pool_runs " << pool_runs;
+  }
 }
 
 }  // namespace
