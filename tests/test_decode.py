@@ -7,7 +7,12 @@ import logging
 import random
 import shutil
 import struct
+import subprocess
+import sys
 import tarfile
+import threading
+import time
+import zlib
 from pathlib import Path
 
 import forebay
@@ -15,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from data_sets import torch_order as full_torch_order
+from data_sets import write_tar
 from forebay import _forebay
 from forebay import transforms as T
 from PIL import Image, JpegImagePlugin
@@ -442,7 +448,7 @@ def test_positions_count_batches_that_were_skipped_whole(photos, tmp_path):
         ({"layout": "contiguous"}, "layout="),
         ({"decode": None}, "needs decode="),
         ({"decode": None, "transform": None, "device": "cuda"}, "CUDA|needs decode"),
-        ({"batch_size": 100_000}, "raise memory="),
+        ({"batch_size": 61, "transform": [T.CenterCrop(2000)]}, "raise memory="),
         ({"decode_threads": 100_000}, "decode_threads"),
     ],
 )
@@ -514,3 +520,164 @@ def test_a_header_that_promises_a_huge_image_costs_no_memory():
     data[at : at + 4] = struct.pack(">HH", 65500, 65500)
     with pytest.raises(forebay.ForebayError, match="pixels"):
         _forebay.decode_image(np.frombuffer(bytes(data), np.uint8))
+
+
+# ---- what goes wrong in the middle
+
+
+def test_webdataset_arrays(tmp_path):
+    samples = [
+        (f"{i:04}", {"cls": b"%d" % i, "npy": npy_bytes(np.full((2, 3), i, np.float32))})
+        for i in range(10)
+    ]
+    write_tar(tmp_path / "shard-0.tar", samples)
+    with forebay.DataLoader(tmp_path, 4, decode="npy", memory="64M") as batches:
+        got = [(data[:, 1, 2].tolist(), labels.tolist()) for data, labels in batches]
+    assert got == [([n * 1.0 for n in range(b, min(b + 4, 10))],) * 2 for b in (0, 4, 8)]
+
+
+def npy_bytes(array: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
+
+
+def test_the_type_of_arrays_is_that_of_the_first_good_one(tmp_path):
+    for i in range(6):
+        data = npy_bytes(np.full(3, i, np.int64))
+        (tmp_path / f"{i}.npy").write_bytes(data if i not in (0, 1, 4) else data[:50])
+    with forebay.DataLoader(tmp_path, 2, decode="npy", memory="64M", on_error="skip") as batches:
+        assert [data[:, 0].tolist() for data, _ in batches] == [[2, 3], [5]]
+    with pytest.raises(forebay.CorruptError, match="0.npy"):
+        forebay.DataLoader(tmp_path, 2, decode="npy", memory="64M")
+
+
+def test_numbers_that_no_tensor_holds_are_refused(tmp_path):
+    np.save(tmp_path / "0.npy", np.zeros(3, np.longdouble))
+    with pytest.raises(forebay.UnsupportedError, match="plain little-endian"):
+        forebay.DataLoader(tmp_path, 2, decode="npy", memory="64M")
+
+
+def test_only_what_was_handed_out_counts_as_skipped(photos, tmp_path, caplog):
+    broken_copy(photos, tmp_path / "copy")
+    with loader(tmp_path / "copy", on_error="skip") as batches:
+        with caplog.at_level(logging.WARNING, logger="forebay"):
+            for _ in range(2):
+                caplog.clear()
+                for _ in batches:
+                    pass
+                assert "3 corrupt samples were skipped" in caplog.text
+            caplog.clear()
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("timeout", [-1, float("inf"), float("nan")])
+def test_timeouts_are_numbers_of_seconds(photos, timeout):
+    with pytest.raises(forebay.ArgumentError, match="timeout"):
+        loader(photos, timeout=timeout)
+
+
+def test_epochs_without_a_full_batch_are_empty(photos):
+    with loader(photos, batch_size=100, drop_last=True) as batches:
+        assert [list(batches) for _ in range(20)] == [[]] * 20
+        assert batches.epoch == 20
+
+
+def test_one_batch_of_everything(photos):
+    with loader(photos, batch_size=1 << 30) as batches:
+        for _ in range(2):
+            assert [len(labels) for _, labels in batches] == [61]
+
+
+def test_a_read_that_failed_is_tried_again(photos, tmp_path):
+    shutil.copytree(photos, tmp_path / "copy")
+    path = paths_of(tmp_path / "copy")[3]
+    with loader(tmp_path / "copy", shuffle=False) as batches:
+        wanted = [images.clone() for images, _ in batches]
+    catalog = batches.catalog
+    path.rename(tmp_path / "gone")
+    engine = forebay.Engine(memory="32M")
+    with loader(catalog, shuffle=False, memory=None, engine=engine) as batches:
+        for _ in range(2):
+            with pytest.raises(forebay.MissingError, match=path.name):
+                next(iter(batches))
+        (tmp_path / "gone").rename(path)
+        got = [images.clone() for images, _ in batches]
+    assert len(got) == len(wanted)
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+def test_several_threads_close_while_one_iterates(photos):
+    for _ in range(20):
+        batches = loader(photos, batch_size=1)
+        ended = []
+
+        def consume(batches=batches, ended=ended):
+            try:
+                it = iter(batches)
+                while True:
+                    if next(it, None) is None:
+                        it = iter(batches)
+            except forebay.CancelledError as error:
+                ended.append(error)
+
+        threads = [threading.Thread(target=consume)]
+        threads += [threading.Thread(target=batches.close) for _ in range(3)]
+        threads[0].start()
+        time.sleep(0.005)
+        for thread in threads[1:]:
+            thread.start()
+        for thread in threads[1:]:
+            thread.join(20)
+        # A consumer that begins anew after the close opens the loader again: close that one too.
+        until = time.monotonic() + 20
+        while threads[0].is_alive() and time.monotonic() < until:
+            batches.close()
+            threads[0].join(0.05)
+        assert not threads[0].is_alive() and len(ended) == 1
+
+
+def test_a_closed_loaders_memory_is_free_while_batch_and_iterator_are_held(photos):
+    engine = forebay.Engine(memory="48M")
+    how = dict(memory=None, engine=engine, transform=[T.CenterCrop(500)])
+    first = loader(photos, batch_size=8, **how)  # 6 MB a batch
+    it = iter(first)
+    held = [next(it) for _ in range(3)]
+    first.close()
+    copy = held[0][0].clone()
+    del held[1:]
+    with loader(photos, batch_size=16, **how) as second:  # 12 MB a batch
+        assert sum(len(labels) for _, labels in second) == 61
+    assert torch.equal(held[0][0], copy)
+    with pytest.raises(forebay.CancelledError):
+        next(it)
+
+
+def test_no_memory_is_no_corrupt_image(tmp_path):
+    """A child whose address space is small meets a picture that takes a GiB."""
+    (tmp_path / "a").mkdir()
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        crc = zlib.crc32(kind + data)
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc)
+
+    header = struct.pack(">IIBBBBB", 16000, 16000, 8, 2, 0, 0, 1)  # interlaced: decoded whole
+    data = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    (tmp_path / "a" / "0.png").write_bytes(b"\x89PNG\r\n\x1a\n" + data)
+    program = f"""
+import resource, forebay
+from forebay import transforms as T
+how = dict(decode="image", transform=[T.CenterCrop(8)], memory="16M", on_error="skip")
+with forebay.DataLoader({str(tmp_path)!r}, 1, epochs=1, **how) as batches:
+    assert list(batches) == []
+used = int(open("/proc/self/statm").read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (used + (512 << 20),) * 2)
+with forebay.DataLoader({str(tmp_path)!r}, 1, **how) as batches:
+    try:
+        list(batches)
+    except forebay.ForebayError as error:
+        assert "out of memory" in str(error), error
+    else:
+        raise AssertionError("skipped")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _forebay
-from ._errors import ArgumentError
+from ._errors import ArgumentError, CorruptError
 from .engine import Engine
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("forebay")
 
 KINDS = ("image", "npy", "npz")
+_LOOKED_AT = 100  # samples, for one whose type and shape can be read
 DTYPES = ("uint8", "float32", "float16", "bfloat16")
 
 
@@ -59,8 +60,8 @@ class Decoding:
         if kind != "image":
             if transform is not None or dtype is not None or channels_last or fast:
                 raise ArgumentError(
-                    f"transform=, dtype=, channels_last= and fast= are for images; decode={decode!r}"
-                    " hands arrays out as they are stored"
+                    "transform=, dtype=, channels_last= and fast= are for images; "
+                    f"decode={decode!r} hands arrays out as they are stored"
                 )
             return Decoding(kind=kind, array_name=name, skip=skip)
         chosen = transforms.transforms_from(transform if transform is not None else [])
@@ -123,11 +124,19 @@ class StreamFeed:
 class PipelineFeed:
     """Decoded batches: ``_forebay.DecodedBatch``."""
 
-    def __init__(self, engine: Engine, dataset: int, arguments: dict, decoding: Decoding) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        dataset: int,
+        arguments: dict,
+        decoding: Decoding,
+        catalog: _forebay.Catalog | None = None,
+    ) -> None:
+        """``catalog`` is needed for arrays only."""
         if decoding.kind == "image":
             more = decoding.pipeline_arguments()
         else:
-            dtype, shape = _first_array(engine, dataset, arguments["size"], decoding.array_name)
+            dtype, shape = _array_type(engine, dataset, catalog, decoding)
             more = dict(
                 kind="array",
                 array_name=decoding.array_name,
@@ -168,20 +177,41 @@ class PipelineFeed:
         self.native.stop()
 
 
-def _first_array(engine: Engine, dataset: int, size: int, name: str) -> tuple[str, list[int]]:
-    """Type and shape of the data set's arrays, from its first sample."""
-    native = engine.native
-    if size == 0:
+def _array_type(
+    engine: Engine, dataset: int, catalog: _forebay.Catalog, decoding: Decoding
+) -> tuple[str, list[int]]:
+    """Type and shape of the data set's arrays, from its first sample; from the first good one
+    where corrupt ones are skipped.
+    """
+    if len(catalog) == 0:
         return "<f4", []
+    last = min(len(catalog), _LOOKED_AT) - 1 if decoding.skip else 0
+    for sample in range(last):
+        try:
+            return _array_info(engine, dataset, catalog, sample, decoding.array_name)
+        except CorruptError:
+            continue
+    return _array_info(engine, dataset, catalog, last, decoding.array_name)
+
+
+def _array_info(
+    engine: Engine, dataset: int, catalog: _forebay.Catalog, sample: int, name: str
+) -> tuple[str, list[int]]:
+    native = engine.native
     stream = native.open_stream(dataset, 1, itemised=True, declared=True)
     try:
-        native.declare(stream, 0, np.zeros(1, np.uint32), last=True)
-        batch = native.fetch(stream, 0, 60.0)
+        native.declare(stream, 0, np.array([sample], np.uint32), last=True)
+        batch = native.fetch(stream, sample, 60.0)
         if batch is None:
             raise ArgumentError("the first sample could not be read within a minute")
         path = batch.paths[0]
+        stored = batch[0]
+        for member, offset, length in catalog.fields(sample):  # of a WebDataset
+            if member.endswith(("npy", "npz")):
+                stored = stored[offset : offset + length]
+                break
         try:
-            return _forebay.array_info(batch[0], name)
+            return _forebay.array_info(stored, name)
         except Exception as error:
             raise type(error)(f"{path}: {error}") from None
     finally:

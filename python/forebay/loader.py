@@ -114,6 +114,8 @@ class DataLoader:
             raise ArgumentError(f"batch_size is {batch_size}; it must be at least 1")
         if not 0 <= int(seed) < 1 << 64:
             raise ArgumentError(f"seed is {seed}; it must be at least 0 and below 2**64")
+        if not 0 <= float(timeout) < 1e9:
+            raise ArgumentError(f"timeout is {timeout}; it is in seconds, and 0 waits without end")
         if epochs is not None and int(epochs) < 1:
             raise ArgumentError(f"epochs is {epochs}; it must be at least 1, or None when unknown")
         if engine is not None and memory is not None:
@@ -277,9 +279,10 @@ class DataLoader:
 
     def stats(self) -> list[EpochReport]:
         """One report for each epoch begun, the current one last."""
-        if self._feed is None or self._pid != os.getpid():
+        feed = self._feed
+        if feed is None or self._pid != os.getpid():
             return list(self._closed_stats)
-        return [from_native(s) for s in self._feed.stats() if s["batches"]]
+        return [from_native(s) for s in feed.stats() if s["batches"]]
 
     def report(self) -> str:
         """Why training waited, in one sentence, and a table of all epochs."""
@@ -290,9 +293,10 @@ class DataLoader:
 
     def close(self) -> None:
         """Stops reading ahead and gives the memory back. Batches still held stay valid."""
-        if self._feed is not None and self._pid == os.getpid():
+        feed = self._feed
+        if feed is not None and self._pid == os.getpid():
             self._closed_stats = self.stats()
-            self._feed.close()
+            feed.close()
         self._feed = None
         self._iteration += 1
 
@@ -332,7 +336,7 @@ class DataLoader:
             contiguous = self.layout == "contiguous"
             self._feed = StreamFeed(self.engine, dataset, arguments, contiguous)
         elif self.device is None:
-            self._feed = PipelineFeed(self.engine, dataset, arguments, self._decoding)
+            self._feed = PipelineFeed(self.engine, dataset, arguments, self._decoding, self.catalog)
         else:
             self._feed = DeviceFeed(self.engine, dataset, arguments, self._decoding, self.device)
         self._stream_at = (self._epoch, self._position)
@@ -356,7 +360,6 @@ class _Iterator:
     def __init__(self, loader: DataLoader, iteration: int) -> None:
         self._loader = loader
         self._iteration = iteration
-        self._feed = loader._feed
         self._done = False
 
     def __iter__(self) -> _Iterator:
@@ -369,11 +372,16 @@ class _Iterator:
         loader = self._loader
         if self._done:
             raise StopIteration
-        if self._iteration != loader._iteration:
+        feed = loader._feed
+        if self._iteration != loader._iteration or feed is None:
             raise CancelledError("a newer iter() of this loader, or close(), ended this iterator")
-        took = self._feed.take(loader.timeout or _SLOW_WAIT_S)
-        if took is None:
-            took = self._wait_on()
+        try:
+            took = feed.take(loader.timeout or _SLOW_WAIT_S)
+            if took is None:
+                took = self._wait_on(feed)
+        except Exception:
+            loader._stream_at = None  # the next iter() starts afresh
+            raise
         if isinstance(took, str):
             self._done = True
             loader._epoch += 1
@@ -391,20 +399,20 @@ class _Iterator:
             return batch.images, batch.labels
         return batch if loader._decoding is None else finish(batch, loader._decoding)
 
-    def _wait_on(self) -> Any:
+    def _wait_on(self, feed: Any) -> Any:
         loader = self._loader
         if loader.timeout:
             raise DeadlineError(
-                f"no batch in {loader.timeout:g} s; waiting for {self._feed.waiting_for()}"
+                f"no batch in {loader.timeout:g} s; waiting for {feed.waiting_for()}"
             )
         start = time.monotonic() - _SLOW_WAIT_S
         while True:
             _log.warning(
                 "forebay: waited %.0f s for %s",
                 time.monotonic() - start,
-                self._feed.waiting_for(),
+                feed.waiting_for(),
             )
-            took = self._feed.take(_SLOW_WAIT_S)
+            took = feed.take(_SLOW_WAIT_S)
             if took is not None:
                 return took
 

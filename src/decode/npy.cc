@@ -85,7 +85,8 @@ uint64_t ItemBytes(std::string_view dtype) {
   uint64_t bytes = 0;
   const auto parsed = std::from_chars(dtype.data() + 2, dtype.data() + dtype.size(), bytes);
   if (parsed.ec != std::errc() || parsed.ptr != dtype.data() + dtype.size()) return 0;
-  return bytes <= 16 && (bytes & (bytes - 1)) == 0 ? bytes : 0;
+  const uint64_t most = dtype[1] == 'c' ? 16 : 8;
+  return bytes <= most && (bytes & (bytes - 1)) == 0 ? bytes : 0;
 }
 
 Result<NpyArray> ReadNpy(std::span<const std::byte> file) {
