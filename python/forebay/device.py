@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import transforms
-from ._errors import ArgumentError, ForebayError
+from ._errors import ArgumentError, CancelledError, ForebayError
 from .engine import Engine
 from .feeds import Decoding, PipelineFeed
 
@@ -71,6 +71,8 @@ class DeviceFeed:
         with torch.cuda.device(self.device):
             self._stream = torch.cuda.Stream()
         self._queue: deque[Any] = deque()  # under way or arrived, in order; marks as strings
+        self._unsent: Any = None  # taken, and not on its way yet
+        self._closed = False
         self._copying: deque[Any] = deque()  # (event, batch): memory a copy still reads
         self._waits: deque[Any] = deque()  # (caller got there, copy was done)
         self._pinned: dict[int, int] = {}
@@ -82,7 +84,11 @@ class DeviceFeed:
         if not self._queue and not self._enqueue(wait):
             return None
         item = self._queue.popleft()
-        self._look_ahead()
+        try:
+            self._look_ahead()
+        except BaseException:  # Ctrl-C, no memory on the GPU: this batch is still to come
+            self._queue.appendleft(item)
+            raise
         if isinstance(item, str):
             return item
         torch = self._torch
@@ -110,13 +116,15 @@ class DeviceFeed:
         return self._feed.waiting_for()
 
     def close(self) -> None:
+        self._closed = True
         self._queue.clear()
         self._drain()
-        self._feed.close()
+        # Before the pipeline gives the memory back.
         cudart = self._torch.cuda.cudart()
         for address in self._pinned:
             cudart.cudaHostUnregister(address)
         self._pinned.clear()
+        self._feed.close()
 
     # ---- the GPU's side
 
@@ -135,12 +143,15 @@ class DeviceFeed:
         """Sends the next batch on its way; false when there is none within `wait` seconds."""
         while self._copying and self._copying[0][0].query():
             self._copying.popleft()
-        took = self._feed.take(wait)
+        took = self._unsent if self._unsent is not None else self._feed.take(wait)
         if took is None:
             return False
+        if self._closed:
+            raise CancelledError("the loader was closed")
         if isinstance(took, str):
             self._queue.append(took)
             return True
+        self._unsent = took  # where the GPU has no memory for it now, the next call tries again
         torch = self._torch
         self._pin()
         source = took.torch()
@@ -155,6 +166,7 @@ class DeviceFeed:
             done.record()
         self._copying.append((copied, took))
         self._queue.append((images, on_device, done, took.batches))
+        self._unsent = None
         return True
 
     def _normalise(self, pixels: Any) -> Any:
@@ -204,6 +216,9 @@ class DeviceFeed:
     def _drain(self) -> None:
         while self._copying:
             self._copying.popleft()[0].synchronize()
+        if self._unsent is not None:
+            self._stream.synchronize()  # its copy may have begun
+            self._unsent = None
 
     def _charge(self) -> None:
         """Counts how long the GPU stood still for copies that were not done."""
