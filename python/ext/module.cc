@@ -82,6 +82,7 @@ NB_MODULE(_forebay, m) {
   forebay::python::BindDecode(m);
   forebay::python::BindEngine(m);
   forebay::python::BindPipeline(m);
+  forebay::python::BindPlacement(m);
   forebay::python::BindPlan(m);
   forebay::python::BindImage(m);
   forebay::python::BindLimits(m);

@@ -439,14 +439,14 @@ double ExpectedLocalShare(uint32_t nodes, uint32_t epochs) {
   const double p = 1.0 / nodes;
   double none = 1;  // (1 - p)^epochs
   for (uint32_t e = 0; e < epochs; ++e) none *= 1 - p;
-  double term = none, at_most = 0, expected = 0;
+  double term = none, at_most = 0, expected = 1;  // the largest is 1 or more
   for (uint32_t k = 0; k < epochs; ++k) {
     at_most += term;  // P(one count <= k)
     double all = 1, power = at_most < 1 ? at_most : 1;
     for (uint32_t n = nodes; n != 0; n >>= 1, power *= power) {
       if (n & 1) all *= power;
     }
-    expected += 1 - all;  // P(the largest > k)
+    if (k > 0) expected += 1 - all;  // P(the largest > k)
     term *= static_cast<double>(epochs - k) / (k + 1) * (p / (1 - p));
   }
   // The counts add up to `epochs`, so the largest is no less than their mean.
