@@ -32,7 +32,17 @@ def shown(value: float) -> str:
 def main() -> int:
     rows = ["| figure | wanted | measured |", "|---|---|---|"]
     seen = []
-    for name in ("overhead", "epoch", "accelerate", "budget", "decode", "gpu", "accuracy"):
+    for name in (
+        "overhead",
+        "epoch",
+        "accelerate",
+        "budget",
+        "decode",
+        "gpu",
+        "accuracy",
+        "placement",
+        "plan",
+    ):
         file = ROOT / "docs" / "results" / f"{name}.json"
         if not file.exists():
             print(f"{file} is missing: run forebay bench {name} --json {file}", file=sys.stderr)

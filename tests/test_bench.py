@@ -34,6 +34,8 @@ FIGURES = {
     "decode": {"decode_vs_best_rival", "crop_vs_full_decode"},
     "accuracy": {"accuracy_difference"},
     "gpu": {"gpu_vs_no_io", "gpu_vs_torch"},
+    "placement": {"uncovered_share"},
+    "plan": {"plan_s", "plan_bytes_per_sample", "plan_peak_bytes_per_sample"},
 }  # fmt: skip
 
 TINY: dict[str, dict[str, Any]] = {
@@ -64,6 +66,11 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "accuracy": {"repeats": 2, "seeds": 2, "train": 256, "val": 100, "batch": 64, "epochs": 1},
     "gpu": {},
+    "placement": {"repeats": 2, "samples": 1280, "epochs": 12, "nodes": [2, 64]},
+    "plan": {
+        "repeats": 2, "samples": 3000, "ranks": 16, "epochs": 5, "trial_epochs": 2,
+        "clusters": [{"nodes": 8, "rule": "auto"}, {"nodes": 16, "rule": "hash"}],
+    },
 }  # fmt: skip
 
 
@@ -134,6 +141,11 @@ def test_a_bench_writes_its_figures(name: str, tiny: Path, tmp_path: Path, capsy
     assert [each for each in left if not each.startswith("torchinductor")] == []  # PyTorch's own
     if name == "epoch":
         assert result["figures"]["later_source_reads"] == 0
+    if name == "placement":
+        assert result["figures"]["uncovered_share"] == 0
+        assert min(case["rivals"].get("NoPFS", 1) for case in result["cases"]) > 0
+    if name == "plan":
+        assert result["figures"]["plan_bytes_per_sample"] < 24
     if name in ("epoch", "accelerate"):
         assert any(case["rivals"] for case in result["cases"])
 

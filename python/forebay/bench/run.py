@@ -21,7 +21,7 @@ from typing import Any
 from .. import _forebay
 from .measure import Case, Outcome
 
-BENCHES = ("overhead", "epoch", "accelerate", "budget", "decode", "accuracy")
+BENCHES = ("overhead", "epoch", "accelerate", "budget", "decode", "accuracy", "placement", "plan")
 GPU_BENCHES = ("gpu",)  # not part of `all`
 
 
