@@ -422,6 +422,32 @@ std::vector<uint16_t> NodeFrequency(const PlacementOptions& options, uint32_t no
   return counts;
 }
 
+std::vector<uint8_t> PlanReplicas(const PlacementOptions& options, const Placement& placement,
+                                  std::span<const uint32_t> lengths, uint32_t node) {
+  std::vector<uint8_t> replicas(lengths.size(), kNoReplica);
+  NodeTiers room = options.nodes[node];
+  room.memory -= placement.used()[node].memory;
+  room.nvme -= placement.used()[node].nvme;
+  const auto shortest = std::min_element(lengths.begin(), lengths.end());
+  if (shortest == lengths.end() || std::max(room.memory, room.nvme) < *shortest) return replicas;
+  const std::vector<uint16_t> counts = NodeFrequency(options, node);
+  for (uint32_t count = options.Horizon(); count > 0; --count) {
+    for (SampleId s = 0; s < lengths.size(); ++s) {
+      if (counts[s] != count) continue;
+      const std::optional<Place> place = placement.Locate(s);
+      if (place && place->node == node) continue;
+      for (const auto tier : {TierLevel::kMemory, TierLevel::kNvme}) {
+        uint64_t& free = tier == TierLevel::kMemory ? room.memory : room.nvme;
+        if (free < lengths[s]) continue;
+        free -= lengths[s];
+        replicas[s] = static_cast<uint8_t>(tier);
+        break;
+      }
+    }
+  }
+  return replicas;
+}
+
 double LocalShare(const PlacementOptions& options, const Placement& placement) {
   uint64_t all = 0, local = 0;
   ForEachUse(options, [&](SampleId sample, uint32_t user) {

@@ -2,8 +2,8 @@
 //
 // A pure function of the sampler, the nodes' capacities and the samples' lengths: every node
 // computes the same answer alone, and finding a sample is an array look-up. As much of the data set
-// as the cluster can hold is placed once, nothing twice. docs/placement.md explains the rules and
-// proves what they reach.
+// as the cluster can hold is placed once; copies are for the room that is left. docs/placement.md
+// explains the rules and proves what they reach.
 #pragma once
 
 #include <cstdint>
@@ -121,6 +121,13 @@ Result<Placement> ExtendPlacement(const Placement& previous, const PlacementOpti
 // How often each sample is used on `node` in the horizon. Repeats that pad an epoch to a multiple
 // of the world size are not counted, here nor in the plan.
 std::vector<uint16_t> NodeFrequency(const PlacementOptions& options, uint32_t node);
+
+// What `node` may keep beside its part of the placement, in the room that this leaves there: copies
+// of what it uses most often, the most often used in memory. Each node decides for itself; the
+// others need not know. One byte a sample: a TierLevel, or kNoReplica.
+inline constexpr uint8_t kNoReplica = 255;
+std::vector<uint8_t> PlanReplicas(const PlacementOptions& options, const Placement& placement,
+                                  std::span<const uint32_t> lengths, uint32_t node);
 
 // Share of the horizon's accesses that are made on the node that holds the sample.
 double LocalShare(const PlacementOptions& options, const Placement& placement);

@@ -374,6 +374,43 @@ TEST(Placement, AnExtendedHorizonKeepsWhatIsCovered) {
   std::printf("%d plans moved samples, %d stayed\n", moved, stayed);
 }
 
+TEST(Placement, ReplicasFillTheRoomThatIsLeft) {
+  constexpr uint32_t kSize = 3000;
+  const std::vector<uint32_t> lengths(kSize, 1);
+  // Room for the data set once, one and a half times, and on every node.
+  double before = 0;
+  for (const uint64_t room : {1000u, 1500u, 3000u}) {
+    const PlacementOptions options =
+        World(kSize, 3, 20, std::vector<NodeTiers>(3, {room / 4, room - room / 4}));
+    const auto placement = PlanPlacement(options, lengths);
+    const Counts counts = CountUses(options);
+    uint64_t local = 0, all = 0;
+    for (uint32_t n = 0; n < 3; ++n) {
+      const std::vector<uint8_t> replicas = PlanReplicas(options, *placement, lengths, n);
+      NodeTiers used = placement->used()[n];
+      uint32_t least_kept = UINT32_MAX, most_left = 0;
+      for (SampleId s = 0; s < kSize; ++s) {
+        const bool own = placement->Locate(s)->node == n;
+        const bool copy = replicas[s] != kNoReplica;
+        ASSERT_FALSE(own && copy);
+        if (copy) ++(replicas[s] == 0 ? used.memory : used.nvme);
+        if (own || copy) local += counts[n][s];
+        all += counts[n][s];
+        if (own) continue;
+        if (copy) least_kept = std::min(least_kept, counts[n][s]);
+        if (!copy) most_left = std::max(most_left, counts[n][s]);
+      }
+      ASSERT_LE(used.memory, options.nodes[n].memory);
+      ASSERT_LE(used.nvme, options.nodes[n].nvme);
+      ASSERT_GE(least_kept, most_left);
+    }
+    const double share = static_cast<double>(local) / static_cast<double>(all);
+    EXPECT_GT(share, before);
+    before = share;
+  }
+  EXPECT_DOUBLE_EQ(before, 1);
+}
+
 TEST(Placement, HorizonsOfKnownAndUnknownLength) {
   PlacementOptions options = World(10, 2, 0, std::vector<NodeTiers>(2));
   EXPECT_EQ(options.Horizon(), kHorizonEpochs);
