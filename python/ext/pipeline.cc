@@ -204,7 +204,11 @@ void BindPipeline(nb::module_& m) {
               options.decode.shape = shape;
               number = NumberType(dtype);
             }
-            PipelinePtr made = Value(Pipeline::Make(*engine.engine, stream, options));
+            Result<PipelinePtr> result = [&] {
+              WaitUnlocked unlocked;  // it may wait for memory
+              return Pipeline::Make(*engine.engine, stream, options);
+            }();
+            PipelinePtr made = Value(std::move(result));
             new (self) PipelineHandle{
                 engine.engine, std::shared_ptr<Pipeline>(made.release(), PipelineDelete()), number};
           },
@@ -225,7 +229,7 @@ void BindPipeline(nb::module_& m) {
           [](const PipelineHandle& p, uint64_t epoch, uint64_t position) {
             Status status;
             {
-              nb::gil_scoped_release unlocked;
+              WaitUnlocked unlocked;
               status = p.pipeline->Seek(epoch, position);
             }
             Raise(status);
@@ -233,7 +237,7 @@ void BindPipeline(nb::module_& m) {
           nb::arg("epoch"), nb::arg("position"))
       .def("stop",
            [](const PipelineHandle& p) {
-             nb::gil_scoped_release unlocked;
+             WaitUnlocked unlocked;
              p.pipeline->Stop();
            })
       .def("stats",

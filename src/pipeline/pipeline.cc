@@ -95,7 +95,8 @@ Result<PipelinePtr> Pipeline::Make(Engine& engine, StreamOptions stream,
     if (!decoder) return decoder.error();
     decoders.push_back(*std::move(decoder));
   }
-  Result<MemoryShare> scratch = engine.Lend(kScratchBytes * decoders.size());
+  Result<MemoryShare> scratch =
+      engine.Lend(kScratchBytes * decoders.size(), 0, options.release_wait);
   if (!scratch) return scratch.error();
   PipelinePtr pipeline(new Pipeline(engine, options, std::move(decoders), std::move(catalog),
                                     batch_size, stored_bytes));
@@ -417,7 +418,9 @@ bool Pipeline::FindSlab(size_t* slab) {
   const bool held = jobs_.empty();
   if (slabs_.size() >= ahead_ + 2 && !held) return false;
   // Without the first two nothing works; further ones leave room for what they are filled from.
-  Result<MemoryShare> share = engine_.Lend(slab_bytes_, slabs_.size() < 2 ? 0 : stored_bytes_);
+  const bool needed = slabs_.size() < 2;
+  Result<MemoryShare> share =
+      engine_.Lend(slab_bytes_, needed ? 0 : stored_bytes_, needed ? options_.release_wait : 0);
   if (!share) return false;
   void* memory =
       mmap(nullptr, slab_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -477,6 +477,29 @@ TEST_F(PipelineTest, AStoppedPipelineGivesBackAllButTheBatchesOnLoan) {
   CheckBytes(first);
 }
 
+// Another loader's reads fill the arena and cannot be taken back while they are under way.
+TEST_F(PipelineTest, WaitsForReadsThatFillTheMemory) {
+  items_ = (1 << 20) / 4;
+  MakeEngine(4, 16 << 20);
+  stream_.shape.batch_size = 1;
+  DelayOptions slow;
+  slow.open_each = false;
+  slow.storage.read = 100 * kMilli;
+  const auto catalog = MakeFiles(64, {}, "slow");
+  auto source = DelaySource::Make(*MakePosixSource(*catalog, {}), slow);
+  ASSERT_TRUE(source);
+  auto other = engine_->AddDataset(catalog, *std::move(source));
+  ASSERT_TRUE(other) << other.status().ToString();
+  StreamOptions views;
+  views.shape.dataset = *other;
+  views.sampler.size = 64;
+  ASSERT_TRUE(engine_->OpenStream(views));
+  while (engine_->in_flight() < 12) std::this_thread::yield();
+  auto pipeline = Make();
+  ASSERT_TRUE(pipeline) << pipeline.status().ToString();
+  EXPECT_EQ(Epoch(**pipeline).size(), 4U);
+}
+
 // In a child of its own: no further thread can start there, because its stack finds no room.
 TEST_F(PipelineTest, AThreadThatDoesNotStartIsAnError) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)

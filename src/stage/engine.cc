@@ -321,11 +321,37 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
   return id;
 }
 
-Result<MemoryShare> Engine::Lend(uint64_t bytes, uint64_t leave) {
+// Piece by piece: what is had is not given back to look-ahead, which would read into it again.
+bool Engine::SetAsideSlowly(uint64_t bytes, Nanos until, std::vector<ArenaAllocator::Block>* blocks,
+                            MutexLock& lock) {
+  constexpr uint64_t kPiece = uint64_t{1} << 20;
+  constexpr auto kPause = std::chrono::milliseconds(5);
+  std::vector<ArenaAllocator::Block> piece;
+  for (uint64_t left = bytes; left > 0;) {
+    piece.clear();
+    if (scheduler_.SetAside(std::min(left, kPiece), &piece)) {
+      blocks->insert(blocks->end(), piece.begin(), piece.end());
+      left -= std::min(left, kPiece);
+    } else if (scheduler_.in_flight() != 0 && SteadyClock().Now() < until) {
+      room_.wait_for(lock.native(), kPause);
+    } else {
+      scheduler_.ReturnAside(*blocks);
+      blocks->clear();
+      return false;
+    }
+  }
+  return true;
+}
+
+Result<MemoryShare> Engine::Lend(uint64_t bytes, uint64_t leave, Nanos wait) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   MutexLock lock(mutex_);
   std::vector<ArenaAllocator::Block> blocks;
-  if (!scheduler_.SetAside(bytes, &blocks, leave)) {
+  bool lent = scheduler_.SetAside(bytes, &blocks, leave);
+  if (!lent && wait > 0 && scheduler_.MaySetAside(bytes, leave)) {
+    lent = SetAsideSlowly(bytes, SteadyClock().Now() + wait, &blocks, lock);
+  }
+  if (!lent) {
     return Status(Code::kResourceExhausted,
                   StrCat(MiB(bytes), " are more than the budget of ", MiB(budget_),
                          " has left; lower batch_size or raise memory="));

@@ -136,8 +136,9 @@ class Engine {
   // The threads that decode for all pipelines of this engine.
   DecodePool& decode_pool() { return decode_pool_; }
   // Lends `bytes` of the budget; kResourceExhausted when batches on loan stand in the way, or fewer
-  // than `leave` bytes would be left for samples.
-  Result<MemoryShare> Lend(uint64_t bytes, uint64_t leave = 0);
+  // than `leave` bytes would be left for samples. Waits at most `wait` for reads under way, whose
+  // memory cannot be had before they end.
+  Result<MemoryShare> Lend(uint64_t bytes, uint64_t leave = 0, Nanos wait = 0);
   // For consumers that wait elsewhere: what the stream's next batch lacks, and where such a wait is
   // counted.
   StallCause WaitCause(StreamId stream) const;
@@ -201,6 +202,8 @@ class Engine {
   friend struct EngineDelete;
   friend class MemoryShare;
   void TakeBack(std::span<const ArenaAllocator::Block> blocks);
+  bool SetAsideSlowly(uint64_t bytes, Nanos until, std::vector<ArenaAllocator::Block>* blocks,
+                      MutexLock& lock) REQUIRES(mutex_);
   // kCancelled in a forked child.
   Status Alive() const;
   Status Start();
@@ -271,6 +274,7 @@ class Engine {
   std::map<uint64_t, int> rereads_ GUARDED_BY(mutex_);  // by tag: reads repeated for corrupt bytes
   std::condition_variable order_ready_;
   std::condition_variable copy_ready_;
+  std::condition_variable room_;  // waited for with a bound; nobody notifies
   bool loop_awake_ GUARDED_BY(mutex_) = true;
   bool copiers_started_ GUARDED_BY(mutex_) = false;
   // Ordered by mutex_: the driver arms before it asks, events signal after they changed the

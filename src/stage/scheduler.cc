@@ -43,9 +43,7 @@ DatasetId Scheduler::AddDataset(std::span<const uint32_t> lengths, uint64_t meta
 
 bool Scheduler::SetAside(uint64_t bytes, std::vector<ArenaAllocator::Block>* blocks,
                          uint64_t leave) {
-  // What cannot fit must not cost the samples that are kept.
-  const uint64_t usable = UsableBytes();
-  if (leave > usable || bytes > usable - leave) return false;
+  if (!MaySetAside(bytes, leave)) return false;  // it must not cost the samples that are kept
   for (uint64_t left = bytes; left > 0;) {
     const uint64_t piece = std::min(left, kAsideBlock);
     if (!MakeRoom(piece, ~StreamId{0})) {

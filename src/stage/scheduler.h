@@ -109,6 +109,11 @@ class Scheduler {
   // or when fewer than `leave` bytes would be left for samples.
   bool SetAside(uint64_t bytes, std::vector<ArenaAllocator::Block>* blocks, uint64_t leave = 0);
   void ReturnAside(std::span<const ArenaAllocator::Block> blocks);
+  // Whether so much could be set aside were nothing pinned or being read.
+  bool MaySetAside(uint64_t bytes, uint64_t leave = 0) const {
+    const uint64_t usable = UsableBytes();
+    return leave <= usable && bytes <= usable - leave;
+  }
   uint64_t block_offset(ArenaAllocator::Block block) const { return arena_.offset(block); }
   uint64_t block_bytes(ArenaAllocator::Block block) const { return arena_.size(block); }
   StreamId OpenStream(const StreamShape& shape);
