@@ -503,7 +503,7 @@ def test_the_report_after_close(folder: DataSet) -> None:
     assert loader.report().startswith("Epoch 0: 61 samples")
     # Asking for a report does not open the stream again.
     assert engine.metrics()["forebay_stage_leases"] == 0
-    assert loader._stream is None
+    assert loader._feed is None
 
 
 def test_a_broken_off_epoch_is_reported(folder: DataSet, engine: forebay.Engine) -> None:
