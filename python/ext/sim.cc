@@ -15,6 +15,7 @@ void BindSim(nb::module_& m) {
           nb::arg("name"), nb::arg("mb"), nb::arg("mb_per_s"), nb::arg("threads"));
   nb::class_<Scenario>(m, "SimScenario", "What the simulator is told; MB are 2^20 bytes.")
       .def(nb::init<>())
+      .def("validate", [](const Scenario& s) { Raise(s.Validate()); })
       .def_rw("nodes", &Scenario::nodes)
       .def_rw("ranks_per_node", &Scenario::ranks_per_node)
       .def_rw("tiers", &Scenario::tiers)

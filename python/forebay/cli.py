@@ -18,6 +18,7 @@ _COMMANDS = {
     "demo": "watch Forebay feed a training loop from slow storage",
     "doctor": "what this machine has; what Forebay would gain on your folder",
     "index": "list a data set and save the list; --verify checks every file",
+    "simulate": "how long a job would take under each policy, in virtual time",
     "bench": "measure Forebay against its limits and its rivals",
 }
 
@@ -28,6 +29,7 @@ examples:
   forebay doctor /data/train         measure your own folder and predict the gain
   forebay index /data/train          list it once; loaders then open in milliseconds
   forebay index /data/train --verify check every file against the list
+  forebay simulate job.toml          your cluster and data set under every policy
   forebay bench epoch --quick        epoch times beside PyTorch's DataLoader
 
 'forebay COMMAND --help' explains one command. In Python: import forebay; help(forebay.DataLoader)
@@ -190,6 +192,26 @@ def _run_demo(argv: Sequence[str]) -> int:
     return run(arguments)
 
 
+def _run_simulate(argv: Sequence[str]) -> int:
+    parser = _command_parser(
+        "simulate",
+        "Simulates a training job on a cluster, sample by sample in virtual time, under Forebay,\n"
+        "NoPFS, LBANN, DeepIO, MONARCH, PyTorch-like double buffering and more, beside the bound\n"
+        "without I/O. A scenario is a TOML file: cluster, tiers, network, source, data set, job.",
+        "examples:\n"
+        "  forebay simulate scenarios/nopfs/imagenet1k.toml\n"
+        "  forebay simulate scenarios/nopfs/*.toml --json study.json --plot study.png\n"
+        "  forebay simulate scenarios/scale/imagenet1k.toml --policies forebay,nopfs\n",
+    )
+    parser.add_argument("scenarios", metavar="SCENARIO", nargs="+", help="a .toml file")
+    parser.add_argument("--policies", metavar="LIST", help="only these, as forebay,nopfs")
+    parser.add_argument("--json", metavar="FILE", help="write all figures; - prints them instead")
+    parser.add_argument("--plot", metavar="FILE", help="draw a picture, such as out.png")
+    from .simulate import run
+
+    return run(parser.parse_args(argv))
+
+
 def _run_bench(argv: Sequence[str]) -> int:
     from .bench import main as bench_main
 
@@ -201,6 +223,7 @@ _RUN: dict[str, Callable[[Sequence[str]], int]] = {
     "demo": _run_demo,
     "doctor": _run_doctor,
     "index": _run_index,
+    "simulate": _run_simulate,
 }
 
 

@@ -33,17 +33,21 @@ struct Traits {
   bool prefetch = true;        // staging threads run ahead of the rank
   bool whole_buffer = true;    // as far as the staging buffer has room, else two batches
   bool crosses_epochs = true;  // also beyond the end of an epoch
+  bool cost_model = false;     // the cheapest place is taken, whatever is kept where
 };
 
 Traits TraitsOf(Policy policy) {
   switch (policy) {
     case Policy::kNaive:
-      return {false, false, false};
+      return {false, false, false, false};
     case Policy::kDoubleBuffer:
     case Policy::kLru:
     case Policy::kSharding:
     case Policy::kMonarch:
-      return {true, false, false};
+      return {true, false, false, false};
+    case Policy::kNoPfs:
+    case Policy::kForebay:
+      return {true, true, true, true};
     default:
       return {};
   }
@@ -358,11 +362,57 @@ double Readers(const Scenario& scenario, double most, double share, double other
   if (excess(1) >= 0) return 1;
   double low = 1;
   double high = most;
-  for (int i = 0; i < 30; ++i) {
+  for (int i = 0; i < 24; ++i) {
     const double middle = (low + high) / 2;
     (excess(middle) < 0 ? low : high) = middle;
   }
   return high;
+}
+
+// A batch's bytes by place, and what they cost.
+struct Mix {
+  std::array<double, kPlaces> mb{};
+  std::array<double, kPlaces> cost{};  // seconds a MB of one thread; the source's is for Solve
+  double readers = 1;
+
+  double Sum() const {
+    double sum = 0;
+    for (double part : mb) sum += part;
+    return sum;
+  }
+  // Sets the readers and the source's cost; returns the threads' seconds for the whole batch.
+  double Solve(const Scenario& scenario, double most_readers, double write) {
+    double other = mb[kSource] * write;
+    for (size_t place = 1; place < kPlaces; ++place) other += mb[place] * cost[place];
+    const double all = Sum();
+    readers = Readers(scenario, most_readers, mb[kSource] / all, other / all);
+    cost[kSource] = readers / scenario.SourceRate(readers) + write;
+    return other + mb[kSource] * (cost[kSource] - write);
+  }
+};
+
+// How many MB of `place` should come from the source instead, so that the threads are done first.
+double Spill(const Scenario& scenario, const Mix& mix, size_t place, double most_readers,
+             double write) {
+  // Another reader makes the source no faster for the others.
+  if (mix.cost[kSource] >= mix.cost[place]) return 0;
+  auto seconds = [&](double mb) {
+    Mix moved = mix;
+    moved.mb[place] -= mb;
+    moved.mb[kSource] += mb;
+    return moved.Solve(scenario, most_readers, write);
+  };
+  constexpr int kSteps = 20;
+  double best = 0;
+  double least = seconds(0);
+  for (int i = 1; i <= kSteps; ++i) {
+    const double mb = mix.mb[place] * i / kSteps;
+    const double now = seconds(mb);
+    if (now >= least) continue;
+    least = now;
+    best = mb;
+  }
+  return best;
 }
 
 }  // namespace
@@ -436,6 +486,9 @@ Result<Outcome> Simulation::Run(Policy policy, const ProgressFn& progress) {
   std::vector<double> fetched(world, out.staging_seconds);  // when a rank's threads are free
   std::vector<double> free(world, out.staging_seconds);     // when a rank may consume the next
   std::vector<double> barriers;                             // of all batches so far
+  // What a rank's samples of the slowest place are due to the source, a fraction of one.
+  std::vector<double> owed(world);
+  for (uint32_t rank = 0; rank < world; ++rank) owed[rank] = Draw(sc.seed, rank, 0);
   double now = out.staging_seconds;
   double epoch_start = 0;
   double stalled = 0;
@@ -458,28 +511,51 @@ Result<Outcome> Simulation::Run(Policy policy, const ProgressFn& progress) {
       }
       places.Decide(batch);
 
-      std::array<double, kPlaces> mb{};
-      for (uint64_t i = 0; i < slots; ++i) mb[batch.places[i]] += SizeMb(batch.samples[i]);
-      std::array<double, kPlaces> cost{};
-      double all = 0;
-      double other = 0;
-      for (size_t place = 0; place < kPlaces; ++place) {
-        all += mb[place];
-        if (place == kSource) continue;
-        cost[place] = places.Cost(static_cast<PlaceCode>(place)) + write;
-        other += mb[place] * cost[place];
+      Mix mix;
+      for (uint64_t i = 0; i < slots; ++i) mix.mb[batch.places[i]] += SizeMb(batch.samples[i]);
+      for (size_t place = 1; place < kPlaces; ++place) {
+        mix.cost[place] = places.Cost(static_cast<PlaceCode>(place)) + write;
       }
-      // Without prefetch all ranks read at the same time: they left a barrier together.
-      const double readers = traits.prefetch ? Readers(sc, most_readers, mb[kSource] / all,
-                                                       (other + mb[kSource] * write) / all)
-                                             : std::max(1.0, most_readers * mb[kSource] / all);
-      cost[kSource] = readers / sc.SourceRate(readers) + write;
+      if (traits.prefetch) {
+        const double seconds = mix.Solve(sc, most_readers, write);
+        // Where the threads do not keep up, the cost model gives the source what it serves faster.
+        if (traits.cost_model && seconds / threads > mix.Sum() * compute) {
+          size_t slowest = 1;
+          for (size_t place = 2; place < kPlaces; ++place) {
+            if (mix.mb[place] > 0 &&
+                (mix.mb[slowest] == 0 || mix.cost[place] > mix.cost[slowest])) {
+              slowest = place;
+            }
+          }
+          const double moved =
+              mix.mb[slowest] > 0 ? Spill(sc, mix, slowest, most_readers, write) : 0;
+          if (moved > 0) {
+            const double share = moved / mix.mb[slowest];
+            uint32_t rank = 0;
+            for (uint64_t i = 0; i < slots; ++i) {
+              const double size = SizeMb(batch.samples[i]);
+              if (batch.places[i] == slowest && (owed[rank] += share) >= 1) {
+                owed[rank] -= 1;
+                batch.places[i] = kSource;
+                mix.mb[slowest] -= size;
+                mix.mb[kSource] += size;
+              }
+              if (++rank == world) rank = 0;
+            }
+            mix.Solve(sc, most_readers, write);
+          }
+        }
+      } else {
+        // All ranks read at the same time: they left a barrier together.
+        mix.cost[kSource] = most_readers / sc.SourceRate(most_readers) + write;
+      }
+      std::array<double, kPlaces> cost = mix.cost;
       if (policy == Policy::kLowerBound) {
         cost.fill(0);
       } else {
-        out.source_mb += mb[kSource];
-        out.local_mb += mb[kLocal] + mb[kLocal + 1];
-        out.peer_mb += mb[kPeer] + mb[kPeer + 1];
+        out.source_mb += mix.mb[kSource];
+        out.local_mb += mix.mb[kLocal] + mix.mb[kLocal + 1];
+        out.peer_mb += mix.mb[kPeer] + mix.mb[kPeer + 1];
       }
       for (double& c : cost) c /= threads;
 
