@@ -108,37 +108,29 @@ nb::object Field(nb::handle_t<Batch> self, int64_t i, const std::string& name) {
                           .c_str());
 }
 
-// Waits in slices so that Ctrl-C is seen; the GIL is free meanwhile.
 nb::object Take(const EngineHandle& self, StreamId stream, double wait_s) {
-  constexpr Nanos kCheckSignals = 50 * kMilli;
-  auto left = static_cast<Nanos>(wait_s * kSecond);
   BatchLoan loan;
-  while (true) {
-    const Nanos slice = std::min(left, kCheckSignals);
-    Result<TakeKind> taken = [&] {
-      WaitUnlocked unlocked;
-      return self.engine->Take(stream, slice, &loan);
-    }();
-    switch (Value(std::move(taken))) {
-      case TakeKind::kBatch: {
-        const Engine& engine = *self.engine;
-        auto catalog = engine.shared_catalog(loan.dataset);
-        return nb::cast(Batch(self.engine, std::move(catalog), std::move(loan)));
-      }
-      case TakeKind::kEndOfEpoch:
-        return nb::cast("end of epoch");
-      case TakeKind::kEndOfStream:
-        return nb::cast("end of stream");
-      case TakeKind::kPending:
-        break;
-    }
-    if (SignalRaised()) throw nb::python_error();
-    left -= slice;
-    if (left <= 0) return nb::none();
-  }
+  return TakeInSlices(
+      wait_s, [&](Nanos slice) { return self.engine->Take(stream, slice, &loan); },
+      [&] {
+        auto catalog = std::as_const(*self.engine).shared_catalog(loan.dataset);
+        return Batch(self.engine, std::move(catalog), std::move(loan));
+      });
 }
 
 }  // namespace
+
+nb::object LabelsOf(const Catalog& catalog, const std::vector<SampleId>& samples) {
+  std::vector<int64_t> labels;
+  for (const SampleId sample : samples) labels.push_back(catalog.label(sample));
+  return Array(std::move(labels));
+}
+
+nb::object PathsOf(const Catalog& catalog, const std::vector<SampleId>& samples) {
+  nb::list paths;
+  for (const SampleId sample : samples) paths.append(FileText(catalog.SampleName(sample)));
+  return paths;
+}
 
 nb::dict StatsOf(const EpochStats& e) {
   nb::dict d;
@@ -184,20 +176,9 @@ void BindEngine(nb::module_& m) {
       .def_prop_ro(
           "indices", [](const Batch& b) { return Array(std::vector<uint32_t>(b.loan().samples)); },
           "Sample numbers, as the sampler yields them.")
-      .def_prop_ro("labels",
-                   [](const Batch& b) {
-                     std::vector<int64_t> out(b.size());
-                     for (size_t i = 0; i < b.size(); ++i)
-                       out[i] = b.catalog().label(b.loan().samples[i]);
-                     return Array(std::move(out));
-                   })
+      .def_prop_ro("labels", [](const Batch& b) { return LabelsOf(b.catalog(), b.loan().samples); })
       .def_prop_ro(
-          "paths",
-          [](const Batch& b) {
-            nb::list out;
-            for (SampleId s : b.loan().samples) out.append(FileText(b.catalog().SampleName(s)));
-            return out;
-          },
+          "paths", [](const Batch& b) { return PathsOf(b.catalog(), b.loan().samples); },
           "Paths relative to the data set's root, made when asked for.")
       .def_prop_ro("epoch", [](const Batch& b) { return b.loan().epoch; })
       .def_prop_ro("index", [](const Batch& b) { return b.loan().index; })

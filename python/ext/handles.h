@@ -1,8 +1,12 @@
 // Shared owners behind the Python objects: a batch keeps its engine alive, an engine its catalogs.
 #pragma once
 
+#include <algorithm>
 #include <memory>
+#include <utility>
+#include <vector>
 
+#include "base/clock.h"
 #include "catalog/catalog.h"
 #include "common.h"
 #include "stage/engine.h"
@@ -15,6 +19,38 @@ struct CatalogHandle {
 
 // One epoch as a dict.
 nb::dict StatsOf(const EpochStats& epoch);
+
+// Of a batch's samples.
+nb::object LabelsOf(const Catalog& catalog, const std::vector<SampleId>& samples);
+nb::object PathsOf(const Catalog& catalog, const std::vector<SampleId>& samples);
+
+// Calls `take(slice)` until it has something, or `wait_s` seconds have passed (None). The GIL is
+// free while it waits, and Ctrl-C is seen. A batch is what `batch()` makes; ends are strings.
+template <typename TakeFor, typename MakeBatch>
+nb::object TakeInSlices(double wait_s, TakeFor take, MakeBatch batch) {
+  constexpr Nanos kCheckSignals = 50 * kMilli;
+  auto left = static_cast<Nanos>(wait_s * kSecond);
+  while (true) {
+    const Nanos slice = std::min(left, kCheckSignals);
+    Result<TakeKind> taken = [&] {
+      WaitUnlocked unlocked;
+      return take(slice);
+    }();
+    switch (Value(std::move(taken))) {
+      case TakeKind::kBatch:
+        return nb::cast(batch());
+      case TakeKind::kEndOfEpoch:
+        return nb::cast("end of epoch");
+      case TakeKind::kEndOfStream:
+        return nb::cast("end of stream");
+      case TakeKind::kPending:
+        break;
+    }
+    if (SignalRaised()) throw nb::python_error();
+    left -= slice;
+    if (left <= 0) return nb::none();
+  }
+}
 
 struct EngineHandle {
   std::shared_ptr<Engine> engine;  // shared by Python objects and batches on loan

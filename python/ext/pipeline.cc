@@ -100,31 +100,11 @@ nb::object Data(nb::handle_t<DecodedBatch> self, bool torch) {
                                          batch.dtype(), nb::device::cpu::value));
 }
 
-// Waits in slices so that Ctrl-C is seen; the GIL is free meanwhile.
 nb::object Take(const PipelineHandle& self, double wait_s) {
-  constexpr Nanos kCheckSignals = 50 * kMilli;
-  auto left = static_cast<Nanos>(wait_s * kSecond);
   FinishedBatch batch;
-  while (true) {
-    const Nanos slice = std::min(left, kCheckSignals);
-    Result<TakeKind> taken = [&] {
-      WaitUnlocked unlocked;
-      return self.pipeline->Take(slice, &batch);
-    }();
-    switch (Value(std::move(taken))) {
-      case TakeKind::kBatch:
-        return nb::cast(DecodedBatch(self, std::move(batch)));
-      case TakeKind::kEndOfEpoch:
-        return nb::cast("end of epoch");
-      case TakeKind::kEndOfStream:
-        return nb::cast("end of stream");
-      case TakeKind::kPending:
-        break;
-    }
-    if (SignalRaised()) throw nb::python_error();
-    left -= slice;
-    if (left <= 0) return nb::none();
-  }
+  return TakeInSlices(
+      wait_s, [&](Nanos slice) { return self.pipeline->Take(slice, &batch); },
+      [&] { return DecodedBatch(self, std::move(batch)); });
 }
 
 }  // namespace
@@ -145,19 +125,9 @@ void BindPipeline(nb::module_& m) {
           [](const DecodedBatch& b) { return Array(std::vector<uint32_t>(b.batch().samples)); },
           "Sample numbers, as the sampler yields them.")
       .def_prop_ro("labels",
-                   [](const DecodedBatch& b) {
-                     std::vector<int64_t> out(b.size());
-                     for (size_t i = 0; i < b.size(); ++i)
-                       out[i] = b.catalog().label(b.batch().samples[i]);
-                     return Array(std::move(out));
-                   })
+                   [](const DecodedBatch& b) { return LabelsOf(b.catalog(), b.batch().samples); })
       .def_prop_ro(
-          "paths",
-          [](const DecodedBatch& b) {
-            nb::list out;
-            for (SampleId s : b.batch().samples) out.append(FileText(b.catalog().SampleName(s)));
-            return out;
-          },
+          "paths", [](const DecodedBatch& b) { return PathsOf(b.catalog(), b.batch().samples); },
           "Paths relative to the data set's root, made when asked for.")
       .def_prop_ro("epoch", [](const DecodedBatch& b) { return b.batch().epoch; })
       .def_prop_ro("index", [](const DecodedBatch& b) { return b.batch().index; })
