@@ -47,7 +47,7 @@ auto Run(const std::string& format, std::vector<std::string> extensions, nb::obj
     return progress(done, total, samples);
   };
   auto result = [&] {
-    nb::gil_scoped_release unlocked;
+    WaitUnlocked unlocked;
     return build(options);
   }();
   progress.Rethrow();
@@ -113,7 +113,7 @@ void BindCatalog(nb::module_& m) {
           "load",
           [](const std::string& file) {
             Result<std::unique_ptr<Catalog>> loaded = [&] {
-              nb::gil_scoped_release unlocked;
+              WaitUnlocked unlocked;
               return Catalog::Load(file);
             }();
             return CatalogHandle{Value(std::move(loaded))};
@@ -139,7 +139,7 @@ void BindCatalog(nb::module_& m) {
           [](const CatalogHandle& c) {
             Status status;
             {
-              nb::gil_scoped_release unlocked;
+              WaitUnlocked unlocked;
               status = c.catalog->CheckFresh();
             }
             Raise(status);
@@ -151,7 +151,7 @@ void BindCatalog(nb::module_& m) {
             Progress progress(std::move(function));
             Status status;
             {
-              nb::gil_scoped_release unlocked;
+              WaitUnlocked unlocked;
               status = c.catalog->Verify(
                   [&](uint64_t done, uint64_t total) { return progress(done, total); });
             }
