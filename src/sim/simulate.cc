@@ -90,6 +90,7 @@ class Places {
     }
     return Holders::kNowhere;
   }
+  // Of the copies; the source where there is none.
   PlaceCode Cheapest(const Holders::Found& found) const;
   void DecideLocality(Batch& batch);
 
@@ -97,7 +98,6 @@ class Places {
   const Policy policy_;
   Simulation& simulation_;
   std::array<double, kPlaces> costs_{};
-  double source_cost_ = 0;             // with everybody at it
   std::optional<Holders> holders_;     // NoPFS, Forebay
   std::vector<uint32_t> first_read_;   // position in the first epoch; LBANN dynamic, locality
   std::vector<uint32_t> rank_count_;   // of a batch; locality
@@ -124,8 +124,6 @@ Status Places::Prepare(Outcome& outcome, const TickFn& tick) {
     costs_[kLocal + j] = 1 / rate;
     costs_[kPeer + j] = 1 / std::min(link, rate);
   }
-  const double readers = scenario_.World() * (study ? 1 : p0);
-  source_cost_ = readers / scenario_.SourceRate(readers);
   // A policy that keeps samples in memory has the staging buffer even where a node has no class.
   if (scenario_.tiers.empty()) {
     const double rate = scenario_.staging_mb_per_s / p0;
@@ -198,15 +196,11 @@ Status Places::Prepare(Outcome& outcome, const TickFn& tick) {
 }
 
 PlaceCode Places::Cheapest(const Holders::Found& found) const {
-  // The source is judged as it is when everybody reads it, so that the choice is stable.
   PlaceCode best = kSource;
-  double cost = source_cost_;
-  if (found.peer != Holders::kNowhere && costs_[kPeer + found.peer] <= cost) {
-    best = static_cast<PlaceCode>(kPeer + found.peer);
-    cost = costs_[best];
-  }
-  if (found.local != Holders::kNowhere && costs_[kLocal + found.local] <= cost) {
-    best = static_cast<PlaceCode>(kLocal + found.local);
+  if (found.peer != Holders::kNowhere) best = static_cast<PlaceCode>(kPeer + found.peer);
+  if (found.local != Holders::kNowhere) {
+    const auto local = static_cast<PlaceCode>(kLocal + found.local);
+    if (best == kSource || costs_[local] <= costs_[best]) best = local;
   }
   return best;
 }
@@ -393,9 +387,9 @@ struct Mix {
 
 // How many MB of `place` should come from the source instead, so that the threads are done first.
 double Spill(const Scenario& scenario, const Mix& mix, size_t place, double most_readers,
-             double write) {
-  // Another reader makes the source no faster for the others.
-  if (mix.cost[kSource] >= mix.cost[place]) return 0;
+             double write, bool gains_by_readers) {
+  // Unless readers help each other, one more makes a source that is dear already no cheaper.
+  if (!gains_by_readers && mix.cost[kSource] >= mix.cost[place]) return 0;
   auto seconds = [&](double mb) {
     Mix moved = mix;
     moved.mb[place] -= mb;
@@ -482,6 +476,12 @@ Result<Outcome> Simulation::Run(Policy policy, const ProgressFn& progress) {
                                             : static_cast<size_t>(std::clamp(buffer, 1.0, 2.0));
   const uint64_t epoch_slots = (uint64_t{sc.samples} + world - 1) / world * world;
 
+  bool gains_by_readers = false;
+  for (size_t i = 1; i < sc.source.size(); ++i) {
+    const auto& [readers, rate] = sc.source[i];
+    gains_by_readers |= rate / readers > sc.source[i - 1].second / sc.source[i - 1].first;
+  }
+
   Batch batch;
   std::vector<double> fetched(world, out.staging_seconds);  // when a rank's threads are free
   std::vector<double> free(world, out.staging_seconds);     // when a rank may consume the next
@@ -489,6 +489,7 @@ Result<Outcome> Simulation::Run(Policy policy, const ProgressFn& progress) {
   // What a rank's samples of the slowest place are due to the source, a fraction of one.
   std::vector<double> owed(world);
   for (uint32_t rank = 0; rank < world; ++rank) owed[rank] = Draw(sc.seed, rank, 0);
+  bool starved = false;  // ranks waited in the last batch
   double now = out.staging_seconds;
   double epoch_start = 0;
   double stalled = 0;
@@ -517,33 +518,31 @@ Result<Outcome> Simulation::Run(Policy policy, const ProgressFn& progress) {
         mix.cost[place] = places.Cost(static_cast<PlaceCode>(place)) + write;
       }
       if (traits.prefetch) {
-        const double seconds = mix.Solve(sc, most_readers, write);
-        // Where the threads do not keep up, the cost model gives the source what it serves faster.
-        if (traits.cost_model && seconds / threads > mix.Sum() * compute) {
-          size_t slowest = 1;
-          for (size_t place = 2; place < kPlaces; ++place) {
-            if (mix.mb[place] > 0 &&
-                (mix.mb[slowest] == 0 || mix.cost[place] > mix.cost[slowest])) {
-              slowest = place;
+        double seconds = mix.Solve(sc, most_readers, write);
+        // Where ranks wait or threads do not keep up, the cost model gives the source what it
+        // serves faster.
+        std::array<size_t, kPlaces - 1> dearest{1, 2, 3, 4};
+        std::sort(dearest.begin(), dearest.end(),
+                  [&](size_t x, size_t y) { return mix.cost[x] > mix.cost[y]; });
+        for (size_t place : dearest) {
+          if (!traits.cost_model) break;
+          if (!starved && seconds / threads <= mix.Sum() * compute) break;
+          if (mix.mb[place] <= 0) continue;
+          const double share =
+              Spill(sc, mix, place, most_readers, write, gains_by_readers) / mix.mb[place];
+          if (share <= 0) continue;
+          uint32_t rank = 0;
+          for (uint64_t i = 0; i < slots; ++i) {
+            if (batch.places[i] == place && (owed[rank] += share) >= 1) {
+              owed[rank] -= 1;
+              batch.places[i] = kSource;
+              mix.mb[place] -= SizeMb(batch.samples[i]);
+              mix.mb[kSource] += SizeMb(batch.samples[i]);
             }
+            if (++rank == world) rank = 0;
           }
-          const double moved =
-              mix.mb[slowest] > 0 ? Spill(sc, mix, slowest, most_readers, write) : 0;
-          if (moved > 0) {
-            const double share = moved / mix.mb[slowest];
-            uint32_t rank = 0;
-            for (uint64_t i = 0; i < slots; ++i) {
-              const double size = SizeMb(batch.samples[i]);
-              if (batch.places[i] == slowest && (owed[rank] += share) >= 1) {
-                owed[rank] -= 1;
-                batch.places[i] = kSource;
-                mix.mb[slowest] -= size;
-                mix.mb[kSource] += size;
-              }
-              if (++rank == world) rank = 0;
-            }
-            mix.Solve(sc, most_readers, write);
-          }
+          mix.mb[place] = std::max(0.0, mix.mb[place]);
+          seconds = mix.Solve(sc, most_readers, write);
         }
       } else {
         // All ranks read at the same time: they left a barrier together.
@@ -562,6 +561,7 @@ Result<Outcome> Simulation::Run(Policy policy, const ProgressFn& progress) {
       const double gate =
           std::max(epoch_gate, barriers.size() < window ? 0.0 : barriers[barriers.size() - window]);
       uint32_t rank = 0;
+      const double stalled_before = stalled;
       for (uint64_t i = 0; i < slots; ++i) {
         const double size = SizeMb(batch.samples[i]);
         const double ready = traits.prefetch ? std::max(fetched[rank], gate) : free[rank];
@@ -571,6 +571,7 @@ Result<Outcome> Simulation::Run(Policy policy, const ProgressFn& progress) {
         free[rank] = start + size * compute;
         if (++rank == world) rank = 0;
       }
+      starved = stalled - stalled_before > 1e-3 * mix.Sum() * compute;
       now = *std::max_element(free.begin(), free.end());
       std::fill(free.begin(), free.end(), now);
       barriers.push_back(now);
