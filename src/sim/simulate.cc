@@ -12,6 +12,7 @@ namespace forebay::sim {
 namespace {
 
 constexpr uint64_t kKeptOrders = uint64_t{1} << 27;  // sample numbers in memory
+constexpr uint32_t kRememberWait = 64;               // batches
 constexpr uint64_t kTickEvery = uint64_t{1} << 20;   // accesses
 
 // Where a sample comes from: kSource, kLocal + class or kPeer + class.
@@ -489,7 +490,7 @@ Result<Outcome> Simulation::Run(Policy policy, const ProgressFn& progress) {
   // What a rank's samples of the slowest place are due to the source, a fraction of one.
   std::vector<double> owed(world);
   for (uint32_t rank = 0; rank < world; ++rank) owed[rank] = Draw(sc.seed, rank, 0);
-  bool starved = false;  // ranks waited in the last batch
+  uint32_t starved = 0;  // batches for which a wait is remembered
   double now = out.staging_seconds;
   double epoch_start = 0;
   double stalled = 0;
@@ -526,7 +527,7 @@ Result<Outcome> Simulation::Run(Policy policy, const ProgressFn& progress) {
                   [&](size_t x, size_t y) { return mix.cost[x] > mix.cost[y]; });
         for (size_t place : dearest) {
           if (!traits.cost_model) break;
-          if (!starved && seconds / threads <= mix.Sum() * compute) break;
+          if (starved == 0 && seconds / threads <= mix.Sum() * compute) break;
           if (mix.mb[place] <= 0) continue;
           const double share =
               Spill(sc, mix, place, most_readers, write, gains_by_readers) / mix.mb[place];
@@ -571,7 +572,11 @@ Result<Outcome> Simulation::Run(Policy policy, const ProgressFn& progress) {
         free[rank] = start + size * compute;
         if (++rank == world) rank = 0;
       }
-      starved = stalled - stalled_before > 1e-3 * mix.Sum() * compute;
+      if (stalled - stalled_before > 1e-4 * mix.Sum() * compute) {
+        starved = kRememberWait;
+      } else if (starved > 0) {
+        --starved;
+      }
       now = *std::max_element(free.begin(), free.end());
       std::fill(free.begin(), free.end(), now);
       barriers.push_back(now);
