@@ -74,6 +74,10 @@ Status Scenario::Validate() const {
     FOREBAY_RETURN_IF_ERROR(Positive(tier.mb_per_s, StrCat("tier ", tier.name, ": mb_per_s")));
     FOREBAY_RETURN_IF_ERROR(Positive(tier.threads, StrCat("tier ", tier.name, ": threads")));
   }
+  if (tiers.size() == 2 && tiers[1].mb_per_s > tiers[0].mb_per_s) {
+    return Bad(StrCat("tier ", tiers[1].name, " is faster than tier ", tiers[0].name,
+                      "; the faster one must come first"));
+  }
   FOREBAY_RETURN_IF_ERROR(Positive(staging_mb, "staging.bytes"));
   FOREBAY_RETURN_IF_ERROR(Positive(staging_mb_per_s, "staging.mb_per_s"));
   if (staging_threads == 0) return Bad("staging.threads is 0; it must be at least 1");

@@ -266,6 +266,9 @@ TEST(Simulation, WrongScenariosAreErrors) {
       [](Scenario& s) {
         s.tiers = {{"x", -1, 1, 1}};
       },
+      [](Scenario& s) {
+        s.tiers = {{"slow", 1, 1, 1}, {"fast", 1, 2, 1}};
+      },
       [](Scenario& s) { s.sample_mb = 5000; },
       [](Scenario& s) { s.batch = 0; },
   };
