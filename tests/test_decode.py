@@ -446,7 +446,23 @@ def test_positions_count_batches_that_were_skipped_whole(photos, tmp_path):
         ({"transform": [T.CenterCrop(8)], "dtype": "float32"}, "needs ToTensor"),
         ({"transform": [T.Resize(8)]}, "CenterCrop"),
         ({"layout": "contiguous"}, "layout="),
+        ({"decode": True}, "'image', 'npy'"),
         ({"decode": None}, "needs decode="),
+        ({"decode": None, "transform": None, "on_error": "skip"}, "on_error= needs decode="),
+        ({"decode": None, "transform": None, "dtype": "float16"}, "dtype= needs decode="),
+        ({"device": "cdua"}, "it takes 'cuda'"),
+        ({"batch_size": 2.5}, "whole number"),
+        ({"batch_size": "many"}, "whole number"),
+        ({"transform": [T.CenterCrop]}, "CenterCrop is a class"),
+        ({"transform": [T.CenterCrop(8), 3]}, "3 is no transform"),
+        (
+            {"transform": [T.CenterCrop(8), T.Normalize([0.5] * 3, [0.5] * 3)]},
+            "Normalize.* before ToTensor",
+        ),
+        (
+            {"transform": [lambda image: image, torchvision.transforms.CenterCrop(8)]},
+            "different sizes.* run in Python on finished batches",
+        ),
         ({"decode": None, "transform": None, "device": "cuda"}, "CUDA|needs decode"),
         ({"batch_size": 61, "transform": [T.CenterCrop(2000)]}, "raise memory="),
         ({"decode_threads": 100_000}, "decode_threads"),
@@ -455,6 +471,27 @@ def test_positions_count_batches_that_were_skipped_whole(photos, tmp_path):
 def test_wrong_arguments_are_explained(photos, how, message):
     with pytest.raises(forebay.ForebayError, match=message):
         loader(photos, **how)
+
+
+@pytest.mark.parametrize("before", ["PILToTensor", "ToImage", ""])
+def test_python_transforms_get_what_torchvision_would_hand_them(photos, before):
+    import torchvision.transforms.v2 as v2
+
+    got = []
+
+    def look(image):
+        got.append(image)
+        return v2.functional.to_image(image).float()
+
+    tensors = [getattr(v2, before)()] if before else []
+    steps = v2.Compose([v2.CenterCrop(8), *tensors, v2.Lambda(look)])
+    with loader(photos, transform=steps, shuffle=False, epochs=1) as batches:
+        images, _ = next(iter(batches))
+    with loader(photos, transform=[T.CenterCrop(8)], shuffle=False, epochs=1) as batches:
+        bytes_of, _ = next(iter(batches))
+    kind = torch.Tensor if before else Image.Image
+    assert all(isinstance(image, kind) for image in got) and len(got) == 8
+    assert torch.equal(images, bytes_of.float())
 
 
 def test_holding_every_batch_ends_in_a_clear_error_or_fits(photos):

@@ -246,7 +246,12 @@ def check_device(device: Any) -> Any:
         import torch
     except ImportError:
         raise ArgumentError(f"device={device!r} needs PyTorch, which is not installed") from None
-    chosen = torch.device(device)
+    try:
+        chosen = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ArgumentError(
+            f"device is {device!r}; it takes 'cuda', 'cuda:1' and so on, or 'cpu'"
+        ) from None
     if chosen.type == "cpu":
         return None
     if chosen.type != "cuda":

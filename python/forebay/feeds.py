@@ -32,6 +32,9 @@ class Decoding:
     transform: Sequence[tr.Transform] = ()
     rest: Sequence[Callable] = ()
     """What follows in Python, for each sample."""
+    rest_reason: str = ""
+    rest_tensors: bool = False
+    """Whether ``rest`` takes bytes as tensors; else as PIL images."""
     dtype: str = "float32"
     channels_last: bool = False
     fast: bool = False
@@ -49,7 +52,7 @@ class Decoding:
     ) -> Decoding:
         from . import transforms
 
-        kind, _, name = decode.partition(":")
+        kind, _, name = decode.partition(":") if isinstance(decode, str) else ("", "", "")
         if kind not in KINDS or (name and kind != "npz"):
             raise ArgumentError(
                 f"decode is {decode!r}; it takes 'image', 'npy', 'npz' or 'npz:NAME'"
@@ -66,6 +69,7 @@ class Decoding:
             return Decoding(kind=kind, array_name=name, skip=skip)
         chosen = transforms.transforms_from(transform if transform is not None else [])
         if chosen.python:
+            _check_rest(chosen)
             _log.info("forebay: %s", chosen)
         tensor = any(isinstance(op, transforms.ToTensor) for op in chosen.native)
         dtype = dtype or ("float32" if tensor else "uint8")
@@ -80,6 +84,8 @@ class Decoding:
             kind=kind,
             transform=chosen.native,
             rest=chosen.python,
+            rest_reason=chosen.reason,
+            rest_tensors=chosen.tensors,
             dtype=dtype,
             channels_last=channels_last,
             fast=fast,
@@ -144,7 +150,16 @@ class PipelineFeed:
                 shape=shape,
                 skip=decoding.skip,
             )
-        self.native = _forebay.Pipeline(engine.native, dataset, **arguments, **more)
+        try:
+            self.native = _forebay.Pipeline(engine.native, dataset, **arguments, **more)
+        except ArgumentError as error:
+            if not decoding.rest or "different sizes" not in str(error):
+                raise
+            raise ArgumentError(
+                f"{error}. Only transforms that run in C++ count; {decoding.rest_reason}, so it "
+                "and all after it run in Python on finished batches. Put the one that fixes the "
+                "size before it"
+            ) from None
         self._skipped = 0
 
     def take(self, wait: float) -> Any:
@@ -175,6 +190,22 @@ class PipelineFeed:
     def close(self) -> None:
         self._tell_skipped()
         self.native.stop()
+
+
+def _check_rest(chosen: tr.Translation) -> None:
+    """What stays in Python must be able to run there."""
+    from . import transforms
+
+    for op in chosen.python:
+        if isinstance(op, type):
+            raise ArgumentError(f"transform: {op.__name__} is a class; write {op.__name__}(...)")
+        if isinstance(op, transforms.Transform):
+            raise ArgumentError(
+                f"transform: {op} runs in C++ only, and cannot stand there ({chosen.reason}); "
+                "put it elsewhere, or use torchvision's"
+            )
+        if not callable(op):
+            raise ArgumentError(f"transform: {op!r} is no transform and cannot be called")
 
 
 def _array_type(
@@ -243,7 +274,7 @@ def _apply_rest(data: Any, decoding: Decoding) -> Any:
     samples = []
     for image in data:
         value: Any = image
-        if decoding.dtype == "uint8":
+        if decoding.dtype == "uint8" and not decoding.rest_tensors:
             from PIL import Image
 
             value = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -110,7 +111,13 @@ class DataLoader:
     ) -> None:
         if layout not in ("views", "contiguous"):
             raise ArgumentError(f"layout is {layout!r}; it takes 'views' or 'contiguous'")
-        if int(batch_size) < 1:
+        try:
+            batch_size = operator.index(batch_size)
+        except TypeError:
+            raise ArgumentError(
+                f"batch_size is {batch_size!r}; it must be a whole number"
+            ) from None
+        if batch_size < 1:
             raise ArgumentError(f"batch_size is {batch_size}; it must be at least 1")
         if not 0 <= int(seed) < 1 << 64:
             raise ArgumentError(f"seed is {seed}; it must be at least 0 and below 2**64")
@@ -133,8 +140,16 @@ class DataLoader:
                 fast=fast,
                 on_error=on_error,
             )
-        elif transform is not None:
-            raise ArgumentError('transform= needs decode="image"')
+        else:
+            for name, given in (
+                ("transform", transform is not None),
+                ("dtype", dtype is not None),
+                ("channels_last", channels_last),
+                ("fast", fast),
+                ("on_error", on_error != "raise"),
+            ):
+                if given:
+                    raise ArgumentError(f'{name}= needs decode=, such as decode="image"')
         if self.device is not None:
             if self._decoding is None or self._decoding.kind != "image":
                 raise ArgumentError('device= needs decode="image"')
@@ -143,7 +158,7 @@ class DataLoader:
                 raise ArgumentError(f"device= cannot be combined with {what}")
         if decode is not None and layout != "views":
             raise ArgumentError("layout= is for stored bytes; decoded batches are in one piece")
-        self.batch_size = int(batch_size)
+        self.batch_size = batch_size
         self.shuffle = bool(shuffle)
         self.seed = int(seed)
         self.drop_last = bool(drop_last)

@@ -413,6 +413,7 @@ class Translation:
     python: list[Callable[[Any], Any]]
     reason: str = ""  # why the first of `python` stays there
     notes: list[str] = field(default_factory=list)
+    tensors: bool = False  # `python` takes bytes as tensors, after ToImage or PILToTensor
 
     def __iter__(self) -> Any:
         return iter((self.native, self.python))
@@ -437,12 +438,13 @@ def transforms_from(pipeline: Any) -> Translation:
     """Translates torchvision transforms (v1 or v2: a Compose, a list, or one) as far as they go.
 
     torchvision itself is not imported: its classes are known by their names. The first transform
-    that C++ does not have, and all after it, stay in Python, and take what C++ hands them: a uint8
-    HWC image before ToTensor, a float CHW tensor after it.
+    that C++ does not have, and all after it, stay in Python, and take what C++ hands them: a PIL
+    image, a uint8 CHW tensor after ToImage or PILToTensor, a float CHW tensor after ToTensor.
     """
     flat = list(_flatten(pipeline))
     native: list[Transform] = []
     notes: list[str] = []
+    tensors = False
     i = 0
     while i < len(flat):
         step = flat[i]
@@ -451,11 +453,12 @@ def transforms_from(pipeline: Any) -> Translation:
             if made is not None:
                 _check_place(made, native)
         except (ArgumentError, AttributeError) as error:
-            return Translation(native, flat[i:], f"{_class_name(step)}: {error}", notes)
+            return Translation(native, flat[i:], f"{_class_name(step)}: {error}", notes, tensors)
         if made is not None:
             native.append(made)
+        tensors = tensors or _class_name(step) in ("ToImage", "PILToTensor")
         i += 1
-    return Translation(native, [], "", notes)
+    return Translation(native, [], "", notes, tensors)
 
 
 def _flatten(pipeline: Any) -> Iterable[Any]:
