@@ -6,6 +6,7 @@ import io
 import logging
 import random
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -415,7 +416,7 @@ def test_corrupt_images_are_skipped_and_counted(photos, tmp_path, caplog):
         for (images, _), sample in zip(got, kept, strict=True):
             assert torch.equal(images[0], pil_sample(paths[sample], TRAIN, 5, 0, sample))
         assert batches.engine.metrics()["forebay_decode_skipped_samples_total"] == 3
-        assert "3 corrupt samples were skipped" in caplog.text
+        assert "corrupt samples skipped: 3" in caplog.text
         assert batches.state_dict()["epoch"] == 1
 
 
@@ -603,7 +604,7 @@ def test_only_what_was_handed_out_counts_as_skipped(photos, tmp_path, caplog):
                 caplog.clear()
                 for _ in batches:
                     pass
-                assert "3 corrupt samples were skipped" in caplog.text
+                assert "corrupt samples skipped: 3" in caplog.text
             caplog.clear()
     assert caplog.text == ""
 
@@ -718,3 +719,50 @@ with forebay.DataLoader({str(tmp_path)!r}, 1, **how) as batches:
         raise AssertionError("skipped")
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+# ---- the end of the process
+
+_HELD = """
+import sys
+import forebay
+from forebay import transforms as T
+
+loader = forebay.DataLoader(
+    sys.argv[1], 4, decode="image", transform=[T.RandomResizedCrop(16), T.ToTensor()],
+    memory="64M", shuffle=True,
+)
+if sys.argv[2] != "unused":
+    it = iter(loader)
+    batch = next(it)
+print("ready", flush=True)
+while sys.argv[2] == "running":
+    for images, labels in loader:
+        pass
+"""
+
+
+@pytest.mark.parametrize("how", ["unused", "held"])
+def test_a_program_that_still_holds_its_loader_ends(photos, tmp_path, how):
+    script = tmp_path / "held.py"
+    script.write_text(_HELD)
+    done = subprocess.run(
+        [sys.executable, script, photos, how], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "ready\n"
+
+
+def test_ctrl_c_ends_a_program_that_decodes(photos, tmp_path):
+    script = tmp_path / "running.py"
+    script.write_text(_HELD)
+    with subprocess.Popen(
+        [sys.executable, script, photos, "running"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in said

@@ -39,15 +39,17 @@ nb::object FileText(const std::string& text);
 
 // The GIL is free while one of these lives; for calls that may wait. A daemon thread that comes
 // back while the interpreter shuts down stays here for good: before Python 3.14 asking for the GIL
-// then unwinds the stack, which ends the process inside a destructor.
+// then unwinds the stack, which ends the process inside a destructor. The thread that shuts down
+// comes back: it is the only one that has the GIL by then.
 class WaitUnlocked {
  public:
-  WaitUnlocked() : state_(PyEval_SaveThread()) {}
+  WaitUnlocked();
   ~WaitUnlocked();
   WaitUnlocked(const WaitUnlocked&) = delete;
   WaitUnlocked& operator=(const WaitUnlocked&) = delete;
 
  private:
+  bool shuts_down_;
   PyThreadState* state_;
 };
 

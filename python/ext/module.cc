@@ -59,13 +59,22 @@ nb::object FileText(const std::string& text) {
       PyUnicode_DecodeFSDefaultAndSize(text.data(), static_cast<Py_ssize_t>(text.size())));
 }
 
-WaitUnlocked::~WaitUnlocked() {
+namespace {
+
+bool Finalizing() {
 #if PY_VERSION_HEX >= 0x030D0000
-  const bool finalizing = Py_IsFinalizing() != 0;
+  return Py_IsFinalizing() != 0;
 #else
-  const bool finalizing = _Py_IsFinalizing() != 0;
+  return _Py_IsFinalizing() != 0;
 #endif
-  while (finalizing) pause();
+}
+
+}  // namespace
+
+WaitUnlocked::WaitUnlocked() : shuts_down_(Finalizing()), state_(PyEval_SaveThread()) {}
+
+WaitUnlocked::~WaitUnlocked() {
+  while (!shuts_down_ && Finalizing()) pause();
   PyEval_RestoreThread(state_);
 }
 

@@ -172,7 +172,7 @@ class PipelineFeed:
         skipped = self.native.skipped
         if skipped > self._skipped:
             _log.warning(
-                "forebay: %d corrupt samples were skipped, the last one: %s",
+                "forebay: corrupt samples skipped: %d; the last one: %s",
                 skipped - self._skipped,
                 self.native.last_skipped,
             )

@@ -316,7 +316,7 @@ def _print_single(console: Any, result: dict[str, Any]) -> None:
     run = result["runs"][0]
     published = any("published_time" in p for p in run["policies"])
     table = Table(title=f"{result['title']} ({run['nodes']} nodes, {result['epochs']} epochs)")
-    table.add_column("policy")
+    table.add_column("policy", no_wrap=True)
     for name in (
         f"time, {result['unit']}",
         "× bound",
@@ -358,7 +358,7 @@ def _print_sweep(console: Any, result: dict[str, Any]) -> None:
 
     title = f"{result['title']}: time in {result['unit']} at nodes ({result['epochs']} epochs)"
     table = Table(title=title)
-    table.add_column("policy")
+    table.add_column("policy", no_wrap=True)
     for run in result["runs"]:
         table.add_column(f"{run['nodes']:,}", justify="right")
     for row in zip(*(run["policies"] for run in result["runs"]), strict=True):

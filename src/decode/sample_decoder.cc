@@ -24,6 +24,7 @@ class ImageSampleDecoder final : public SampleDecoder {
   }
 
   Status Decode(std::span<const std::byte> stored, const SampleKey& key, std::byte* out) override {
+    if (stored.empty()) return Status(Code::kDataLoss, "the file is empty");
     const ImageFormat format = FormatOf(stored);
     auto& reader = readers_[static_cast<size_t>(format)];
     if (reader == nullptr) {
@@ -116,8 +117,8 @@ Result<std::unique_ptr<ImageReader>> MakeImageReader(ImageFormat format) {
       reader = MakeWebpReader();
       break;
     case ImageFormat::kUnknown:
-      return Status(Code::kDataLoss,
-                    StrCat("this is no image of a known kind (", ImageFormats(), ")"));
+      return Status(Code::kDataLoss, StrCat("this is no image of a known kind (", ImageFormats(),
+                                            "); extensions= leaves other files out"));
   }
   if (reader != nullptr) return reader;
   return Status(Code::kUnimplemented,
