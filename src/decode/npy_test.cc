@@ -23,7 +23,7 @@ std::string Npy(const std::string& dictionary, const std::string& data) {
 
 std::string Number(uint64_t value, size_t bytes) {
   std::string out;
-  for (size_t i = 0; i < bytes; ++i) out += static_cast<char>(value >> (8 * i) & 255);
+  for (size_t i = 0; i < bytes; ++i, value >>= 8) out += static_cast<char>(value & 255);
   return out;
 }
 

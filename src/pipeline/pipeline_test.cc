@@ -473,6 +473,9 @@ TEST_F(PipelineTest, AStoppedPipelineGivesBackAllButTheBatchesOnLoan) {
   EXPECT_FALSE(engine_->Lend(10 << 20));
   (*pipeline)->Stop();
   (*pipeline)->Release(batch.slab);
+  // Reads that the closed stream had under way end first.
+  const Nanos until = SteadyClock().Now() + 10 * kSecond;
+  while (!engine_->Lend(9 << 20) && SteadyClock().Now() < until) usleep(1000);
   EXPECT_TRUE(engine_->Lend(9 << 20));
   CheckBytes(first);
 }
