@@ -41,6 +41,15 @@ def test_warm_then_train_without_the_source(folder, warm):
         assert loader.engine.metrics()["forebay_source_reads_total"] == 0
 
 
+def test_warm_with_little_memory_or_room(large_folder, tmp_path):
+    code, text = cache_command("warm", tmp_path / "a", large_folder.root, "--memory", "8M")
+    assert code == 0, text
+    assert "211 of 211 samples" in text
+    code, text = cache_command("warm", tmp_path / "b", large_folder.root, "--size", "4M")
+    assert code == 0, text
+    assert "raise --size" in text
+
+
 def test_ls(folder, warm):
     code, text = cache_command("ls", warm)
     assert code == 0, text

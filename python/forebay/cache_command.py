@@ -14,7 +14,7 @@ from .progress import counting
 from .units import format_bytes
 
 _AT_ONCE = 256  # copies checked between two steps of the progress bar
-_MOST_PASSES = 5
+_MOST_PASSES = 100
 
 
 def _open(folder: str, change: bool = False) -> CacheFolder:
@@ -133,7 +133,10 @@ def run_warm(arguments: argparse.Namespace) -> int:
     size = format_bytes(sum(each["bytes"] for each in held))
     print(f"{catalog.root}: {written:,} of {_samples(total)} in {folder}, {size}, in {took:.1f} s")
     if written < total:
-        print("  the rest found no room; raise --size, or clear what is not needed")
+        if skipped:
+            print("  the rest did not fit the write buffer; raise --memory")
+        else:
+            print("  the rest found no room; raise --size, or clear what is not needed")
     return 0
 
 
@@ -189,7 +192,7 @@ def run_clear(arguments: argparse.Namespace) -> int:
     size = format_bytes(sum(each["bytes"] for each in chosen))
     what = f"{_samples(count)}, {size}, of " + (", ".join(map(_name, chosen)) or "no data set")
     if cache.foreign:
-        what = cache.foreign
+        what = str(cache.foreign)
     if not arguments.yes:
         if not sys.stdin.isatty():
             raise ArgumentError(f"{what}\nto remove this without being asked: --yes")
