@@ -86,7 +86,7 @@ size_t FolderCore::Submit(FolderPort& port, std::span<const TierOp> ops, size_t 
     const bool get = op.kind == TierOp::Kind::kGet;
     (get ? gets_ : others_).push_back({.op = op, .port = &port, .copy = {}});
     index_.At(op.key.dataset).used = true;
-    (get ? reads_ : writes_).notify_one();
+    get ? reads_.notify_one() : WakeBackground();
   }
   port.in_flight += taken;
   return taken;
@@ -120,7 +120,7 @@ void FolderCore::Use(uint64_t dataset, const std::string& path) {
   index_.At(dataset).used = true;
   if (!writer_) return;
   uses_.emplace_back(dataset, path);
-  writes_.notify_one();
+  WakeBackground();
 }
 
 bool FolderCore::Has(const TierKey& key) const {
@@ -162,6 +162,10 @@ Status FolderCore::health() const {
 std::string FolderCore::note() const {
   MutexLock lock(mutex_);
   return note_;
+}
+
+void FolderCore::WakeBackground() {
+  if (waits_) writes_.notify_one();
 }
 
 // ---- gets
@@ -211,7 +215,7 @@ void FolderCore::DropLater(const TierKey& key) {
   job.op.key = key;
   job.copy = copy;
   others_.push_back(std::move(job));
-  writes_.notify_one();
+  WakeBackground();
 }
 
 }  // namespace forebay

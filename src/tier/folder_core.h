@@ -78,6 +78,7 @@ class FolderCore {
   };
 
   TierDone Get(const TierOp& op) EXCLUDES(mutex_);
+  void WakeBackground() REQUIRES(mutex_);
   // The copy is not held any more; the background thread removes it.
   void DropLater(const TierKey& key) REQUIRES(mutex_);
 
@@ -120,6 +121,7 @@ class FolderCore {
   size_t alive_ GUARDED_BY(mutex_) = 0;
   bool scanned_ GUARDED_BY(mutex_) = false;
   bool stopping_ GUARDED_BY(mutex_) = false;
+  bool waits_ GUARDED_BY(mutex_) = true;  // the background thread wants to be woken
   bool writing_ GUARDED_BY(mutex_);
   Status health_ GUARDED_BY(mutex_);
   std::string note_ GUARDED_BY(mutex_);

@@ -15,6 +15,10 @@ namespace {
 constexpr size_t kMostAtOnce = 256;  // jobs of one batch
 // Of them: what is written makes room in the write buffer, which may be half a MiB.
 constexpr uint64_t kMostBytesAtOnce = 256 << 10;
+// Fewer small samples than these wait a moment for others: a wake-up of this thread, and one of
+// the loop when it is done, cost more than the write.
+constexpr size_t kFew = 16;
+constexpr Nanos kGather = 500 * kMicro;
 constexpr int64_t kUseEvery = 60;  // seconds between notes that a data set is used
 
 // Other errors mean that the next write would fare no better.
@@ -166,7 +170,16 @@ void FolderCore::Write() {
     std::vector<std::pair<uint64_t, std::string>> uses;
     {
       MutexLock lock(mutex_);
-      while (!stopping_ && others_.empty() && uses_.empty()) writes_.wait(lock.native());
+      while (!stopping_ && others_.empty() && uses_.empty()) {
+        waits_ = true;
+        writes_.wait(lock.native());
+      }
+      waits_ = false;
+      if (!stopping_ && others_.size() < kFew && !others_.empty() &&
+          others_.back().op.bytes.size() < kSmallBytes) {
+        // Only Stop wakes it now.
+        writes_.wait_for(lock.native(), std::chrono::nanoseconds(kGather));
+      }
       if (stopping_ && others_.empty() && uses_.empty()) return;
       uses.swap(uses_);
       uint64_t bytes = 0;
