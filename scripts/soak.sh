@@ -9,5 +9,9 @@ export FOREBAY_SEEDS="${FOREBAY_SEEDS:-1000}"
 say "soak: pytest -m seeds with FOREBAY_SEEDS=$FOREBAY_SEEDS"
 mkdir -p build/reports
 python -m pytest tests -m seeds --timeout=0 --junitxml=build/reports/soak.xml
+say "soak: writers of the cache folder, killed"
+cmake --preset dev >build/reports/soak-cpp.log
+cmake --build --preset dev -j "$JOBS" --target forebay_tier_test >>build/reports/soak-cpp.log
+build/dev/src/forebay_tier_test --gtest_filter='FolderCrashTest.*'
 say "soak: fuzzers, ${FUZZ_SECONDS:-120} s each"
 fuzz/run.sh "${FUZZ_SECONDS:-120}"

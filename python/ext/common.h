@@ -67,6 +67,7 @@ nb::object Array(std::vector<T> values) {
 using ByteView = nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>;
 using BytesIn = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+void BindCache(nb::module_& m);
 void BindCatalog(nb::module_& m);
 void BindDecode(nb::module_& m);
 void BindEngine(nb::module_& m);

@@ -350,6 +350,9 @@ void BindEngine(nb::module_& m) {
             return status.ok() ? std::string() : status.ToString();
           },
           "Why the cache folder takes no copies; empty while it does, or where there is none.")
+      .def_prop_ro(
+          "cache_note", [](const EngineHandle& e) { return FileText(e.engine->CacheNote()); },
+          "What was mended when the cache folder was opened; mostly nothing.")
       .def_prop_ro("in_flight_limit",
                    [](const EngineHandle& e) { return e.engine->in_flight_limit(); });
 }

@@ -87,6 +87,7 @@ NB_MODULE(_forebay, m) {
   // At exit a loader that the program still holds is no leak, and its users cannot mend it.
   nb::set_leak_warnings(false);
   m.doc() = "Forebay's C++ core. Use the forebay package; names here may change.";
+  forebay::python::BindCache(m);
   forebay::python::BindCatalog(m);
   forebay::python::BindDecode(m);
   forebay::python::BindEngine(m);

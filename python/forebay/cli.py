@@ -19,6 +19,7 @@ _COMMANDS = {
     "doctor": "what this machine has; what Forebay would gain on your folder",
     "index": "list a data set and save the list; --verify checks every file",
     "simulate": "how long a job would take under each policy, in virtual time",
+    "cache": "list, fill, check or empty a folder of cache_dir=",
     "bench": "measure Forebay against its limits and its rivals",
 }
 
@@ -30,6 +31,7 @@ examples:
   forebay index /data/train          list it once; loaders then open in milliseconds
   forebay index /data/train --verify check every file against the list
   forebay simulate job.toml          your cluster and data set under every policy
+  forebay cache ls /nvme/forebay     what a folder of cache_dir= holds
   forebay bench epoch --quick        epoch times beside PyTorch's DataLoader
 
 'forebay COMMAND --help' explains one command. In Python: import forebay; help(forebay.DataLoader)
@@ -212,6 +214,52 @@ def _run_simulate(argv: Sequence[str]) -> int:
     return run(parser.parse_args(argv))
 
 
+def _cache_part(argv: Sequence[str]) -> int:
+    name, *rest = argv
+    text = {
+        "ls": "Lists the data sets whose copies a cache folder holds.",
+        "warm": "Reads a data set through a cache folder, so that training finds its copies there.",
+        "verify": "Reads every copy, compares checksums, and removes damaged copies.",
+        "clear": "Removes the copies of one data set, or all. Not while a job writes to it.",
+    }[name]
+    parser = _command_parser(f"cache {name}", text, "")
+    parser.add_argument("folder", metavar="FOLDER", help="as given to cache_dir=")
+    if name == "warm":
+        parser.add_argument("path", metavar="PATH", help="the data set")
+        _add_dataset_arguments(parser)
+        parser.add_argument("--size", metavar="SIZE", help="limit, as cache_bytes=, such as 200G")
+        parser.add_argument("--memory", default="256M", metavar="SIZE", help="default 256M")
+    if name in ("verify", "clear"):
+        parser.add_argument("--dataset", metavar="PATH", help="only this data set, as ls shows it")
+    if name == "verify":
+        parser.add_argument("--dry-run", action="store_true", help="remove nothing")
+    if name == "clear":
+        parser.add_argument("--yes", action="store_true", help="do not ask")
+    from . import cache_command
+
+    run: Run = getattr(cache_command, f"run_{name}")
+    return run(parser.parse_args(rest))
+
+
+def _run_cache(argv: Sequence[str]) -> int:
+    if argv and argv[0] in ("ls", "warm", "verify", "clear"):
+        return _cache_part(argv)
+    parser = _command_parser(
+        "cache",
+        "What a folder of cache_dir= holds; fill it, check it, empty it.",
+        "examples:\n"
+        "  forebay cache ls /nvme/forebay                   data sets, sizes, last use, writer\n"
+        "  forebay cache warm /nvme/forebay /data/train     before the job starts\n"
+        "  forebay cache verify /nvme/forebay --dry-run     read every copy, remove nothing\n"
+        "  forebay cache clear /nvme/forebay --dataset /data/old\n\n"
+        "'forebay cache ls --help' explains one of them.\n",
+    )
+    parser.add_argument("action", choices=("ls", "warm", "verify", "clear"))
+    parser.add_argument("folder", metavar="FOLDER", help="as given to cache_dir=")
+    parser.parse_args(argv)
+    return 2
+
+
 def _run_bench(argv: Sequence[str]) -> int:
     from .bench import main as bench_main
 
@@ -220,6 +268,7 @@ def _run_bench(argv: Sequence[str]) -> int:
 
 _RUN: dict[str, Callable[[Sequence[str]], int]] = {
     "bench": _run_bench,
+    "cache": _run_cache,
     "demo": _run_demo,
     "doctor": _run_doctor,
     "index": _run_index,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -9,6 +10,8 @@ import weakref
 from . import _forebay
 from ._errors import ArgumentError
 from .units import format_bytes, parse_bytes
+
+_log = logging.getLogger("forebay")
 
 
 class Engine:
@@ -66,6 +69,7 @@ class Engine:
             cache_bytes=parse_bytes(cache_bytes, "cache_bytes"),
         )
         self._pid = -1
+        self._noted = False
         self._native: _forebay.Engine | None = None
         self._lock = threading.Lock()
         self.native  # noqa: B018 - bad options are reported here, not at the first batch
@@ -155,4 +159,7 @@ def dataset_id(engine: Engine, catalog: _forebay.Catalog, delay: str = "") -> in
     key = (os.getpid(), catalog.fingerprint, catalog.root, delay)
     if key not in known:
         known[key] = native.add_dataset(catalog, delay)
+        if native.cache_note and not engine._noted:
+            engine._noted = True
+            _log.warning("forebay: %s", native.cache_note)
     return known[key]

@@ -58,7 +58,7 @@ uint64_t WriteBufferBytes(uint64_t budget) {
 // The write buffer, the folder's threads, and the queues and lists of a tier.
 uint64_t CacheBytes(const EngineOptions& options, uint64_t budget) {
   if (options.cache_folder.empty()) return 0;
-  return WriteBufferBytes(budget) + kThreadBytes * (FolderTierOptions().threads + 1) + (128 << 10);
+  return WriteBufferBytes(budget) + kThreadBytes * (FolderTierOptions().threads + 1) + (256 << 10);
 }
 
 // What reads that hang in the kernel may still touch: kept until the process ends.
@@ -266,7 +266,7 @@ Status Engine::OpenCache() {
 Result<std::unique_ptr<TieredSource>> Engine::ThroughCache(const Catalog& catalog,
                                                            std::unique_ptr<Source> inner) {
   const uint64_t name = TierDataset(catalog);
-  cache_->store->Use(name);
+  cache_->store->Use(name, catalog.root());
   // Small folders are known at once; what is not found in time is read from the source.
   (void)cache_->store->WaitScanned(kSecond);
   Result<std::unique_ptr<Tier>> tier =
@@ -278,6 +278,10 @@ Result<std::unique_ptr<TieredSource>> Engine::ThroughCache(const Catalog& catalo
 
 Status Engine::CacheStatus() const {
   return cache_ == nullptr ? Status() : cache_->store->health();
+}
+
+std::string Engine::CacheNote() const {
+  return cache_ == nullptr ? std::string() : cache_->store->note();
 }
 
 Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
@@ -303,7 +307,7 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
   MutexLock lock(mutex_);
   // The first data set's reader threads are paid for already; every further one has its own.
   const uint64_t stacks = datasets_.empty() ? 0 : kThreadBytes * options_.max_in_flight;
-  const uint64_t index = tiered == nullptr ? 0 : lengths.size() * sizeof(uint32_t);
+  const uint64_t index = tiered == nullptr ? 0 : lengths.size() * FolderStore::kBytesASample;
   const DatasetId id =
       scheduler_.AddDataset(lengths, Scheduler::MetadataBytes(lengths.size()) + stacks + index);
   if (id == Scheduler::kNoRoom) {

@@ -1,13 +1,14 @@
 // A tier in a folder with a size limit, whose content outlives the job.
 //
-//   <folder>/forebay.lock                          flock: one writer a folder, others only read
-//   <folder>/writing/<pid>-<n>.tmp                 copies being written
-//   <folder>/<dataset>/<sample / 1024>/<sample>.fb whole copies, numbers as 16, 8 and 8 hex digits
+//   <folder>/forebay.lock   flock: one writer a folder, others only read; says who writes
+//   <folder>/index.log      what is held where (folder_log.h)
+//   <folder>/<dataset>/...  the copies (folder_files.h)
+//   <folder>/writing/...    what is being written
 //
-// A copy is a header (magic, key, length, checksum) and the sample's bytes, written under
-// `writing/` and renamed: a process that dies leaves either a whole copy or a file that the next
-// writer removes. Nothing is synced to the disk. After a power loss a copy may be torn; its
-// checksum tells, and the sample is fetched from the source again.
+// A copy counts once the log names it, and the log names it once its bytes are written: a process
+// that dies leaves whole copies and some bytes that nobody looks at. Nothing is synced to the disk.
+// After a power loss a copy may be torn; its checksum tells, and the sample is fetched from the
+// source again.
 #pragma once
 
 #include <cstddef>
@@ -25,19 +26,26 @@ namespace forebay {
 
 struct FolderTierOptions {
   std::string folder;  // made, with its parents, when it does not exist
-  // On the disk, each copy rounded up to blocks of 4 KiB. 0: four fifths of what the disk has free
-  // and the folder holds already.
+  // Bytes of samples, and 32 more for each. What the disk rounds files up by is not counted: it is
+  // half a block for each sample of more than 64 KiB. 0: four fifths of what the disk has free and
+  // the folder holds already.
   uint64_t capacity_bytes = 0;
-  size_t threads = 4;  // half of them, at least one, may be writing
+  size_t threads = 4;            // that read; one more writes
+  Nanos follow_every = kSecond;  // where another process writes: look for what it has added
   Status Validate() const;
 };
+
+class FolderCore;
 
 // Safe for concurrent use by multiple threads.
 class FolderStore {
  public:
-  // Content is looked for in the background; until that is done nothing is written. A folder that
-  // cannot be written, or has another writer, is read; health() tells. Fails when the folder cannot
-  // be opened at all.
+  // Memory that the store takes for each sample it holds.
+  static constexpr size_t kBytesASample = 16;
+
+  // The log is read in the background; until that is done nothing is written. A folder that cannot
+  // be written, or has another writer, is read; health() tells. Fails when the folder cannot be
+  // opened at all.
   static Result<std::shared_ptr<FolderStore>> Open(const FolderTierOptions& options);
   // Threads that hang in the kernel for more than two seconds are left behind.
   ~FolderStore();
@@ -50,8 +58,9 @@ class FolderStore {
                                                 size_t max_in_flight);
 
   // Copies of this data set are never dropped to make room. Those of data sets that nobody has
-  // named, here, are: least recently used first. Any op of a tier names its data set too.
-  void Use(uint64_t dataset);
+  // named, here, are: least recently used first. Any op of a tier names its data set too. `path` is
+  // where the data set lies, for people who list the folder.
+  void Use(uint64_t dataset, const std::string& path = "");
   // True: all content is known.
   bool WaitScanned(Nanos at_most) const;
 
@@ -60,14 +69,15 @@ class FolderStore {
   uint64_t capacity_bytes() const;
   TierStats stats() const;
   Status health() const;
+  // What was found and mended when the folder was opened, in a sentence; mostly nothing.
+  std::string note() const;
 
  private:
-  class Core;
+  explicit FolderStore(std::shared_ptr<FolderCore> core);
   friend class FolderTier;
-  explicit FolderStore(std::shared_ptr<Core> core);
 
   // Shared with the threads, which may have to be left behind.
-  std::shared_ptr<Core> core_;
+  std::shared_ptr<FolderCore> core_;
   std::vector<std::thread> threads_;
 };
 

@@ -58,7 +58,7 @@ class TieredSource final : public Source {
  public:
   // Copies in flight to the tier at one time, for `tier`'s capacity: inner->capacity() more are
   // reads.
-  static constexpr size_t kMostWrites = 256;
+  static constexpr size_t kMostWrites = 512;
 
   // `buffer` and `metrics` must outlive the source; samples larger than the buffer are not copied.
   static Result<std::unique_ptr<TieredSource>> Make(std::unique_ptr<Source> inner,

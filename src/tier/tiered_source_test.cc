@@ -33,7 +33,10 @@ constexpr uint64_t kDataset = 42;
 constexpr size_t kSamples = 100;
 
 // Lengths of a null source's samples.
-size_t LengthOf(SampleId sample) { return sample % 10 == 0 ? 0 : SplitMix64(sample).Below(30'000); }
+size_t LengthOf(SampleId sample) {
+  if (sample % 10 == 0) return 0;
+  return SplitMix64(sample).Below(30'000) + (sample % 10 == 3 ? 64 << 10 : 0);
+}
 
 Bytes Truth(SampleId sample) {
   Bytes bytes(LengthOf(sample));
@@ -130,10 +133,10 @@ class TieredSourceTest : public testing::TestWithParam<bool> {
     for (SampleId s = 0; s < kSamples; ++s) all.push_back(s);
     return all;
   }
-  std::vector<fs::path> Copies() const {
+  std::vector<fs::path> Files(const std::string& extension) const {
     std::vector<fs::path> found;
     for (const auto& entry : fs::recursive_directory_iterator(folder_)) {
-      if (entry.path().extension() == ".fb") found.push_back(entry.path());
+      if (entry.path().extension() == extension) found.push_back(entry.path());
     }
     return found;
   }
@@ -301,15 +304,20 @@ INSTANTIATE_TEST_SUITE_P(All, FolderTieredSourceTest, testing::Values(true));
 TEST_P(FolderTieredSourceTest, DamagedCopiesAreFetchedAgain) {
   { Read(*Make(8), All()); }
   size_t damaged = 0;
-  for (const fs::path& copy : Copies()) {
-    if (++damaged > 30) break;
+  for (const fs::path& copy : Files(".bin")) {
     const auto size = static_cast<off_t>(fs::file_size(copy));
-    ASSERT_EQ(truncate(copy.c_str(), damaged % 2 ? size / 2 : size + 1), 0);
+    ASSERT_EQ(truncate(copy.c_str(), ++damaged % 2 ? size / 2 : size + 1), 0);
+  }
+  EXPECT_EQ(damaged, kSamples / 10);
+  for (const fs::path& segment : Files(".seg")) {
+    const auto size = static_cast<off_t>(fs::file_size(segment));
+    ASSERT_EQ(truncate(segment.c_str(), size / 2), 0);
   }
   auto source = Make(8);
   Read(*source, All(), 2);
   EXPECT_EQ(failed_ + wrong_, 0u);
-  EXPECT_LE(from_tier_, kSamples - 30);
+  EXPECT_LE(from_tier_, kSamples - damaged - 10);
+  EXPECT_GE(from_tier_, kSamples / 3);
   Settle(*source);
   from_tier_ = 0;
   Read(*source, All(), 3);

@@ -1,0 +1,124 @@
+#include "tier/folder_admin.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "tier/folder_files.h"
+
+namespace forebay {
+
+Result<FolderAdmin> FolderAdmin::Open(const std::string& folder, bool change) {
+  OwnedFd fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(errno, StrCat("open the cache folder ", folder));
+  FolderAdmin admin(folder, std::move(fd));
+  const int at = admin.fd_.get();
+  // Nothing is locked, listed or removed in a folder that never was a cache.
+  if (faccessat(at, FolderLock::kName, F_OK, 0) != 0) {
+    return Status(Code::kNotFound,
+                  StrCat(folder, " is no cache folder: it has no ", FolderLock::kName));
+  }
+  if (change) {
+    const int error = admin.lock_.Take(at);
+    if (error == EWOULDBLOCK) {
+      return Status(Code::kUnavailable, StrCat("the cache folder ", folder, " is in use: ",
+                                               FolderLock::Holder(at), " writes to it"));
+    }
+    if (error != 0) return ErrnoStatus(error, StrCat("lock the cache folder ", folder));
+    RemoveLeftovers(at);
+  }
+  admin.change_ = change;
+  Result<FolderLog> log = FolderLog::Open(at, change);
+  if (log) {
+    const int error = log->ReadNew([&admin](std::span<const LogRecord> records) {
+      for (const LogRecord& record : records) admin.index_.Apply(record);
+    });
+    if (error != 0) return ErrnoStatus(error, StrCat("read ", folder, "/", FolderLog::kName));
+    if (change) (void)log->Cut();
+    admin.log_.push_back(*std::move(log));
+  } else if (log.error().code() == Code::kDataLoss ||
+             (log.error().code() == Code::kNotFound && !DatasetFolders(at).empty())) {
+    admin.foreign_ = StrCat("the cache folder ", folder, " is of another format");
+  } else if (log.error().code() != Code::kNotFound) {
+    return log.error();
+  }
+  return admin;
+}
+
+std::vector<CachedDataset> FolderAdmin::datasets() const {
+  std::vector<CachedDataset> all;
+  for (const auto& [number, dataset] : index_.datasets()) {
+    if (dataset.samples == 0) continue;
+    all.push_back({number, dataset.path, dataset.samples, dataset.bytes, dataset.last_used_s});
+  }
+  return all;
+}
+
+Result<bool> FolderAdmin::Check(uint64_t dataset, uint32_t sample, uint64_t* bytes) {
+  const TierKey key{dataset, sample};
+  const CopyEntry* copy = std::as_const(index_).Find(key);
+  *bytes = 0;
+  if (copy == nullptr || !copy->held()) return false;
+  if (buffer_.size() < copy->length) buffer_.resize(copy->length);
+  int error = 0;
+  const CopyRead read =
+      ReadCopy(fd_.get(), key, *copy, std::span(buffer_).first(copy->length), &error);
+  *bytes = copy->length;
+  if (read == CopyRead::kFailed) {
+    return ErrnoStatus(error, StrCat("read ", folder_, "/", NameOf(key, *copy).data()));
+  }
+  return read == CopyRead::kGood;
+}
+
+Status FolderAdmin::Append(const LogRecord& record) {
+  if (!change_) return Status(Code::kInternal, "the cache folder was opened to be read");
+  LogRecord copy = record;
+  const int error = log_.empty() ? ENOENT : log_[0].Append(std::span(&copy, 1));
+  if (error == 0) return Status();
+  return ErrnoStatus(error, StrCat("write ", folder_, "/", FolderLog::kName));
+}
+
+Status FolderAdmin::Drop(uint64_t dataset, uint32_t sample) {
+  const TierKey key{dataset, sample};
+  const CopyEntry* found = std::as_const(index_).Find(key);
+  if (found == nullptr || !found->held()) return Status();
+  const CopyEntry copy = *found;
+  LogRecord record;
+  record.dataset = dataset;
+  record.sample = sample;
+  record.kind = LogRecord::Kind::kDrop;
+  FOREBAY_RETURN_IF_ERROR(Append(record));
+  index_.Clear(key);
+  RemoveCopy(fd_.get(), key, copy);
+  return Status();
+}
+
+Status FolderAdmin::Clear(uint64_t dataset) {
+  LogRecord record;
+  record.dataset = dataset;
+  record.kind = LogRecord::Kind::kForget;
+  FOREBAY_RETURN_IF_ERROR(Append(record));
+  RemoveDataset(fd_.get(), dataset);
+  index_.Forget(dataset);
+  return Status();
+}
+
+Status FolderAdmin::ClearAll() {
+  if (!change_) return Status(Code::kInternal, "the cache folder was opened to be read");
+  const uint64_t limit = index_.limit();
+  // First the empty log: what the log names is there.
+  index_ = FolderIndex();
+  index_.set_limit(limit);
+  Result<FolderLog> log =
+      FolderLog::Create(fd_.get(), [this](const FolderLog::Emit& emit) { index_.Write(emit); });
+  if (!log) return Status(log.error().code(), StrCat(folder_, ": ", log.error().message()));
+  log_.clear();
+  log_.push_back(*std::move(log));
+  foreign_.clear();
+  for (const uint64_t dataset : DatasetFolders(fd_.get())) RemoveDataset(fd_.get(), dataset);
+  return Status();
+}
+
+}  // namespace forebay

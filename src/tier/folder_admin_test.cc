@@ -1,0 +1,78 @@
+#include "tier/folder_admin.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+
+#include "tier/tier_testing.h"
+
+namespace forebay {
+namespace {
+
+using namespace tier_testing;
+
+TEST(FolderAdminTest, ListsChecksDropsAndClears) {
+  const TempFolder folder;
+  {
+    auto store = OpenStore(folder.path(), 1 << 20);
+    store->Use(9, "/data/train");
+    auto tier = *FolderStore::MakeTier(store, 4);
+    for (uint32_t i = 0; i < 20; ++i) ASSERT_TRUE(Put(*tier, {9, i}).stored);
+    ASSERT_TRUE(Put(*tier, {10, 5}, Bytes(70'000, std::byte{1})).stored);
+    // Read while somebody writes, but not changed.
+    auto read = FolderAdmin::Open(folder.path(), false);
+    ASSERT_TRUE(read.has_value()) << read.status().ToString();
+    EXPECT_NE(read->writer().find(std::to_string(getpid())), std::string::npos) << read->writer();
+    EXPECT_EQ(read->datasets().size(), 2u);
+    EXPECT_FALSE(read->Clear(9).ok());
+    const auto change = FolderAdmin::Open(folder.path(), true);
+    ASSERT_EQ(change.status().code(), Code::kUnavailable);
+    EXPECT_NE(change.error().message().find(std::to_string(getpid())), std::string::npos);
+  }
+  auto admin = FolderAdmin::Open(folder.path(), true);
+  ASSERT_TRUE(admin.has_value()) << admin.status().ToString();
+  EXPECT_EQ(admin->limit_bytes(), 1u << 20);
+  const auto datasets = admin->datasets();
+  ASSERT_EQ(datasets.size(), 2u);
+  EXPECT_EQ(datasets[0].path, "/data/train");
+  EXPECT_EQ(datasets[0].samples, 20u);
+  EXPECT_GT(datasets[0].last_used_s, 1'600'000'000);
+  EXPECT_EQ(datasets[1].bytes, 70'000u);
+  EXPECT_EQ(admin->used_bytes(), datasets[0].bytes + 70'000 + 21 * 32);
+
+  ASSERT_EQ(admin->Samples(10), std::vector<uint32_t>{5});
+  uint64_t bytes = 0;
+  EXPECT_TRUE(*admin->Check(10, 5, &bytes));
+  EXPECT_EQ(bytes, 70'000u);
+  ASSERT_EQ(truncate(folder.Files(".bin").front().c_str(), 100), 0);
+  for (const fs::path& file : folder.Files(".bin")) ASSERT_EQ(truncate(file.c_str(), 100), 0);
+  EXPECT_FALSE(*admin->Check(10, 5, &bytes));
+  EXPECT_TRUE(admin->Drop(10, 5).ok());
+  EXPECT_EQ(admin->datasets().size(), 1u);
+  EXPECT_TRUE(admin->Clear(9).ok());
+  EXPECT_TRUE(folder.Files(".seg").empty());
+  admin = FolderAdmin::Open(folder.path(), false);
+  EXPECT_TRUE(admin->datasets().empty()) << "the log says the same";
+}
+
+TEST(FolderAdminTest, FoldersThatAreNone) {
+  const TempFolder folder;
+  EXPECT_EQ(FolderAdmin::Open(folder.path() + "/none", false).status().code(), Code::kNotFound);
+  EXPECT_EQ(FolderAdmin::Open(folder.path(), true).status().code(), Code::kNotFound);
+  EXPECT_TRUE(fs::is_empty(folder.path())) << "nothing was made in a folder that is no cache";
+  OpenStore(folder.path());
+  fs::remove(folder.path() + "/index.log");
+  const std::string old = folder.path() + "/0123456789abcdef";
+  fs::create_directories(old + "/00000000");
+  auto admin = FolderAdmin::Open(folder.path(), true);
+  ASSERT_TRUE(admin.has_value());
+  EXPECT_FALSE(admin->foreign().empty());
+  EXPECT_TRUE(admin->ClearAll().ok());
+  EXPECT_FALSE(fs::exists(old));
+  EXPECT_TRUE(FolderAdmin::Open(folder.path(), false)->foreign().empty());
+}
+
+}  // namespace
+}  // namespace forebay

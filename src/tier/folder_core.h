@@ -1,0 +1,133 @@
+// What the threads of a folder store share.
+//
+// One mutex guards the index, the queues and the completions; files are touched without it. Reader
+// threads serve gets. One background thread reads the log and then does everything that changes the
+// folder, in order: so the log's order is the order of what happened, and a run of small samples is
+// one write. Where another process writes, it follows that process's log instead.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/owned.h"
+#include "base/thread_annotations.h"
+#include "tier/folder_files.h"
+#include "tier/folder_index.h"
+#include "tier/folder_lock.h"
+#include "tier/folder_log.h"
+#include "tier/folder_tier.h"
+
+namespace forebay {
+
+// What a tier waits for; guarded by the core's mutex.
+struct FolderPort {
+  explicit FolderPort(OwnedFd fd) : event_fd(std::move(fd)) {}
+  const OwnedFd event_fd;
+  std::deque<TierDone> done;
+  size_t in_flight = 0;  // accepted and not reaped
+  size_t running = 0;    // in a thread
+};
+
+class FolderCore {
+ public:
+  // `health` not ok: only read, and why. Else `lock` is held.
+  FolderCore(const FolderTierOptions& options, OwnedFd folder, FolderLock lock, Status health);
+
+  pid_t creator() const { return creator_; }
+  const std::string& folder() const { return options_.folder; }
+  void Unlock() { lock_.Unlock(); }
+
+  // ---- threads
+  void RunReader() EXCLUDES(mutex_);
+  void RunBackground() EXCLUDES(mutex_);
+  void Started() EXCLUDES(mutex_);
+  void Leave() EXCLUDES(mutex_);
+  // True: all threads are about to end.
+  bool Stop(Nanos at_most) EXCLUDES(mutex_);
+  bool WaitScanned(Nanos at_most) EXCLUDES(mutex_);
+
+  // ---- tiers
+  size_t Submit(FolderPort& port, std::span<const TierOp> ops, size_t most) EXCLUDES(mutex_);
+  size_t Reap(FolderPort& port, std::span<TierDone> out) EXCLUDES(mutex_);
+  void Close(FolderPort& port) EXCLUDES(mutex_);
+  void Use(uint64_t dataset, const std::string& path) EXCLUDES(mutex_);
+  bool Has(const TierKey& key) const EXCLUDES(mutex_);
+  bool HasRoom(uint64_t bytes) const EXCLUDES(mutex_);
+  uint64_t used_bytes() const EXCLUDES(mutex_);
+  uint64_t capacity_bytes() const EXCLUDES(mutex_);
+  TierStats stats() const EXCLUDES(mutex_);
+  Status health() const EXCLUDES(mutex_);
+  std::string note() const EXCLUDES(mutex_);
+
+ private:
+  struct Job {
+    TierOp op;
+    FolderPort* port = nullptr;  // null: the store's own
+    CopyEntry copy;              // kDrop of the store's own: what to remove
+    TierDone done = {};
+  };
+  // A put whose bytes are written, or about to be.
+  struct Pending {
+    Job* job = nullptr;
+    CopyEntry copy;
+  };
+
+  TierDone Get(const TierOp& op) EXCLUDES(mutex_);
+  void WakeBackground() REQUIRES(mutex_);
+  // The copy is not held any more; the background thread removes it.
+  void DropLater(const TierKey& key) REQUIRES(mutex_);
+
+  // ---- the background thread (folder_writes.cc)
+  void Load() EXCLUDES(mutex_);
+  void LoadAsWriter(Result<FolderLog> log, int error) EXCLUDES(mutex_);
+  void Follow() EXCLUDES(mutex_);
+  void Write() EXCLUDES(mutex_);
+  void RunBatch(std::span<Job> jobs) EXCLUDES(mutex_);
+  void NoteUses(std::vector<std::pair<uint64_t, std::string>> uses) EXCLUDES(mutex_);
+  bool Admit(Job& job) EXCLUDES(mutex_);
+  bool MakeRoom(uint64_t charge) EXCLUDES(mutex_);
+  void WritePacked(std::span<Pending> puts) EXCLUDES(mutex_);
+  int WriteTogether(std::span<Pending> puts) EXCLUDES(mutex_);
+  void Publish(std::span<Pending> puts) EXCLUDES(mutex_);
+  void Fail(Pending& put, int error) EXCLUDES(mutex_);
+  void Drop(Job& job) EXCLUDES(mutex_);
+  int AppendLog(std::span<LogRecord> records) EXCLUDES(mutex_);
+  void StopWriting(Status why) REQUIRES(mutex_);
+
+  const FolderTierOptions options_;
+  const OwnedFd folder_;
+  const bool writer_;  // holds the flock
+  const pid_t creator_ = getpid();
+
+  // The background thread's own.
+  FolderLock lock_;
+  std::optional<FolderLog> log_;
+  SegmentWriter segments_;
+  uint64_t next_temporary_ = 0;
+
+  mutable Mutex mutex_;
+  std::condition_variable reads_;
+  std::condition_variable writes_;
+  std::condition_variable idle_;  // scan done, a thread left, or a port has nothing running
+  FolderIndex index_ GUARDED_BY(mutex_);
+  std::deque<Job> gets_ GUARDED_BY(mutex_);    // bounded by the ports
+  std::deque<Job> others_ GUARDED_BY(mutex_);  // bounded by the ports, and by damaged copies
+  std::vector<std::pair<uint64_t, std::string>> uses_ GUARDED_BY(mutex_);
+  size_t alive_ GUARDED_BY(mutex_) = 0;
+  bool scanned_ GUARDED_BY(mutex_) = false;
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  bool waits_ GUARDED_BY(mutex_) = true;  // the background thread wants to be woken
+  bool writing_ GUARDED_BY(mutex_);
+  Status health_ GUARDED_BY(mutex_);
+  std::string note_ GUARDED_BY(mutex_);
+  uint64_t reserved_ GUARDED_BY(mutex_) = 0;    // for puts under way
+  uint64_t capacity_bytes_ GUARDED_BY(mutex_);  // 0 until the scan is done, when it is to be chosen
+  TierStats stats_ GUARDED_BY(mutex_);
+};
+
+}  // namespace forebay

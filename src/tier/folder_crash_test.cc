@@ -1,0 +1,103 @@
+// Writers that are killed at random moments.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/crc32c.h"
+#include "base/owned.h"
+#include "base/rng.h"
+#include "tier/tier_testing.h"
+
+namespace forebay {
+namespace {
+
+using namespace tier_testing;
+
+// A child fills the tier and is killed; whatever is found afterwards is right, and nothing that
+// the child saw stored is lost.
+TEST(FolderCrashTest, KilledWritersLeaveNoWrongByte) {
+  const TempFolder folder_;
+  constexpr uint64_t kCapacity = 12 << 20;  // one data set and a half: the others are evicted
+  const char* text = std::getenv("FOREBAY_SEEDS");
+  const int seeds = text == nullptr ? 20 : std::atoi(text);
+  size_t found = 0;
+  for (int seed = 0; seed < seeds; ++seed) {
+    SplitMix64 rng(static_cast<uint64_t>(seed));
+    int pipes[2];
+    ASSERT_EQ(pipe2(pipes, O_CLOEXEC), 0);
+    const OwnedFd from(pipes[0]);
+    OwnedFd to(pipes[1]);
+    const auto dataset = static_cast<uint64_t>(seed % 3);
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      alarm(60);
+      auto tier = OpenFolder(folder_.path(), kCapacity, 16);
+      for (uint32_t i = 0;; i += 8) {
+        std::vector<Bytes> all;
+        std::vector<TierOp> ops;
+        for (uint32_t s = i; s < i + 8; ++s) all.push_back(BytesOf({dataset, s % 400}));
+        for (uint32_t s = 0; s < 8; ++s) {
+          ops.push_back({.tag = s,
+                         .kind = Kind::kPut,
+                         .key = {dataset, (i + s) % 400},
+                         .bytes = all[s],
+                         .crc = Crc32c(all[s])});
+        }
+        if (tier->Submit(ops) != 8) _exit(1);
+        for (const auto& [tag, done] : Collect(*tier, 8)) {
+          if (!done.stored) _exit(2);
+          const uint32_t sample = (i + static_cast<uint32_t>(tag)) % 400;
+          (void)!write(to.get(), &sample, sizeof sample);
+        }
+        // Others come and go.
+        const TierKey brief{dataset, 1000 + i / 8 % 5};
+        if (tier->Has(brief)) Drop(*tier, brief);
+        if (!Put(*tier, brief).stored) _exit(3);
+      }
+    }
+    to.Reset();
+    std::set<uint32_t> stored;
+    uint32_t i = 0;
+    const uint64_t most = 1 + rng.Below(600);
+    for (uint64_t n = 0; n < most && read(from.get(), &i, sizeof i) == sizeof i; ++n) {
+      stored.insert(i);
+    }
+    usleep(static_cast<useconds_t>(rng.Below(2000)));
+    ASSERT_EQ(kill(child, SIGKILL), 0);
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status)) << "seed " << seed << " status " << status;
+    auto tier = OpenFolder(folder_.path(), kCapacity);
+    ASSERT_TRUE(tier->health().ok()) << tier->health().ToString();
+    EXPECT_TRUE(folder_.Files(".tmp").empty());
+    for (uint32_t s = 0; s < 1005; ++s) {
+      const bool had = tier->Has({dataset, s});
+      const bool hit = Hits(*tier, {dataset, s});
+      EXPECT_EQ(had, hit) << "seed " << seed << ": a copy that is visible is whole";
+      EXPECT_TRUE(hit || !stored.contains(s)) << "seed " << seed << " lost sample " << s;
+      found += hit ? 1 : 0;
+    }
+    EXPECT_EQ(tier->stats().damaged, 0u) << "seed " << seed;
+  }
+  EXPECT_GT(found, static_cast<size_t>(seeds));
+}
+
+}  // namespace
+}  // namespace forebay

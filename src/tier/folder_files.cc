@@ -1,0 +1,288 @@
+#include "tier/folder_files.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "base/crc32c.h"
+
+namespace forebay {
+namespace {
+
+constexpr const char* kWriting = "writing";
+
+// Exactly `digits` lower-case hex digits.
+template <typename T>
+std::optional<T> ParseHex(std::string_view text, size_t digits) {
+  if (text.size() != digits || text.find_first_of("ABCDEF+-") != text.npos) return std::nullopt;
+  T value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + digits, value, 16);
+  if (error != std::errc() || end != text.data() + digits) return std::nullopt;
+  return value;
+}
+
+// The names in a folder; empty when it cannot be read.
+class Listing {
+ public:
+  explicit Listing(int at, const char* name) {
+    OwnedFd fd(openat(at, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+    if (fd.valid()) dir_ = fdopendir(fd.get());
+    if (dir_ != nullptr) (void)fd.Release();
+  }
+  ~Listing() {
+    if (dir_ != nullptr) closedir(dir_);
+  }
+  Listing(const Listing&) = delete;
+  Listing& operator=(const Listing&) = delete;
+
+  int fd() const { return dir_ == nullptr ? -1 : dirfd(dir_); }
+  const char* Next() {
+    const dirent* entry = dir_ == nullptr ? nullptr : readdir(dir_);
+    return entry == nullptr ? nullptr : entry->d_name;
+  }
+
+ private:
+  DIR* dir_ = nullptr;
+};
+
+int MakeFolder(int at, const char* name) {
+  return mkdirat(at, name, 0755) == 0 || errno == EEXIST ? 0 : errno;
+}
+
+// Moves past `n` bytes.
+void Advance(std::span<iovec>& parts, size_t n) {
+  while (!parts.empty()) {
+    iovec& part = parts.front();
+    const size_t here = std::min(n, part.iov_len);
+    part.iov_base = static_cast<std::byte*>(part.iov_base) + here;
+    part.iov_len -= here;
+    n -= here;
+    if (part.iov_len > 0) return;
+    parts = parts.subspan(1);
+  }
+}
+
+int WriteAll(int fd, std::span<iovec> parts, uint64_t offset) {
+  Advance(parts, 0);
+  while (!parts.empty()) {
+    const ssize_t n =
+        pwritev(fd, parts.data(), static_cast<int>(std::min<size_t>(parts.size(), 64)),
+                static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return n < 0 ? errno : EIO;
+    offset += static_cast<uint64_t>(n);
+    Advance(parts, static_cast<size_t>(n));
+  }
+  return 0;
+}
+
+int Publish(int folder, const char* temporary, const CopyName& name) {
+  if (renameat(folder, temporary, folder, name.data()) == 0) return 0;
+  if (errno != ENOENT) return errno;
+  CopyName above = name;
+  for (const size_t slash : {size_t{16}, size_t{16 + 1 + 8}}) {
+    above = name;
+    above[slash] = '\0';
+    if (const int error = MakeFolder(folder, above.data()); error != 0) return error;
+  }
+  return renameat(folder, temporary, folder, name.data()) == 0 ? 0 : errno;
+}
+
+}  // namespace
+
+CopyName DatasetName(uint64_t dataset) {
+  CopyName name;
+  std::snprintf(name.data(), name.size(), "%016llx", static_cast<unsigned long long>(dataset));
+  return name;
+}
+
+CopyName FileName(const TierKey& key) {
+  CopyName name;
+  std::snprintf(name.data(), name.size(), "%016llx/%08x/%08x.bin",
+                static_cast<unsigned long long>(key.dataset),
+                key.sample / FolderIndex::kPageSamples, key.sample);
+  return name;
+}
+
+CopyName SegmentName(uint64_t dataset, uint32_t segment) {
+  CopyName name;
+  std::snprintf(name.data(), name.size(), "%016llx/%08x.seg",
+                static_cast<unsigned long long>(dataset), segment);
+  return name;
+}
+
+CopyName NameOf(const TierKey& key, const CopyEntry& copy) {
+  return copy.packed ? SegmentName(key.dataset, copy.segment) : FileName(key);
+}
+
+CopyRead ReadCopy(int folder, const TierKey& key, const CopyEntry& copy, std::span<std::byte> bytes,
+                  int* error) {
+  const CopyName name = NameOf(key, copy);
+  const OwnedFd fd(openat(folder, name.data(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (!fd.valid()) {
+    *error = errno;
+    return *error == ENOENT || *error == ENOTDIR ? CopyRead::kGone : CopyRead::kFailed;
+  }
+  // Of a file one byte more is asked for: it must end where the copy does.
+  std::byte beyond{};
+  const size_t whole = bytes.size();
+  const size_t most = whole + (copy.packed ? 0 : 1);
+  size_t have = 0;
+  while (have < most) {
+    std::array<iovec, 2> both = {iovec{bytes.data(), bytes.size()}, iovec{&beyond, 1}};
+    std::span<iovec> parts = std::span(both).first(copy.packed ? 1 : 2);
+    Advance(parts, have);
+    const ssize_t n = preadv(fd.get(), parts.data(), static_cast<int>(parts.size()),
+                             static_cast<off_t>((copy.packed ? copy.offset : 0) + have));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) {
+      *error = errno;
+      return CopyRead::kFailed;
+    }
+    if (n == 0) break;
+    have += static_cast<size_t>(n);
+    if (have == whole) break;  // one byte more would have come along
+  }
+  return have == whole && Crc32c(bytes) == copy.crc ? CopyRead::kGood : CopyRead::kDamaged;
+}
+
+int WriteFile(int folder, const TierKey& key, std::span<const std::byte> bytes, uint64_t number) {
+  CopyName temporary;
+  std::snprintf(temporary.data(), temporary.size(), "%s/%d-%llu.tmp", kWriting,
+                static_cast<int>(getpid()), static_cast<unsigned long long>(number));
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
+  int fd = openat(folder, temporary.data(), kFlags, 0644);
+  if (fd < 0 && errno == ENOENT) {
+    if (const int error = MakeFolder(folder, kWriting); error != 0) return error;
+    fd = openat(folder, temporary.data(), kFlags, 0644);
+  }
+  if (fd < 0) return errno;
+  iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};  // an iovec lacks the const
+  int error = WriteAll(fd, std::span(&part, 1), 0);
+  // Some file systems tell only now that there was no room.
+  if (close(fd) != 0 && error == 0) error = errno;
+  if (error == 0) error = Publish(folder, temporary.data(), FileName(key));
+  if (error != 0) (void)unlinkat(folder, temporary.data(), 0);
+  return error;
+}
+
+void RemoveCopy(int folder, const TierKey& key, const CopyEntry& copy) {
+  const CopyName name = NameOf(key, copy);
+  if (!copy.packed) {
+    (void)unlinkat(folder, name.data(), 0);
+    return;
+  }
+  if (copy.length == 0) return;
+  const OwnedFd fd(openat(folder, name.data(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (!fd.valid()) return;
+  (void)fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, copy.offset, copy.length);
+}
+
+void RemoveDataset(int folder, uint64_t dataset) {
+  const CopyName name = DatasetName(dataset);
+  {
+    Listing below(folder, name.data());
+    while (const char* entry = below.Next()) {
+      const std::string_view text = entry;
+      if (text.ends_with(".seg") && ParseHex<uint32_t>(text.substr(0, text.size() - 4), 8)) {
+        (void)unlinkat(below.fd(), entry, 0);
+      }
+      if (!ParseHex<uint32_t>(text, 8)) continue;
+      {
+        Listing page(below.fd(), entry);
+        while (const char* file = page.Next()) {
+          const std::string_view copy = file;
+          const size_t dot = copy.find('.');
+          const bool ours = copy.ends_with(".bin") || copy.ends_with(".fb");
+          if (ours && ParseHex<uint32_t>(copy.substr(0, dot), 8)) {
+            (void)unlinkat(page.fd(), file, 0);
+          }
+        }
+      }
+      (void)unlinkat(below.fd(), entry, AT_REMOVEDIR);
+    }
+  }
+  (void)unlinkat(folder, name.data(), AT_REMOVEDIR);
+}
+
+void RemoveLeftovers(int folder) {
+  Listing left(folder, kWriting);
+  while (const char* name = left.Next()) {
+    if (std::string_view(name).ends_with(".tmp")) (void)unlinkat(left.fd(), name, 0);
+  }
+}
+
+std::vector<uint64_t> DatasetFolders(int folder) {
+  std::vector<uint64_t> found;
+  Listing all(folder, ".");
+  while (const char* name = all.Next()) {
+    const std::optional<uint64_t> dataset = ParseHex<uint64_t>(name, 16);
+    struct stat st {};
+    if (dataset && fstatat(all.fd(), name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode)) {
+      found.push_back(*dataset);
+    }
+  }
+  return found;
+}
+
+int SegmentWriter::Append(int folder, uint64_t dataset, std::span<iovec> parts, uint64_t bytes,
+                          uint32_t* next, uint16_t* segment, uint32_t* offset) {
+  auto it = open_.find(dataset);
+  if (it != open_.end()) {
+    struct stat st {};
+    const bool there = fstat(it->second.fd.get(), &st) == 0 && st.st_nlink > 0;
+    if (!there || it->second.end + bytes > kSegmentBytes) {
+      open_.erase(it);
+      it = open_.end();
+    }
+  }
+  if (it == open_.end()) {
+    Segment made;
+    bool above = false;
+    while (!made.fd.valid()) {
+      if (*next > UINT16_MAX) return EMLINK;
+      const CopyName name = SegmentName(dataset, *next);
+      constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
+      made.fd = OwnedFd(openat(folder, name.data(), kFlags, 0644));
+      if (made.fd.valid()) break;
+      if (errno == EEXIST) {
+        ++*next;
+      } else if (errno == ENOENT && !std::exchange(above, true)) {
+        if (const int error = MakeFolder(folder, DatasetName(dataset).data()); error != 0) {
+          return error;
+        }
+      } else {
+        return errno;
+      }
+    }
+    made.number = static_cast<uint16_t>((*next)++);
+    if (open_.size() >= kMostOpen) open_.erase(open_.begin());
+    it = open_.emplace(dataset, std::move(made)).first;
+  }
+  Segment& open = it->second;
+  const int error = WriteAll(open.fd.get(), parts, open.end);
+  if (error != 0) {
+    (void)!ftruncate(open.fd.get(), static_cast<off_t>(open.end));
+    return error;
+  }
+  *segment = open.number;
+  *offset = static_cast<uint32_t>(open.end);
+  open.end += bytes;
+  return 0;
+}
+
+bool SegmentWriter::IsOpen(uint64_t dataset, uint16_t segment) const {
+  const auto it = open_.find(dataset);
+  return it != open_.end() && it->second.number == segment;
+}
+
+}  // namespace forebay

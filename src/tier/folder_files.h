@@ -1,0 +1,78 @@
+// The files of a cache folder that hold copies: names, writing, reading, removing.
+//
+//   <dataset>/<sample / 1024>/<sample>.bin  one sample's bytes and nothing else, so that a
+//                                           descriptor of it can stand for the original
+//   <dataset>/<number>.seg                  small samples, one behind the other, only appended
+//   writing/<pid>-<n>.tmp                   copies being written
+//
+// Numbers are 16, 8 and 8 hex digits. Errors are errno values, 0 for none.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+
+#include "base/owned.h"
+#include "tier/folder_index.h"
+#include "tier/tier.h"
+
+namespace forebay {
+
+// Samples shorter than this are packed. Above it, what a file costs (open, rename, close; half a
+// block) is below 4 % of what its bytes do.
+inline constexpr uint64_t kSmallBytes = 64 << 10;
+inline constexpr uint64_t kSegmentBytes = 32 << 20;
+
+using CopyName = std::array<char, 64>;
+CopyName DatasetName(uint64_t dataset);
+CopyName FileName(const TierKey& key);
+CopyName SegmentName(uint64_t dataset, uint32_t segment);
+// Where a copy lies, for messages.
+CopyName NameOf(const TierKey& key, const CopyEntry& copy);
+
+enum class CopyRead { kGood, kDamaged, kGone, kFailed };
+// Fills `bytes`, which has the copy's length, and computes its checksum. kFailed: `error` tells.
+CopyRead ReadCopy(int folder, const TierKey& key, const CopyEntry& copy, std::span<std::byte> bytes,
+                  int* error);
+
+// Under a temporary name first: the file appears whole. `number` must be unique in the process.
+int WriteFile(int folder, const TierKey& key, std::span<const std::byte> bytes, uint64_t number);
+
+// Gives the bytes of a copy back to the disk; of a packed one, whole blocks.
+void RemoveCopy(int folder, const TierKey& key, const CopyEntry& copy);
+// Removes what looks like ours below a data set's folder, of older formats too; leaves the rest.
+void RemoveDataset(int folder, uint64_t dataset);
+// What dead writers left.
+void RemoveLeftovers(int folder);
+// The folders that have a data set's name.
+std::vector<uint64_t> DatasetFolders(int folder);
+
+// The segments that a writer appends to: one open for each of a few data sets.
+class SegmentWriter {
+ public:
+  // Appends `parts`, together `bytes` long, at the end of a segment of `dataset`, and says where.
+  // A new segment gets `*next`, or the first number after it that no file has; `*next` moves on.
+  // After an error nothing was appended. EMLINK: no numbers are left.
+  int Append(int folder, uint64_t dataset, std::span<iovec> parts, uint64_t bytes, uint32_t* next,
+             uint16_t* segment, uint32_t* offset);
+  // The next append to the data set starts a new segment.
+  void Seal(uint64_t dataset) { open_.erase(dataset); }
+  // Whether this segment is appended to.
+  bool IsOpen(uint64_t dataset, uint16_t segment) const;
+
+ private:
+  static constexpr size_t kMostOpen = 8;
+  struct Segment {
+    OwnedFd fd;
+    uint16_t number = 0;
+    uint64_t end = 0;
+  };
+  std::map<uint64_t, Segment> open_;
+};
+
+}  // namespace forebay

@@ -1,0 +1,58 @@
+#include "tier/folder_lock.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <climits>
+
+#include "base/status.h"
+
+namespace forebay {
+
+int FolderLock::Take(int folder) {
+  OwnedFd fd(openat(folder, kName, O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  if (!fd.valid()) return errno;
+  // Whoever asks for the holder has it for a moment.
+  for (int attempt = 0; flock(fd.get(), LOCK_EX | LOCK_NB) != 0; ++attempt) {
+    if (errno != EWOULDBLOCK || attempt == 3) return errno;
+    usleep(2000);
+  }
+  std::array<char, HOST_NAME_MAX + 1> host = {};
+  (void)gethostname(host.data(), host.size() - 1);
+  const std::string text = StrCat("process ", getpid(), " on ", host.data(), "\n");
+  // For people only: a lock that cannot say who holds it is one all the same.
+  (void)!ftruncate(fd.get(), 0);
+  (void)!pwrite(fd.get(), text.data(), text.size(), 0);
+  fd_ = std::move(fd);
+  return 0;
+}
+
+void FolderLock::Unlock() {
+  // A forked child may hold the same description open.
+  if (fd_.valid()) flock(fd_.get(), LOCK_UN);
+}
+
+bool FolderLock::Linked() const {
+  struct stat st {};
+  return fd_.valid() && fstat(fd_.get(), &st) == 0 && st.st_nlink > 0;
+}
+
+std::string FolderLock::Holder(int folder) {
+  const OwnedFd fd(openat(folder, kName, O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return "";
+  if (flock(fd.get(), LOCK_SH | LOCK_NB) == 0) {
+    flock(fd.get(), LOCK_UN);
+    return "";
+  }
+  std::array<char, 512> text = {};
+  const ssize_t n = pread(fd.get(), text.data(), text.size() - 1, 0);
+  std::string holder(text.data(), n > 0 ? static_cast<size_t>(n) : 0);
+  while (!holder.empty() && holder.back() == '\n') holder.pop_back();
+  return holder.empty() ? "another process" : holder;
+}
+
+}  // namespace forebay

@@ -1,0 +1,28 @@
+// The lock that makes one process the writer of a cache folder.
+#pragma once
+
+#include <string>
+
+#include "base/owned.h"
+
+namespace forebay {
+
+class FolderLock {
+ public:
+  static constexpr const char* kName = "forebay.lock";
+
+  FolderLock() = default;
+  // 0: held, until Unlock or the end of the process. EWOULDBLOCK: somebody else has it.
+  int Take(int folder);
+  void Unlock();
+  // False: somebody removed the lock's file, and others may have made theirs.
+  bool Linked() const;
+
+  // "process 123 on host" of a writer that is alive, else empty.
+  static std::string Holder(int folder);
+
+ private:
+  OwnedFd fd_;
+};
+
+}  // namespace forebay

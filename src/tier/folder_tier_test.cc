@@ -1,0 +1,491 @@
+// What is particular to the folder among tiers.
+#include "tier/folder_tier.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/crc32c.h"
+#include "base/owned.h"
+#include "base/rng.h"
+#include "tier/folder_log.h"
+#include "tier/tier_testing.h"
+
+namespace forebay {
+namespace {
+
+using namespace tier_testing;
+
+class FolderTierTest : public testing::Test {
+ protected:
+  // Stores samples 0 to count - 1 of data set 9.
+  void Fill(uint32_t count) {
+    auto tier = OpenFolder(folder_.path());
+    for (uint32_t i = 0; i < count; ++i) ASSERT_TRUE(Put(*tier, {9, i}).stored);
+  }
+  TempFolder folder_;
+};
+
+TEST_F(FolderTierTest, TheNextJobFindsTheContent) {
+  uint64_t used = 0;
+  {
+    auto tier = OpenFolder(folder_.path());
+    for (uint32_t i = 0; i < 40; ++i) ASSERT_TRUE(Put(*tier, {9, i * 100}).stored);
+    used = tier->used_bytes();
+  }
+  auto tier = OpenFolder(folder_.path());
+  EXPECT_EQ(tier->used_bytes(), used);
+  for (uint32_t i = 0; i < 40; ++i) EXPECT_TRUE(Hits(*tier, {9, i * 100}));
+  EXPECT_FALSE(tier->Has({9, 1}));
+  EXPECT_TRUE(Put(*tier, {9, 1}).stored);
+}
+
+TEST_F(FolderTierTest, ChoosesACapacity) {
+  auto tier = OpenFolder(folder_.path(), 0);
+  EXPECT_GT(tier->capacity_bytes(), 0u);
+  EXPECT_TRUE(Put(*tier, {9, 1}).stored);
+}
+
+// One small sample, which is packed, and a large one, which has a file.
+constexpr TierKey kSmall{9, 1};
+constexpr TierKey kLarge{9, 2};
+Bytes SmallBytes() { return Bytes(5'000, std::byte{1}); }
+Bytes LargeBytes() { return Bytes(70'000, std::byte{2}); }
+
+void FlipBit(const fs::path& path, off_t place, uint64_t bit) {
+  const OwnedFd fd(open(path.c_str(), O_RDWR));
+  std::byte b{};
+  ASSERT_EQ(pread(fd.get(), &b, 1, place), 1);
+  b ^= std::byte{1} << bit;
+  ASSERT_EQ(pwrite(fd.get(), &b, 1, place), 1);
+}
+
+TEST_F(FolderTierTest, AFileIsTheSampleAndNothingElse) {
+  auto tier = OpenFolder(folder_.path());
+  ASSERT_TRUE(Put(*tier, kSmall, SmallBytes()).stored);
+  ASSERT_TRUE(Put(*tier, kLarge, LargeBytes()).stored);
+  const auto file = folder_.Files(".bin").at(0);
+  EXPECT_EQ(file.string(), folder_.path() + "/0000000000000009/00000000/00000002.bin");
+  EXPECT_EQ(fs::file_size(file), LargeBytes().size());
+  EXPECT_EQ(fs::file_size(folder_.Files(".seg").at(0)), SmallBytes().size());
+  EXPECT_EQ(tier->used_bytes(), 5'000u + 70'000u + 2 * 32u);
+}
+
+TEST_F(FolderTierTest, EachBitIsChecked) {
+  SplitMix64 rng(1);
+  for (int round = 0; round < 20; ++round) {
+    {
+      auto tier = OpenFolder(folder_.path());
+      ASSERT_TRUE(Put(*tier, kSmall, SmallBytes()).stored);
+      ASSERT_TRUE(Put(*tier, kLarge, LargeBytes()).stored);
+    }
+    for (const std::string extension : {".seg", ".bin"}) {
+      for (const fs::path& path : folder_.Files(extension)) {
+        const auto size = static_cast<off_t>(fs::file_size(path));
+        FlipBit(path,
+                round == 0   ? 0
+                : round == 1 ? size - 1
+                             : static_cast<off_t>(rng.Below(size)),
+                rng.Below(8));
+      }
+    }
+    auto tier = OpenFolder(folder_.path());
+    Bytes small(5'000);
+    Bytes large(70'000);
+    EXPECT_TRUE(tier->Has(kSmall) && tier->Has(kLarge));
+    EXPECT_FALSE(Get(*tier, kSmall, small).hit);
+    EXPECT_FALSE(Get(*tier, kLarge, large).hit);
+    EXPECT_EQ(tier->stats().damaged, 2u);
+    EXPECT_EQ(tier->used_bytes(), 0u);
+    ASSERT_TRUE(Put(*tier, kSmall, SmallBytes()).stored) << "fetched again, it is stored again";
+    ASSERT_TRUE(Put(*tier, kLarge, LargeBytes()).stored);
+    EXPECT_TRUE(Get(*tier, kSmall, small).hit);
+    EXPECT_TRUE(Get(*tier, kLarge, large).hit);
+    EXPECT_TRUE(small == SmallBytes() && large == LargeBytes());
+    Drop(*tier, kSmall);
+    Drop(*tier, kLarge);
+    EXPECT_TRUE(folder_.Files(".bin").empty());
+    EXPECT_LE(folder_.Files(".seg").size(), 1u) << "empty segments go, but for the open one";
+  }
+}
+
+TEST_F(FolderTierTest, TornAndLongFiles) {
+  for (const off_t size : {off_t{0}, off_t{31}, off_t{4096}, off_t{69'999}, off_t{70'001}}) {
+    auto tier = OpenFolder(folder_.path());
+    Bytes bytes(70'000);
+    ASSERT_TRUE(Put(*tier, kLarge, LargeBytes()).stored);
+    const fs::path copy = folder_.Files(".bin").at(0);
+    ASSERT_TRUE(Get(*tier, kLarge, bytes).hit);
+    ASSERT_EQ(truncate(copy.c_str(), size), 0);
+    EXPECT_FALSE(Get(*tier, kLarge, bytes).hit) << size;
+    EXPECT_EQ(tier->used_bytes(), 0u);
+    ASSERT_TRUE(Put(*tier, kLarge, LargeBytes()).stored);
+    tier.reset();
+    // And before the start.
+    ASSERT_EQ(truncate(copy.c_str(), size), 0);
+    tier = OpenFolder(folder_.path());
+    EXPECT_FALSE(Get(*tier, kLarge, bytes).hit) << size;
+    EXPECT_EQ(tier->stats().damaged, 1u);
+  }
+}
+
+TEST_F(FolderTierTest, CopiesThatChangedPlacesAreNotBelieved) {
+  {
+    auto tier = OpenFolder(folder_.path());
+    ASSERT_TRUE(Put(*tier, kLarge, LargeBytes()).stored);
+    ASSERT_TRUE(Put(*tier, {9, 3}, Bytes(70'000, std::byte{3})).stored);
+  }
+  const fs::path page = folder_.Files(".bin").at(0).parent_path();
+  fs::rename(page / "00000002.bin", page / "00000003.bin");
+  auto tier = OpenFolder(folder_.path());
+  Bytes bytes(70'000);
+  EXPECT_FALSE(Get(*tier, kLarge, bytes).hit);
+  EXPECT_FALSE(Get(*tier, {9, 3}, bytes).hit);
+  EXPECT_EQ(tier->stats().damaged, 1u) << "the other one is gone";
+}
+
+TEST_F(FolderTierTest, StrangersAreLeftAlone) {
+  {
+    auto tier = OpenFolder(folder_.path());
+    ASSERT_TRUE(Put(*tier, kLarge, LargeBytes()).stored);
+  }
+  const fs::path page = folder_.Files(".bin").at(0).parent_path();
+  const std::vector<fs::path> strangers = {folder_.path() + "/notes.txt",
+                                           page / "readme.bin",
+                                           page / "0000000A.bin",
+                                           page.parent_path() / "x",
+                                           folder_.path() + "/writing/mine",
+                                           folder_.path() + "/0123456789abcdef"};
+  for (const fs::path& stranger : strangers) {
+    const OwnedFd fd(open(stranger.c_str(), O_WRONLY | O_CREAT, 0600));
+    ASSERT_TRUE(fd.valid()) << stranger;
+    ASSERT_EQ(write(fd.get(), "text", 4), 4);
+  }
+  fs::create_symlink("/etc/passwd", page / "00000006.bin");
+  {
+    auto tier = OpenFolder(folder_.path());
+    Bytes bytes(70'000);
+    EXPECT_TRUE(Get(*tier, kLarge, bytes).hit);
+    EXPECT_FALSE(tier->Has({9, 6}));
+  }
+  // Also when the data set is evicted.
+  auto tier = OpenFolder(folder_.path(), 80'000);
+  EXPECT_TRUE(Put(*tier, {10, 0}, LargeBytes()).stored);
+  EXPECT_FALSE(tier->Has(kLarge));
+  for (const fs::path& stranger : strangers) EXPECT_TRUE(fs::exists(stranger)) << stranger;
+  EXPECT_TRUE(fs::exists("/etc/passwd"));
+}
+
+TEST_F(FolderTierTest, AnOlderFormatIsCleared) {
+  const std::string page = folder_.path() + "/0000000000000007/00000000";
+  fs::create_directories(page);
+  const OwnedFd fd(open((page + "/00000001.fb").c_str(), O_WRONLY | O_CREAT, 0600));
+  ASSERT_EQ(write(fd.get(), "old", 3), 3);
+  {
+    auto store = OpenStore(folder_.path());
+    EXPECT_TRUE(store->health().ok()) << store->health().ToString();
+    EXPECT_NE(store->note().find("another format"), std::string::npos) << store->note();
+    EXPECT_FALSE(store->Has({7, 1}));
+    EXPECT_FALSE(fs::exists(folder_.path() + "/0000000000000007"));
+    auto tier = *FolderStore::MakeTier(store, 4);
+    EXPECT_TRUE(Put(*tier, {7, 1}).stored);
+  }
+  EXPECT_EQ(OpenStore(folder_.path())->note(), "");
+  EXPECT_TRUE(OpenStore(folder_.path())->Has({7, 1}));
+}
+
+TEST_F(FolderTierTest, ALogOfAnotherVersionIsAnOlderFormat) {
+  Fill(5);
+  FlipBit(folder_.path() + "/index.log", 7, 1);
+  auto store = OpenStore(folder_.path());
+  EXPECT_TRUE(store->health().ok());
+  EXPECT_NE(store->note().find("another format"), std::string::npos) << store->note();
+  EXPECT_EQ(store->used_bytes(), 0u);
+}
+
+TEST_F(FolderTierTest, ADataSetFolderThatIsGoneIsForgotten) {
+  Fill(5);
+  fs::remove_all(folder_.path() + "/0000000000000009");
+  EXPECT_EQ(OpenStore(folder_.path())->used_bytes(), 0u);
+}
+
+TEST_F(FolderTierTest, SmallSamplesAreOneWrite) {
+  auto tier = OpenFolder(folder_.path(), 64 << 20, 300);
+  std::vector<Bytes> all;
+  std::vector<TierOp> ops;
+  for (uint32_t i = 0; i < 300; ++i) all.push_back(Bytes(1000 + i, static_cast<std::byte>(i)));
+  for (uint32_t i = 0; i < 300; ++i) {
+    ops.push_back(
+        {.tag = i, .kind = Kind::kPut, .key = {9, i}, .bytes = all[i], .crc = Crc32c(all[i])});
+  }
+  ASSERT_EQ(tier->Submit(ops), 300u);
+  for (const auto& [tag, done] : Collect(*tier, 300)) EXPECT_TRUE(done.stored) << tag;
+  EXPECT_EQ(folder_.Files(".seg").size(), 1u);
+  for (uint32_t i = 0; i < 300; ++i) {
+    Bytes bytes(1000 + i);
+    ASSERT_TRUE(Get(*tier, {9, i}, bytes).hit) << i;
+    ASSERT_TRUE(bytes == all[i]) << i;
+  }
+}
+
+TEST_F(FolderTierTest, LeftoversOfDeadWritersGo) {
+  Fill(1);
+  const std::string left = folder_.path() + "/writing/1-5.tmp";
+  ASSERT_TRUE(OwnedFd(open(left.c_str(), O_WRONLY | O_CREAT, 0600)).valid());
+  auto tier = OpenFolder(folder_.path());
+  EXPECT_FALSE(fs::exists(left));
+}
+
+TEST_F(FolderTierTest, OneWriterTheOthersRead) {
+  Fill(3);
+  auto writer = OpenFolder(folder_.path());
+  auto reader = OpenFolder(folder_.path());
+  EXPECT_TRUE(writer->health().ok());
+  EXPECT_EQ(reader->health().code(), Code::kUnavailable);
+  EXPECT_NE(reader->health().message().find("another process writes"), std::string::npos);
+  EXPECT_FALSE(reader->HasRoom(10));
+  const TierDone put = Put(*reader, {9, 100});
+  EXPECT_FALSE(put.stored);
+  EXPECT_TRUE(put.status.ok());
+  EXPECT_TRUE(Hits(*reader, {9, 0}));
+  EXPECT_TRUE(Hits(*writer, {9, 0}));
+  // What the writer drops is a miss for the others.
+  Drop(*writer, {9, 0});
+  EXPECT_TRUE(reader->Has({9, 0}));
+  EXPECT_FALSE(Hits(*reader, {9, 0}));
+  EXPECT_FALSE(reader->Has({9, 0}));
+  // A reader leaves files alone.
+  Drop(*reader, {9, 1});
+  EXPECT_TRUE(Hits(*writer, {9, 1}));
+  writer.reset();
+  reader.reset();
+  EXPECT_TRUE(OpenFolder(folder_.path())->health().ok()) << "the lock went with the writer";
+}
+
+TEST_F(FolderTierTest, TiersOfOneStoreShareItsContent) {
+  auto store = OpenStore(folder_.path());
+  auto a = *FolderStore::MakeTier(store, 4);
+  auto b = *FolderStore::MakeTier(store, 4);
+  store.reset();
+  EXPECT_TRUE(Put(*a, {9, 1}).stored);
+  EXPECT_TRUE(Hits(*b, {9, 1}));
+  a.reset();
+  EXPECT_TRUE(Hits(*b, {9, 1}));
+}
+
+TEST_F(FolderTierTest, AReaderFollowsTheWriter) {
+  auto writer = OpenFolder(folder_.path());
+  auto opened = FolderStore::Open({.folder = folder_.path(), .follow_every = kMilli});
+  ASSERT_TRUE(opened.has_value());
+  auto store = *std::move(opened);
+  ASSERT_TRUE(store->WaitScanned(kLong));
+  auto reader = *FolderStore::MakeTier(store, 4);
+  const auto soon = [](const auto& holds) {
+    for (int i = 0; i < 10'000 && !holds(); ++i) usleep(1000);
+    return holds();
+  };
+  for (uint32_t i = 0; i < 50; ++i) {
+    ASSERT_TRUE(Put(*writer, {9, i}).stored);
+    ASSERT_TRUE(soon([&] { return reader->Has({9, i}); })) << i;
+    EXPECT_TRUE(Hits(*reader, {9, i})) << i;
+  }
+  Drop(*writer, {9, 7});
+  EXPECT_TRUE(soon([&] { return !reader->Has({9, 7}); }));
+  // The next writer may write the log anew.
+  writer.reset();
+  FlipBit(folder_.path() + "/index.log", 40, 1);
+  writer = OpenFolder(folder_.path());
+  ASSERT_TRUE(Put(*writer, {9, 100}).stored);
+  EXPECT_TRUE(soon([&] { return reader->Has({9, 100}); }));
+  EXPECT_TRUE(Hits(*reader, {9, 100}) && Hits(*reader, {9, 1}));
+  EXPECT_EQ(reader->used_bytes(), writer->used_bytes());
+  EXPECT_EQ(reader->capacity_bytes(), reader->used_bytes());
+}
+
+TEST_F(FolderTierTest, DataSetsThatNobodyUsesMakeRoom) {
+  constexpr uint64_t kCapacity = 40 * 132;
+  {
+    auto tier = OpenFolder(folder_.path(), kCapacity);
+    for (uint32_t i = 0; i < 30; ++i) ASSERT_TRUE(Put(*tier, {1, i * 1024}, Bytes(100)).stored);
+    ASSERT_TRUE(Put(*tier, {2, 0}, Bytes(100)).stored);
+  }
+  auto store = OpenStore(folder_.path(), kCapacity);
+  store->Use(2, "/data/two");
+  auto tier = *FolderStore::MakeTier(store, 4);
+  EXPECT_TRUE(tier->HasRoom(100));
+  for (uint32_t i = 0; i < 39; ++i) {
+    EXPECT_TRUE(Put(*tier, {3, i}, Bytes(100)).stored) << i;
+    EXPECT_LE(tier->used_bytes(), kCapacity);
+  }
+  EXPECT_FALSE(tier->HasRoom(100));
+  EXPECT_FALSE(Put(*tier, {3, 99}, Bytes(100)).stored) << "what is used is never given up";
+  EXPECT_TRUE(tier->Has({2, 0}));
+  EXPECT_FALSE(fs::exists(folder_.path() + "/0000000000000001"));
+  EXPECT_EQ(folder_.Files(".seg").size(), 2u);
+  tier.reset();
+  store.reset();
+  store = OpenStore(folder_.path(), kCapacity);
+  EXPECT_EQ(store->used_bytes(), kCapacity) << "the log says the same";
+}
+
+TEST_F(FolderTierTest, TheDataSetNamedLongestAgoGoesFirst) {
+  constexpr uint64_t kCapacity = 3 * 10'032;
+  {
+    auto log = FolderLog::Create(OwnedFd(open(folder_.path().c_str(), O_RDONLY)).get(),
+                                 [](const FolderLog::Emit& emit) {
+                                   emit(UseRecord(1, 2000));
+                                   emit(UseRecord(2, 1000));
+                                   emit(UseRecord(3, 3000));
+                                 });
+    ASSERT_TRUE(log.has_value()) << log.status().ToString();
+    auto tier = OpenFolder(folder_.path(), kCapacity);
+    for (uint64_t d = 1; d <= 3; ++d) ASSERT_TRUE(Put(*tier, {d, 0}, Bytes(10'000)).stored);
+  }
+  auto tier = OpenFolder(folder_.path(), kCapacity);
+  ASSERT_TRUE(Put(*tier, {4, 0}, Bytes(10'000)).stored);
+  EXPECT_TRUE(tier->Has({1, 0}) && !tier->Has({2, 0}) && tier->Has({3, 0}));
+  ASSERT_TRUE(Put(*tier, {4, 1}, Bytes(10'000)).stored);
+  EXPECT_TRUE(!tier->Has({1, 0}) && tier->Has({3, 0}));
+}
+
+TEST_F(FolderTierTest, AFullDisk) {
+  const std::string mounted = folder_.path() + "/disk";
+  fs::create_directories(mounted);
+  if (mount("none", mounted.c_str(), "tmpfs", 0, "size=256k") != 0) {
+    GTEST_SKIP() << "NOT TESTED: mounting a small tmpfs: " << strerror(errno);
+  }
+  {
+    auto tier = OpenFolder(mounted, 64 << 20);
+    uint32_t stored = 0;
+    bool told = false;
+    for (uint32_t i = 0; i < 40; ++i) {
+      const TierDone done = Put(*tier, {9, i}, Bytes(20'000, std::byte{3}));
+      stored += done.stored ? 1 : 0;
+      if (done.stored) continue;
+      EXPECT_EQ(done.status.ok(), told) << "said once: " << done.status.ToString();
+      told = true;
+      EXPECT_FALSE(tier->HasRoom(1));
+    }
+    EXPECT_GE(stored, 5u);
+    EXPECT_LT(stored, 13u);
+    EXPECT_EQ(tier->health().code(), Code::kResourceExhausted) << tier->health().ToString();
+    EXPECT_NE(tier->health().message().find(mounted), std::string::npos);
+    EXPECT_EQ(tier->capacity_bytes(), tier->used_bytes()) << "shrunk to what it has";
+    for (uint32_t i = 0; i < stored; ++i) {
+      Bytes bytes(20'000);
+      EXPECT_TRUE(Get(*tier, {9, i}, bytes).hit);
+      EXPECT_TRUE(bytes == Bytes(20'000, std::byte{3}));
+    }
+    EXPECT_TRUE(fs::is_empty(mounted + "/writing"));
+  }
+  EXPECT_EQ(umount(mounted.c_str()), 0);
+}
+
+TEST_F(FolderTierTest, AFileSizeLimitSkipsOnlyWhatIsTooLarge) {
+  auto tier = OpenFolder(folder_.path());
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit small = before;
+  small.rlim_cur = 10'000;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  const TierDone large = Put(*tier, {9, 0}, Bytes(50'000));
+  const TierDone fits = Put(*tier, {9, 1}, Bytes(5'000));
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_FALSE(large.stored);
+  EXPECT_FALSE(large.status.ok());
+  EXPECT_TRUE(fits.stored);
+  EXPECT_TRUE(tier->health().ok());
+  EXPECT_TRUE(folder_.Files(".tmp").empty());
+}
+
+TEST_F(FolderTierTest, AFolderThatVanishes) {
+  auto tier = OpenFolder(folder_.path());
+  for (uint32_t i = 0; i < 5; ++i) ASSERT_TRUE(Put(*tier, {9, i}).stored);
+  fs::remove_all(folder_.path());
+  for (uint32_t i = 0; i < 5; ++i) EXPECT_FALSE(Hits(*tier, {9, i}));
+  EXPECT_EQ(tier->used_bytes(), 0u);
+  EXPECT_FALSE(Put(*tier, {9, 7}).stored);
+  EXPECT_FALSE(Put(*tier, {9, 8}).stored);
+  EXPECT_FALSE(tier->health().ok());
+  EXPECT_EQ(tier->capacity_bytes(), 0u);
+}
+
+TEST_F(FolderTierTest, AFolderThatIsEmptiedFillsAgain) {
+  auto tier = OpenFolder(folder_.path());
+  ASSERT_TRUE(Put(*tier, {9, 1}).stored);
+  for (const auto& entry : fs::directory_iterator(folder_.path())) fs::remove_all(entry.path());
+  EXPECT_FALSE(Hits(*tier, {9, 1}));
+  EXPECT_TRUE(Put(*tier, {9, 1}).stored);
+  EXPECT_TRUE(Hits(*tier, {9, 1}));
+  EXPECT_TRUE(tier->health().ok()) << tier->health().ToString();
+}
+
+// The folders below are made by whichever write needs them first.
+TEST_F(FolderTierTest, WritesThatStartTogetherAllLand) {
+  auto tier = OpenFolder(folder_.path());
+  for (uint32_t round = 0; round < 50; ++round) {
+    for (const auto& entry : fs::directory_iterator(folder_.path())) fs::remove_all(entry.path());
+    Bytes bytes(10);
+    std::vector<TierOp> ops;
+    for (uint32_t i = 0; i < 16; ++i) {
+      ops.push_back(
+          {.tag = i, .kind = Kind::kPut, .key = {round, i}, .bytes = bytes, .crc = Crc32c(bytes)});
+    }
+    ASSERT_EQ(tier->Submit(ops), 16u);
+    for (const auto& [tag, done] : Collect(*tier, 16)) {
+      ASSERT_TRUE(done.stored) << "round " << round << ": " << done.status.ToString();
+    }
+  }
+}
+
+TEST_F(FolderTierTest, AReadOnlyFolder) {
+  const std::string mounted = folder_.path() + "/disk";
+  fs::create_directories(mounted);
+  if (mount("none", mounted.c_str(), "tmpfs", 0, "size=1m") != 0) {
+    GTEST_SKIP() << "NOT TESTED: mounting a tmpfs: " << strerror(errno);
+  }
+  {
+    auto tier = OpenFolder(mounted);
+    ASSERT_TRUE(Put(*tier, {9, 1}).stored);
+  }
+  EXPECT_EQ(mount("none", mounted.c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, "size=1m"), 0);
+  {
+    auto tier = OpenFolder(mounted);
+    EXPECT_FALSE(tier->health().ok());
+    EXPECT_TRUE(Hits(*tier, {9, 1}));
+    const TierDone put = Put(*tier, {9, 2});
+    EXPECT_FALSE(put.stored);
+    EXPECT_TRUE(put.status.ok());
+  }
+  EXPECT_EQ(umount(mounted.c_str()), 0);
+}
+
+TEST_F(FolderTierTest, AFolderThatCannotBe) {
+  const std::string file = folder_.path() + "/file";
+  ASSERT_TRUE(OwnedFd(open(file.c_str(), O_WRONLY | O_CREAT, 0600)).valid());
+  for (const std::string& path : {file, file + "/below"}) {
+    const auto store = FolderStore::Open({.folder = path});
+    ASSERT_FALSE(store.has_value());
+    EXPECT_NE(store.error().message().find(path), std::string::npos) << store.error().ToString();
+  }
+  EXPECT_EQ(FolderStore::Open({}).status().code(), Code::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace forebay

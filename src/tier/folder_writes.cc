@@ -1,0 +1,459 @@
+// What the background thread of a folder store does: read the log, then write, remove, evict.
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <ctime>
+
+#include "tier/folder_core.h"
+
+namespace forebay {
+namespace {
+
+constexpr size_t kMostAtOnce = 256;  // jobs of one batch
+// Of them: what is written makes room in the write buffer, which may be half a MiB.
+constexpr uint64_t kMostBytesAtOnce = 256 << 10;
+// Fewer small samples than these wait a moment for others: a wake-up of this thread, and one of
+// the loop when it is done, cost more than the write.
+constexpr size_t kFew = 16;
+constexpr Nanos kGather = 500 * kMicro;
+constexpr int64_t kUseEvery = 60;  // seconds between notes that a data set is used
+
+// Other errors mean that the next write would fare no better.
+bool MayPass(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOMEM || error == EFBIG;
+}
+
+}  // namespace
+
+// ---- reading the log
+
+void FolderCore::Load() {
+  Result<FolderLog> log = FolderLog::Open(folder_.get(), writer_);
+  int error = 0;
+  if (log) {
+    error = log->ReadNew([this](std::span<const LogRecord> records) {
+      MutexLock lock(mutex_);
+      for (const LogRecord& record : records) index_.Apply(record);
+    });
+  }
+  if (writer_) {
+    LoadAsWriter(std::move(log), error);
+  } else if (log) {
+    log_ = *std::move(log);
+  }
+  struct statvfs disk {};
+  const bool known = fstatvfs(folder_.get(), &disk) == 0;
+  MutexLock lock(mutex_);
+  scanned_ = true;
+  if (capacity_bytes_ == 0) {
+    const uint64_t room = known ? uint64_t{disk.f_bavail} * disk.f_frsize : 0;
+    capacity_bytes_ = (index_.used() + room) / 5 * 4;
+  }
+  if (!health_.ok()) capacity_bytes_ = index_.used();
+  if (log_ && writer_ && index_.limit() != capacity_bytes_) {
+    index_.set_limit(capacity_bytes_);
+    LogRecord limit = LimitRecord(capacity_bytes_);
+    (void)log_->Append(std::span(&limit, 1));
+  }
+  idle_.notify_all();
+}
+
+void FolderCore::LoadAsWriter(Result<FolderLog> log, int error) {
+  const Code code = log.status().code();
+  if (error != 0 || (code != Code::kOk && code != Code::kNotFound && code != Code::kDataLoss)) {
+    MutexLock lock(mutex_);
+    StopWriting(error != 0 ? ErrnoStatus(error, StrCat("read ", folder(), "/", FolderLog::kName))
+                           : log.error());
+    return;
+  }
+  // Folders that no record speaks of: an older format, or what a dead writer had begun to remove.
+  size_t removed = 0;
+  std::vector<uint64_t> folders = DatasetFolders(folder_.get());
+  std::sort(folders.begin(), folders.end());
+  for (const uint64_t dataset : folders) {
+    {
+      MutexLock lock(mutex_);
+      if (index_.At(dataset).samples > 0) continue;
+    }
+    RemoveDataset(folder_.get(), dataset);
+    ++removed;
+  }
+  MutexLock lock(mutex_);
+  for (const auto& [number, dataset] : index_.datasets()) {
+    if (dataset.samples > 0 && !std::binary_search(folders.begin(), folders.end(), number)) {
+      index_.Forget(number);
+    }
+  }
+  if (!log && removed > 0) {
+    note_ = StrCat("the cache folder ", folder(), " was of another format: its ", removed,
+                   removed == 1 ? " data set was" : " data sets were", " cleared");
+  }
+  if (log) {
+    error = log->Cut();
+    const bool tidy = log->damaged() == 0 && log->records() <= 2 * index_.samples() + 4096;
+    if (error == 0 && tidy) {
+      log_ = *std::move(log);
+      return;
+    }
+    if (log->damaged() > 0) {
+      note_ = StrCat(log->damaged(), " records of the cache folder ", folder(),
+                     " were damaged: the samples are fetched again");
+    }
+  }
+  log = FolderLog::Create(folder_.get(), [this](const FolderLog::Emit& emit)
+                                             NO_THREAD_SAFETY_ANALYSIS { index_.Write(emit); });
+  if (log) {
+    log_ = *std::move(log);
+  } else {
+    StopWriting(Status(log.error().code(), StrCat("the cache folder ", folder(),
+                                                  " takes no copies: ", log.error().message())));
+  }
+}
+
+void FolderCore::Follow() {
+  while (true) {
+    {
+      MutexLock lock(mutex_);
+      if (!stopping_ && others_.empty()) {
+        writes_.wait_for(lock.native(), std::chrono::nanoseconds(options_.follow_every));
+      }
+      if (stopping_) return;
+      // Puts and drops of a store that only reads.
+      for (Job& job : others_) {
+        const CopyEntry* entry = index_.Find(job.op.key);
+        job.done.tag = job.op.tag;
+        job.done.stored = job.op.kind == TierOp::Kind::kPut && entry != nullptr && entry->held();
+        if (job.op.kind == TierOp::Kind::kDrop) index_.Clear(job.op.key);
+        job.port->done.push_back(std::move(job.done));
+        const uint64_t one = 1;
+        (void)!write(job.port->event_fd.get(), &one, sizeof one);
+      }
+      if (!others_.empty()) {
+        others_.clear();
+        capacity_bytes_ = index_.used();
+        continue;
+      }
+    }
+    if (!log_ || log_->Replaced(folder_.get())) {
+      Result<FolderLog> log = FolderLog::Open(folder_.get(), false);
+      if (!log) continue;  // not made yet, or the folder is gone: what is known stays
+      FolderIndex fresh;
+      const int error = log->ReadNew([&fresh](std::span<const LogRecord> records) {
+        for (const LogRecord& record : records) fresh.Apply(record);
+      });
+      if (error != 0) continue;
+      MutexLock lock(mutex_);
+      for (const auto& [number, dataset] : index_.datasets()) {
+        if (dataset.used) fresh.At(number).used = true;
+      }
+      index_ = std::move(fresh);
+      log_ = *std::move(log);
+    } else {
+      (void)log_->ReadNew([this](std::span<const LogRecord> records) {
+        MutexLock lock(mutex_);
+        for (const LogRecord& record : records) index_.Apply(record);
+      });
+    }
+    MutexLock lock(mutex_);
+    capacity_bytes_ = index_.used();
+  }
+}
+
+// ---- writing
+
+void FolderCore::Write() {
+  std::vector<Job> batch;
+  while (true) {
+    std::vector<std::pair<uint64_t, std::string>> uses;
+    {
+      MutexLock lock(mutex_);
+      while (!stopping_ && others_.empty() && uses_.empty()) {
+        waits_ = true;
+        writes_.wait(lock.native());
+      }
+      waits_ = false;
+      if (!stopping_ && others_.size() < kFew && !others_.empty() &&
+          others_.back().op.bytes.size() < kSmallBytes) {
+        // Only Stop wakes it now.
+        writes_.wait_for(lock.native(), std::chrono::nanoseconds(kGather));
+      }
+      if (stopping_ && others_.empty() && uses_.empty()) return;
+      uses.swap(uses_);
+      uint64_t bytes = 0;
+      while (!others_.empty() && batch.size() < kMostAtOnce && bytes < kMostBytesAtOnce) {
+        batch.push_back(std::move(others_.front()));
+        others_.pop_front();
+        bytes += batch.back().op.bytes.size();
+        if (batch.back().port != nullptr) ++batch.back().port->running;
+      }
+    }
+    if (!uses.empty()) NoteUses(std::move(uses));
+    RunBatch(batch);
+    MutexLock lock(mutex_);
+    for (Job& job : batch) {
+      if (!job.done.status.ok()) ++stats_.errors;
+      if (job.port == nullptr) continue;
+      job.done.tag = job.op.tag;
+      job.port->done.push_back(std::move(job.done));
+      if (job.port->done.size() == 1) {
+        const uint64_t one = 1;
+        (void)!write(job.port->event_fd.get(), &one, sizeof one);
+      }
+      if (--job.port->running == 0) idle_.notify_all();
+    }
+    batch.clear();
+  }
+}
+
+void FolderCore::NoteUses(std::vector<std::pair<uint64_t, std::string>> uses) {
+  std::vector<LogRecord> records;
+  {
+    MutexLock lock(mutex_);
+    if (!writing_) return;
+    for (const auto& [number, path] : uses) {
+      FolderIndex::Dataset& dataset = index_.At(number);
+      const auto now = static_cast<int64_t>(std::time(nullptr));
+      if (now - dataset.last_used_s >= kUseEvery) {
+        dataset.last_used_s = now;
+        records.push_back(UseRecord(number, now));
+      }
+      if (path.empty() || path == dataset.path) continue;
+      dataset.path = path;
+      for (const LogRecord& piece : PathRecords(number, path)) records.push_back(piece);
+    }
+  }
+  // Without it the data set is only listed without a name, and evicted early.
+  if (!records.empty()) (void)AppendLog(records);
+}
+
+void FolderCore::RunBatch(std::span<Job> jobs) {
+  std::vector<Pending> files;
+  std::vector<Pending> packed;
+  for (Job& job : jobs) {
+    if (job.op.kind == TierOp::Kind::kDrop) {
+      Drop(job);
+      continue;
+    }
+    if (!Admit(job)) continue;
+    Pending put{&job, {}};
+    put.copy.length = static_cast<uint32_t>(job.op.bytes.size());
+    put.copy.crc = job.op.crc;
+    if (job.op.bytes.size() < kSmallBytes) {
+      put.copy.packed = true;
+      packed.push_back(put);
+      continue;
+    }
+    const int error = WriteFile(folder_.get(), job.op.key, job.op.bytes, next_temporary_++);
+    error == 0 ? files.push_back(put) : Fail(put, error);
+  }
+  Publish(files);
+  while (!packed.empty()) {
+    const uint64_t dataset = packed.front().job->op.key.dataset;
+    const auto rest = std::stable_partition(packed.begin(), packed.end(), [&](const Pending& put) {
+      return put.job->op.key.dataset == dataset;
+    });
+    WritePacked(std::span(packed.begin(), rest));
+    packed.erase(packed.begin(), rest);
+  }
+}
+
+bool FolderCore::Admit(Job& job) {
+  const TierKey& key = job.op.key;
+  const uint64_t charge = FolderIndex::Charge(job.op.bytes.size());
+  {
+    MutexLock lock(mutex_);
+    if (const CopyEntry* entry = index_.Find(key);
+        entry != nullptr && entry->length != CopyEntry::kAbsent) {
+      job.done.stored = entry->held();
+      return false;
+    }
+    if (!writing_ || job.op.bytes.size() > CopyEntry::kLongest) return false;
+  }
+  if (!MakeRoom(charge)) return false;
+  MutexLock lock(mutex_);
+  CopyEntry* entry = index_.Make(key);
+  if (entry == nullptr) {
+    ++stats_.full;
+    return false;
+  }
+  entry->length = CopyEntry::kBusy;
+  reserved_ += charge;
+  return true;
+}
+
+// Drops data sets that nobody here uses, until `charge` bytes fit. False: they do not.
+bool FolderCore::MakeRoom(uint64_t charge) {
+  while (true) {
+    uint64_t dataset = 0;
+    {
+      MutexLock lock(mutex_);
+      if (index_.used() + reserved_ + charge <= capacity_bytes_) return true;
+      if (charge > capacity_bytes_ || !index_.Oldest(&dataset)) {
+        ++stats_.full;
+        return false;
+      }
+      index_.At(dataset).leaving = true;
+    }
+    LogRecord forget;
+    forget.dataset = dataset;
+    forget.kind = LogRecord::Kind::kForget;
+    (void)AppendLog(std::span(&forget, 1));
+    segments_.Seal(dataset);
+    RemoveDataset(folder_.get(), dataset);
+    MutexLock lock(mutex_);
+    index_.Forget(dataset);
+    index_.At(dataset).leaving = false;
+  }
+}
+
+// All are small, and of one data set.
+void FolderCore::WritePacked(std::span<Pending> puts) {
+  int error = WriteTogether(puts);
+  if (error == 0) {
+    Publish(puts);
+    return;
+  }
+  for (Pending& put : puts) {
+    const std::span<Pending> one(&put, 1);
+    // Too long for the segment under a limit on the size of files: perhaps not for a new one.
+    if (error == EFBIG) {
+      segments_.Seal(put.job->op.key.dataset);
+      error = WriteTogether(one);
+      if (error == 0) {
+        Publish(one);
+        error = EFBIG;
+        continue;
+      }
+    } else if (error == EMLINK) {
+      put.copy.packed = false;
+      const int failed =
+          WriteFile(folder_.get(), put.job->op.key, put.job->op.bytes, next_temporary_++);
+      failed == 0 ? Publish(one) : Fail(put, failed);
+      continue;
+    }
+    Fail(put, error);
+  }
+}
+
+int FolderCore::WriteTogether(std::span<Pending> puts) {
+  const uint64_t dataset = puts.front().job->op.key.dataset;
+  std::vector<iovec> parts;
+  uint64_t bytes = 0;
+  for (const Pending& put : puts) {
+    const std::span<std::byte> part = put.job->op.bytes;
+    parts.push_back({part.data(), part.size()});
+    bytes += part.size();
+  }
+  uint32_t next = 0;
+  {
+    MutexLock lock(mutex_);
+    next = index_.At(dataset).next_segment;
+  }
+  uint16_t segment = 0;
+  uint32_t offset = 0;
+  const int error =
+      segments_.Append(folder_.get(), dataset, parts, bytes, &next, &segment, &offset);
+  MutexLock lock(mutex_);
+  index_.At(dataset).next_segment = next;
+  if (error != 0) return error;
+  for (Pending& put : puts) {
+    put.copy.segment = segment;
+    put.copy.offset = offset;
+    offset += put.copy.length;
+  }
+  return 0;
+}
+
+void FolderCore::Publish(std::span<Pending> puts) {
+  if (puts.empty()) return;
+  std::vector<LogRecord> records;
+  for (const Pending& put : puts) {
+    records.push_back(FolderIndex::RecordOf(put.job->op.key, put.copy));
+  }
+  if (const int error = AppendLog(records); error != 0) {
+    for (Pending& put : puts) {
+      RemoveCopy(folder_.get(), put.job->op.key, put.copy);
+      Fail(put, error);
+    }
+    return;
+  }
+  MutexLock lock(mutex_);
+  for (const Pending& put : puts) {
+    reserved_ -= FolderIndex::Charge(put.copy.length);
+    put.job->done.stored = index_.Set(put.job->op.key, put.copy);
+    ++stats_.writes;
+  }
+}
+
+void FolderCore::Fail(Pending& put, int error) {
+  const TierOp& op = put.job->op;
+  MutexLock lock(mutex_);
+  index_.Clear(op.key);
+  reserved_ -= FolderIndex::Charge(op.bytes.size());
+  if (MayPass(error)) {
+    const CopyName name = NameOf(op.key, put.copy);
+    put.job->done.status = ErrnoStatus(error, StrCat("write ", folder(), "/", name.data()));
+  } else if (writing_) {
+    StopWriting(ErrnoStatus(error, StrCat("the cache folder ", folder(),
+                                          " takes no more copies, it serves what it has")));
+    put.job->done.status = health_;
+  }
+}
+
+void FolderCore::StopWriting(Status why) {
+  writing_ = false;
+  health_ = std::move(why);
+  capacity_bytes_ = index_.used();
+}
+
+void FolderCore::Drop(Job& job) {
+  const TierKey& key = job.op.key;
+  {
+    MutexLock lock(mutex_);
+    if (job.port != nullptr) {
+      const CopyEntry* entry = index_.Find(key);
+      if (entry == nullptr || !entry->held()) return;
+      job.copy = *entry;
+      index_.Clear(key, CopyEntry::kBusy);
+    }
+  }
+  // First the record: what the log names is there.
+  LogRecord drop;
+  drop.dataset = key.dataset;
+  drop.sample = key.sample;
+  drop.kind = LogRecord::Kind::kDrop;
+  (void)AppendLog(std::span(&drop, 1));
+  RemoveCopy(folder_.get(), key, job.copy);
+  MutexLock lock(mutex_);
+  index_.Clear(key);
+  if (!health_.ok()) capacity_bytes_ = index_.used();
+  if (!job.copy.packed || segments_.IsOpen(key.dataset, job.copy.segment)) return;
+  const std::vector<uint32_t>& packed = index_.At(key.dataset).packed;
+  if (job.copy.segment < packed.size() && packed[job.copy.segment] == 0) {
+    (void)unlinkat(folder_.get(), SegmentName(key.dataset, job.copy.segment).data(), 0);
+  }
+}
+
+int FolderCore::AppendLog(std::span<LogRecord> records) {
+  if (!log_) return EIO;
+  if (!log_->Linked()) {
+    // Somebody emptied the folder; perhaps another process writes to it by now.
+    if (!lock_.Linked()) {
+      FolderLock lock;
+      if (const int error = lock.Take(folder_.get()); error != 0) return error;
+      lock_ = std::move(lock);
+    }
+    MutexLock lock(mutex_);
+    Result<FolderLog> log =
+        FolderLog::Create(folder_.get(), [this](const FolderLog::Emit& emit)
+                                             NO_THREAD_SAFETY_ANALYSIS { index_.Write(emit); });
+    if (!log) return ENOENT;
+    log_ = *std::move(log);
+  }
+  return log_->Append(records);
+}
+
+}  // namespace forebay

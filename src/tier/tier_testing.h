@@ -1,0 +1,130 @@
+// What the tests of tiers share.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/crc32c.h"
+#include "base/rng.h"
+#include "tier/folder_tier.h"
+#include "tier/tier.h"
+
+namespace forebay::tier_testing {
+
+namespace fs = std::filesystem;
+using Bytes = std::vector<std::byte>;
+using Kind = TierOp::Kind;
+
+inline constexpr Nanos kLong = 60 * kSecond;
+
+// The bytes that a key stands for, of a length that is the key's too.
+inline Bytes BytesOf(const TierKey& key, size_t most = 20'000) {
+  SplitMix64 rng(key.dataset * 1'000'003 + key.sample);
+  const uint64_t draw = rng.Below(8);
+  // None, one for a file of its own, and small ones.
+  Bytes bytes(draw == 0 ? 0 : draw == 1 ? (64 << 10) + rng.Below(40'000) : rng.Below(most));
+  for (std::byte& b : bytes) b = static_cast<std::byte>(rng.Next());
+  return bytes;
+}
+
+class TempFolder {
+ public:
+  TempFolder() {
+    std::string pattern = testing::TempDir() + "forebay_tier_XXXXXX";
+    EXPECT_NE(mkdtemp(pattern.data()), nullptr);
+    path_ = pattern;
+  }
+  ~TempFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  const std::string& path() const { return path_; }
+  std::vector<fs::path> Files(const std::string& extension) const {
+    std::vector<fs::path> found;
+    std::error_code ignored;
+    for (const auto& entry : fs::recursive_directory_iterator(path_, ignored)) {
+      if (entry.path().extension() == extension) found.push_back(entry.path());
+    }
+    return found;
+  }
+
+ private:
+  std::string path_;
+};
+
+inline bool WaitReadable(const Tier& tier) {
+  pollfd waiting{tier.event_fd(), POLLIN, 0};
+  return poll(&waiting, 1, 60'000) == 1;
+}
+
+inline std::map<uint64_t, TierDone> Collect(Tier& tier, size_t count) {
+  std::map<uint64_t, TierDone> all;
+  std::vector<TierDone> out(5);
+  while (all.size() < count) {
+    if (!WaitReadable(tier)) {
+      ADD_FAILURE() << "only " << all.size() << " of " << count << " completed";
+      return all;
+    }
+    const size_t n = tier.Reap(out);
+    for (size_t i = 0; i < n; ++i) {
+      const uint64_t tag = out[i].tag;
+      EXPECT_TRUE(all.emplace(tag, std::move(out[i])).second) << "twice: " << tag;
+    }
+  }
+  EXPECT_EQ(tier.Reap(out), 0u);
+  return all;
+}
+
+inline TierDone DoOne(Tier& tier, const TierOp& op) {
+  EXPECT_EQ(tier.Submit(std::span(&op, 1)), 1u);
+  return std::move(Collect(tier, 1)[op.tag]);
+}
+inline TierDone Put(Tier& tier, const TierKey& key, Bytes bytes) {
+  return DoOne(tier,
+               {.tag = 1, .kind = Kind::kPut, .key = key, .bytes = bytes, .crc = Crc32c(bytes)});
+}
+inline TierDone Put(Tier& tier, const TierKey& key) { return Put(tier, key, BytesOf(key)); }
+inline TierDone Get(Tier& tier, const TierKey& key, Bytes& bytes) {
+  return DoOne(tier, {.tag = 2, .kind = Kind::kGet, .key = key, .bytes = bytes});
+}
+inline TierDone Drop(Tier& tier, const TierKey& key) {
+  return DoOne(tier, {.tag = 3, .kind = Kind::kDrop, .key = key, .bytes = {}});
+}
+// A hit must bring the key's bytes; returns whether it was one.
+inline bool Hits(Tier& tier, const TierKey& key) {
+  const Bytes truth = BytesOf(key);
+  Bytes bytes(truth.size(), std::byte{0x5a});
+  const TierDone done = Get(tier, key, bytes);
+  if (done.hit) {
+    EXPECT_TRUE(bytes == truth) << "wrong bytes for sample " << key.sample;
+    EXPECT_EQ(done.crc, Crc32c(truth));
+  }
+  return done.hit;
+}
+
+inline std::shared_ptr<FolderStore> OpenStore(const std::string& folder,
+                                              uint64_t capacity = 64 << 20) {
+  auto store = FolderStore::Open({.folder = folder, .capacity_bytes = capacity});
+  EXPECT_TRUE(store.has_value()) << store.status().ToString();
+  EXPECT_TRUE((*store)->WaitScanned(kLong));
+  return *std::move(store);
+}
+
+inline std::unique_ptr<Tier> OpenFolder(const std::string& folder, uint64_t capacity = 64 << 20,
+                                        size_t max_in_flight = 64) {
+  auto tier = FolderStore::MakeTier(OpenStore(folder, capacity), max_in_flight);
+  EXPECT_TRUE(tier.has_value()) << tier.status().ToString();
+  return *std::move(tier);
+}
+
+}  // namespace forebay::tier_testing
