@@ -61,7 +61,7 @@ run_tsan() {
 }
 run_fuzz() {
   [ -x fuzz/run.sh ] || { warn "fuzz/run.sh is missing"; return 1; }
-  timeout --foreground --kill-after=20 900 fuzz/run.sh "${FUZZ_SECONDS:-15}"
+  timeout --foreground --kill-after=20 900 fuzz/run.sh "${FUZZ_SECONDS:-10}"
 }
 
 summary=()
