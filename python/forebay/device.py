@@ -137,7 +137,7 @@ class DeviceFeed:
                 if not self._enqueue(0.0):
                     return
             except ForebayError:
-                return  # it stays: the caller gets it when it comes to that batch
+                return  # a corrupt sample is reported again at its batch, a failed read tried again
 
     def _enqueue(self, wait: float) -> bool:
         """Sends the next batch on its way; false when there is none within `wait` seconds."""
