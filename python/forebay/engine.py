@@ -31,6 +31,8 @@ class Engine:
         decode_threads: The most threads that decode. Default: one for each processor, divided by
             the ranks on this node.
         keep: Keep samples in memory for later epochs.
+        memory_tier: The most bytes of samples that are kept so. Default: all of ``memory`` that
+            read-ahead leaves.
         verify: Check every sample's bytes once more as they arrive.
         cache_dir: A folder on a local disk. What is read from the source is copied there, in the
             background, and later epochs and jobs read the copies. One process writes to a folder,
@@ -50,6 +52,7 @@ class Engine:
         copy_threads: int | None = None,
         decode_threads: int = 0,
         keep: bool = True,
+        memory_tier: int | str | None = None,
         verify: bool = False,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int | str | None = None,
@@ -64,6 +67,7 @@ class Engine:
             copy_threads=copy_threads or max(1, min(4, (os.cpu_count() or 2))),
             decode_threads=decode_threads,
             keep=keep,
+            memory_tier=parse_bytes(memory_tier, "memory_tier"),
             verify=verify,
             cache_dir=os.path.abspath(cache_dir) if cache_dir else "",
             cache_bytes=parse_bytes(cache_bytes, "cache_bytes"),

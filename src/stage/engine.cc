@@ -52,7 +52,7 @@ Status BadPosition(uint64_t position, uint32_t world) {
 
 // Copies on their way into the cache folder.
 uint64_t WriteBufferBytes(uint64_t budget) {
-  return std::clamp<uint64_t>(budget / 16, uint64_t{512} << 10, uint64_t{16} << 20);
+  return std::clamp<uint64_t>(budget / 16, uint64_t{512} << 10, uint64_t{64} << 20);
 }
 
 // The write buffer, the folder's threads, and the queues and lists of a tier.
@@ -159,7 +159,13 @@ Engine::Engine(const EngineOptions& options, uint64_t budget, uint64_t arena_byt
                                     static_cast<int64_t>(options.max_in_flight),
                                     static_cast<int64_t>(options.in_flight),
                                     "source reads at once; 0 lets the governor choose")),
-      scheduler_({.arena_bytes = arena_bytes, .keep = options.keep}),
+      memory_tier_knob_(registry_.AddKnob(
+          "memory_tier_bytes", 0, static_cast<int64_t>(arena_bytes),
+          static_cast<int64_t>(std::min(options.memory_tier, arena_bytes)),
+          "most bytes of samples kept in memory for later epochs; 0: all that read-ahead leaves")),
+      scheduler_({.arena_bytes = arena_bytes,
+                  .keep = options.keep,
+                  .keep_bytes = std::min(options.memory_tier, arena_bytes)}),
       governor_({.minimum = std::min<size_t>(4, options.max_in_flight),
                  .maximum = options.max_in_flight,
                  .initial = 64}),
@@ -723,6 +729,7 @@ void Engine::SignalProgress() {
 
 void Engine::Collect() {
   governor_.Fix(static_cast<size_t>(reads_knob_.value()));
+  scheduler_.SetKeepBytes(static_cast<uint64_t>(memory_tier_knob_.value()));
   scheduler_.NextReads(governor_.limit(), &outbox_);
   for (OrderAction& order : scheduler_.NextOrders()) {
     if (streams_[order.stream].options.declared) continue;

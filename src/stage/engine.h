@@ -44,6 +44,7 @@ struct EngineOptions {
   size_t copy_threads = 2;
   size_t decode_threads = 0;  // the most that decode; 0: one for each processor
   bool keep = true;           // samples stay in memory for later epochs
+  uint64_t memory_tier = 0;   // the most bytes that stay so; 0: all that read-ahead leaves
   bool verify = false;        // check each sample's bytes once more as they arrive; costs a pass
   // How long a consumer waits for memory that only its own unreleased batches hold.
   Nanos release_wait = 10 * kSecond;
@@ -259,6 +260,7 @@ class Engine {
   Metric& leases_;
   std::array<Metric*, kStallCauses> stall_;
   Knob& reads_knob_;
+  Knob& memory_tier_knob_;
 
   std::unique_ptr<Cache> cache_;  // constant after Create; null: no cache folder
 

@@ -211,7 +211,17 @@ void Scheduler::ChooseStaging() {
 
 uint64_t Scheduler::keep_quota() const {
   const uint64_t usable = arena_.capacity() - metadata_bytes_;
-  return options_.keep ? usable - std::min(usable, staging_bytes_) : 0;
+  if (!options_.keep) return 0;
+  const uint64_t quota = usable - std::min(usable, staging_bytes_);
+  return options_.keep_bytes == 0 ? quota : std::min(quota, options_.keep_bytes);
+}
+
+void Scheduler::SetKeepBytes(uint64_t bytes) {
+  if (bytes == options_.keep_bytes) return;
+  options_.keep_bytes = bytes;
+  ++frees_;  // what was blocked may go on
+  while (kept_bytes_ > keep_quota() && EvictOne()) {
+  }
 }
 
 void Scheduler::FreeBlock(DatasetId d, SampleId s) {

@@ -74,8 +74,9 @@ class Scheduler {
   struct Options {
     uint64_t arena_bytes = 0;
     uint64_t staging_bytes =
-        0;             // share that stays free of kept samples; 0: chosen from the streams
-    bool keep = true;  // false: no memory tier (every sample is read for each use)
+        0;                    // share that stays free of kept samples; 0: chosen from the streams
+    bool keep = true;         // false: no memory tier (every sample is read for each use)
+    uint64_t keep_bytes = 0;  // the most that the memory tier takes; 0: all that staging leaves
   };
   enum class Take : uint8_t { kReady, kPending, kEndOfEpoch, kEndOfStream, kFailed, kTooLarge };
 
@@ -116,6 +117,8 @@ class Scheduler {
   }
   uint64_t block_offset(ArenaAllocator::Block block) const { return arena_.offset(block); }
   uint64_t block_bytes(ArenaAllocator::Block block) const { return arena_.size(block); }
+  // Changes Options::keep_bytes; a tier that holds more than that gives up what is not in use.
+  void SetKeepBytes(uint64_t bytes);
   StreamId OpenStream(const StreamShape& shape);
   // Forgets the stream's window; its leases stay valid until released.
   void CloseStream(StreamId stream);
@@ -306,7 +309,7 @@ class Scheduler {
   bool FindFailure(Lease& lease, Handout* out);
   void Drop(LeaseId id);
 
-  const Options options_;
+  Options options_;  // keep_bytes changes while running
   ArenaAllocator arena_;
   uint64_t staging_bytes_ = 0;
   uint64_t kept_bytes_ = 0;
