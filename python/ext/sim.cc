@@ -1,8 +1,92 @@
-// The performance simulator: a scenario, and one run a policy.
+// The performance simulators: a cluster's scenario with one run a policy, and one node.
+#include <cmath>
+
 #include "common.h"
+#include "sim/node_sim.h"
 #include "sim/simulate.h"
 
 namespace forebay::python {
+namespace {
+
+Nanos FromSeconds(double seconds) { return static_cast<Nanos>(std::llround(seconds * 1e9)); }
+
+nb::dict EpochDict(const sim::NodeEpoch& epoch) {
+  nb::dict d;
+  d["seconds"] = epoch.seconds;
+  d["stall_seconds"] = epoch.stall_seconds;
+  d["samples"] = epoch.samples;
+  d["source_reads"] = epoch.source_reads;
+  d["source_bytes"] = epoch.source_bytes;
+  d["folder_reads"] = epoch.folder_reads;
+  d["folder_bytes"] = epoch.folder_bytes;
+  return d;
+}
+
+void BindNode(nb::module_& m) {
+  using namespace sim;
+  m.def(
+      "simulate_node",
+      [](nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> lengths,
+         const std::string& source, uint32_t batch, uint32_t epochs, uint64_t arena_bytes,
+         double step_s, double sample_step_s, uint64_t seed, uint32_t lookups, uint32_t opens,
+         uint64_t read_bytes, double op_extra_s, double reads_per_s, size_t max_in_flight,
+         size_t in_flight, bool keep, uint64_t folder_bytes, double folder_read_bytes_per_s,
+         double folder_write_bytes_per_s, uint64_t folder_buffer_bytes, nb::object progress) {
+        NodeScenario s;
+        s.lengths.assign(lengths.data(), lengths.data() + lengths.size());
+        s.source = Value(StorageSettings::Parse(source));
+        s.batch = batch;
+        s.epochs = epochs;
+        s.arena_bytes = arena_bytes;
+        s.step = FromSeconds(step_s);
+        s.sample_step = FromSeconds(sample_step_s);
+        s.seed = seed;
+        s.lookups = lookups;
+        s.opens = opens;
+        s.read_bytes = read_bytes;
+        s.op_extra = FromSeconds(op_extra_s);
+        s.reads_per_s = reads_per_s;
+        s.max_in_flight = max_in_flight;
+        s.in_flight = in_flight;
+        s.keep = keep;
+        s.folder.bytes = folder_bytes;
+        s.folder.read_bytes_per_s = folder_read_bytes_per_s;
+        s.folder.write_bytes_per_s = folder_write_bytes_per_s;
+        s.folder.buffer_bytes = folder_buffer_bytes;
+        const NodeProgressFn tick = [&progress](uint64_t done, uint64_t total) {
+          nb::gil_scoped_acquire locked;
+          if (SignalRaised()) throw nb::python_error();
+          if (!progress.is_none()) progress(done, total);
+          return true;
+        };
+        Result<NodeOutcome> result = [&] {
+          nb::gil_scoped_release unlocked;
+          return SimulateNode(s, tick);
+        }();
+        const NodeOutcome out = Value(std::move(result));
+        nb::list each;
+        for (const NodeEpoch& epoch : out.epochs) each.append(EpochDict(epoch));
+        nb::dict d;
+        d["seconds"] = out.seconds;
+        d["epochs"] = each;
+        d["kept_bytes"] = out.kept_bytes;
+        d["folder_bytes"] = out.folder_bytes;
+        d["in_flight_limit"] = out.in_flight_limit;
+        return d;
+      },
+      nb::arg("lengths"), nb::arg("source"), nb::kw_only(), nb::arg("batch"), nb::arg("epochs"),
+      nb::arg("arena_bytes"), nb::arg("step_s") = 0.0, nb::arg("sample_step_s") = 0.0,
+      nb::arg("seed") = 0, nb::arg("lookups") = 0, nb::arg("opens") = 1,
+      nb::arg("read_bytes") = uint64_t{1} << 20, nb::arg("op_extra_s") = 0.0,
+      nb::arg("reads_per_s") = 0.0, nb::arg("max_in_flight") = 256, nb::arg("in_flight") = 0,
+      nb::arg("keep") = true, nb::arg("folder_bytes") = 0, nb::arg("folder_read_bytes_per_s") = 0.0,
+      nb::arg("folder_write_bytes_per_s") = 0.0, nb::arg("folder_buffer_bytes") = 0,
+      nb::arg("progress") = nb::none(),
+      "One node's epochs in virtual time, under the engine's own scheduler; `source` is settings "
+      "as slowfs has them (docs/simulator.md).");
+}
+
+}  // namespace
 
 void BindSim(nb::module_& m) {
   using namespace sim;
@@ -94,6 +178,7 @@ void BindSim(nb::module_& m) {
         return names;
       },
       "The names that Simulation.run takes.");
+  BindNode(m);
 }
 
 }  // namespace forebay::python

@@ -1,0 +1,351 @@
+#include "sim/node_sim.h"
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <queue>
+#include <tuple>
+#include <utility>
+
+#include "plan/sampler.h"
+#include "stage/governor.h"
+#include "stage/scheduler.h"
+
+namespace forebay::sim {
+namespace {
+
+constexpr uint64_t kTickEvery = uint64_t{1} << 16;  // samples
+constexpr size_t kInitialReads = 64;                // the engine's
+
+double Seconds(Nanos span) { return static_cast<double>(span) / static_cast<double>(kSecond); }
+
+Nanos SpanOf(double amount, double per_second) {
+  return per_second > 0 ? std::llround(amount / per_second * static_cast<double>(kSecond)) : 0;
+}
+
+// The folder's content and its disk.
+class Folder {
+ public:
+  Folder(const FolderSpec& spec, size_t samples)
+      : spec_(spec), here_(spec.bytes > 0 ? samples : 0), disk_(Settings(spec), 0) {}
+
+  bool Has(SampleId sample) const { return !here_.empty() && here_[sample] == State::kWhole; }
+  Nanos Read(uint64_t bytes, Nanos now) { return disk_.Admit(OpKind::kRead, bytes, now).finish_at; }
+
+  // Writes a copy behind the reader, where there is room.
+  void Write(SampleId sample, uint64_t bytes, Nanos now) {
+    if (here_.empty() || here_[sample] != State::kAbsent) return;
+    if (used_ + bytes > spec_.bytes) return;
+    if (spec_.buffer_bytes != 0 && buffered_ + bytes > spec_.buffer_bytes) return;
+    here_[sample] = State::kOnItsWay;
+    used_ += bytes;
+    buffered_ += bytes;
+    writer_free_at_ = std::max(now, writer_free_at_) +
+                      SpanOf(static_cast<double>(bytes), spec_.write_bytes_per_s);
+    writes_.push_back({writer_free_at_, sample, bytes});
+  }
+  void Advance(Nanos now) {
+    for (; !writes_.empty() && writes_.front().at <= now; writes_.pop_front()) {
+      here_[writes_.front().sample] = State::kWhole;
+      buffered_ -= writes_.front().bytes;
+    }
+  }
+  uint64_t used() const { return used_; }
+
+ private:
+  enum class State : uint8_t { kAbsent, kOnItsWay, kWhole };
+  struct Copy {
+    Nanos at;
+    SampleId sample;
+    uint64_t bytes;
+  };
+  static StorageSettings Settings(const FolderSpec& spec) {
+    StorageSettings settings;
+    settings.read = spec.read;
+    settings.bytes_per_s = spec.read_bytes_per_s;
+    return settings;
+  }
+
+  const FolderSpec spec_;
+  std::vector<State> here_;  // by sample
+  StorageModel disk_;
+  std::deque<Copy> writes_;
+  Nanos writer_free_at_ = 0;
+  uint64_t used_ = 0;
+  uint64_t buffered_ = 0;
+};
+
+class Node {
+ public:
+  Node(const NodeScenario& scenario, const NodeProgressFn& progress, const BatchFn& on_batch)
+      : sc_(scenario),
+        progress_(progress),
+        on_batch_(on_batch),
+        scheduler_({.arena_bytes = scenario.arena_bytes, .keep = scenario.keep}),
+        governor_({.minimum = std::min<size_t>(4, scenario.max_in_flight),
+                   .maximum = scenario.max_in_flight,
+                   .initial = kInitialReads}),
+        source_(scenario.source, 0),
+        folder_(scenario.folder, scenario.lengths.size()) {
+    governor_.Fix(scenario.in_flight);
+  }
+
+  Result<NodeOutcome> Run();
+
+ private:
+  // Steps of one read; a read from the folder is one step.
+  struct Read {
+    ReadAction action;
+    Nanos start = 0;
+    uint32_t lookups = 0;
+    uint32_t opens = 0;
+    uint64_t left = 0;  // bytes not asked for yet
+    bool asked = false;
+    bool from_folder = false;
+  };
+  static constexpr uint32_t kStepDone = ~uint32_t{0};
+  // (time, number, read or kStepDone): events of one time happen in the order they were made.
+  using Event = std::tuple<Nanos, uint64_t, uint32_t>;
+
+  void At(Nanos when, uint32_t what) { events_.push({when, next_event_++, what}); }
+  void Start(const ReadAction& action);
+  // Asks for the read's next operation; false when it has none.
+  bool NextOp(uint32_t index, Nanos now);
+  void Finish(uint32_t index);
+  void Pump();
+  Status Take();
+  NodeEpoch& epoch() { return out_.epochs.back(); }
+
+  const NodeScenario& sc_;
+  const NodeProgressFn& progress_;
+  const BatchFn& on_batch_;
+  Scheduler scheduler_;
+  ReadGovernor governor_;
+  StorageModel source_;
+  Folder folder_;
+
+  Nanos now_ = 0;
+  uint64_t next_event_ = 0;
+  std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
+  std::vector<Read> reads_;
+  std::vector<uint32_t> free_reads_;
+  Nanos processor_free_at_ = 0;
+  std::vector<ReadAction> actions_;
+
+  StreamId stream_ = 0;
+  Scheduler::Handout handout_;
+  LeaseId held_ = kNoLease;
+  bool waiting_ = true;  // the consumer wants a batch
+  bool done_ = false;
+  Nanos waiting_since_ = 0;
+  Nanos epoch_start_ = 0;
+  uint64_t delivered_ = 0;
+  uint64_t next_tick_ = 0;
+  NodeOutcome out_;
+};
+
+void Node::Start(const ReadAction& action) {
+  uint32_t index = 0;
+  if (free_reads_.empty()) {
+    index = static_cast<uint32_t>(reads_.size());
+    reads_.emplace_back();
+  } else {
+    index = free_reads_.back();
+    free_reads_.pop_back();
+  }
+  Read& read = reads_[index];
+  read = {.action = action, .start = now_};
+  folder_.Advance(now_);
+  Nanos begin = now_;
+  if (sc_.reads_per_s > 0) {
+    processor_free_at_ = std::max(now_, processor_free_at_) + SpanOf(1, sc_.reads_per_s);
+    begin = processor_free_at_;
+  }
+  if (folder_.Has(action.sample)) {
+    read.from_folder = true;
+    At(folder_.Read(action.length, begin), index);
+    return;
+  }
+  read.lookups = sc_.lookups;
+  read.opens = sc_.opens;
+  read.left = action.length;
+  // What the processors still have to do comes first; the model is asked when its turn has come.
+  if (begin > now_) {
+    At(begin, index);
+  } else {
+    NextOp(index, now_);
+  }
+}
+
+bool Node::NextOp(uint32_t index, Nanos now) {
+  Read& read = reads_[index];
+  OpKind kind = OpKind::kRead;
+  uint64_t bytes = 0;
+  if (read.lookups > 0) {
+    --read.lookups;
+    kind = OpKind::kStat;
+  } else if (read.opens > 0) {
+    --read.opens;
+    kind = OpKind::kOpen;
+  } else if (read.left > 0 || !read.asked) {
+    bytes = std::min(read.left, sc_.read_bytes);
+    read.left -= bytes;
+    read.asked = true;
+  } else {
+    return false;
+  }
+  At(source_.Admit(kind, bytes, now).finish_at + sc_.op_extra, index);
+  return true;
+}
+
+void Node::Finish(uint32_t index) {
+  const Read& read = reads_[index];
+  const uint64_t bytes = read.action.length;
+  if (read.from_folder) {
+    ++epoch().folder_reads;
+    epoch().folder_bytes += bytes;
+  } else {
+    ++epoch().source_reads;
+    epoch().source_bytes += bytes;
+    folder_.Write(read.action.sample, bytes, now_);
+    governor_.OnRead(now_ - read.start, scheduler_.Hungry());
+  }
+  scheduler_.OnReadDone(read.action.dataset, read.action.sample, true, 0);
+  free_reads_.push_back(index);
+}
+
+// Hands the scheduler's wishes on, as the engine does after every event.
+void Node::Pump() {
+  for (std::vector<OrderAction> orders = scheduler_.NextOrders(); !orders.empty();
+       orders = scheduler_.NextOrders()) {
+    for (const OrderAction& order : orders) {
+      SamplerSpec sampler;
+      sampler.size = static_cast<uint32_t>(sc_.lengths.size());
+      sampler.seed = sc_.seed;
+      scheduler_.ExtendOrder(order.stream, order.generation, order.epoch,
+                             EpochOrder(sampler, order.epoch, order.first_position), false);
+    }
+  }
+  actions_.clear();
+  scheduler_.NextReads(governor_.limit(), &actions_);
+  for (const ReadAction& action : actions_) Start(action);
+}
+
+// The consumer asks for its next batch; it holds the one before until it has it.
+Status Node::Take() {
+  while (waiting_) {
+    const Scheduler::Take take = scheduler_.TakeBatch(stream_, &handout_);
+    switch (take) {
+      case Scheduler::Take::kReady: {
+        waiting_ = false;
+        epoch().stall_seconds += Seconds(now_ - waiting_since_);
+        epoch().samples += handout_.samples.size();
+        delivered_ += handout_.samples.size();
+        if (on_batch_) on_batch_(static_cast<uint32_t>(handout_.epoch), handout_.samples);
+        if (held_ != kNoLease) scheduler_.Release(held_);
+        held_ = handout_.lease;
+        const auto samples = static_cast<Nanos>(handout_.samples.size());
+        At(now_ + sc_.step + samples * sc_.sample_step, kStepDone);
+        break;
+      }
+      case Scheduler::Take::kEndOfEpoch:
+        epoch().stall_seconds += Seconds(now_ - waiting_since_);
+        epoch().seconds = Seconds(now_ - epoch_start_);
+        epoch_start_ = waiting_since_ = now_;
+        if (out_.epochs.size() == sc_.epochs) {
+          done_ = true;
+          return Status();
+        }
+        out_.epochs.emplace_back();
+        break;
+      case Scheduler::Take::kPending:
+        Pump();
+        return Status();
+      case Scheduler::Take::kTooLarge:
+        return Status(Code::kResourceExhausted,
+                      StrCat("a batch of ", handout_.bytes, " bytes does not fit the memory of ",
+                             sc_.arena_bytes, " bytes; simulate a smaller batch or more memory"));
+      default:
+        return Status(Code::kInternal, "the scheduler refused a batch");
+    }
+  }
+  Pump();
+  return Status();
+}
+
+Result<NodeOutcome> Node::Run() {
+  const size_t samples = sc_.lengths.size();
+  if (scheduler_.AddDataset(sc_.lengths, Scheduler::MetadataBytes(samples)) == Scheduler::kNoRoom) {
+    return Status(Code::kResourceExhausted, StrCat("the tables of ", samples, " samples need ",
+                                                   Scheduler::MetadataBytes(samples),
+                                                   " bytes; the memory has ", sc_.arena_bytes));
+  }
+  StreamShape shape;
+  shape.batch_size = sc_.batch;
+  stream_ = scheduler_.OpenStream(shape);
+  out_.epochs.emplace_back();
+  Pump();
+  FOREBAY_RETURN_IF_ERROR(Take());
+  const uint64_t total = uint64_t{samples} * sc_.epochs;
+  while (!done_) {
+    if (events_.empty()) {
+      return Status(Code::kInternal, "nothing is under way and the consumer waits");
+    }
+    const auto [when, number, what] = events_.top();
+    events_.pop();
+    now_ = when;
+    if (what == kStepDone) {
+      waiting_ = true;
+      waiting_since_ = now_;
+      FOREBAY_RETURN_IF_ERROR(Take());
+    } else if (reads_[what].from_folder || !NextOp(what, now_)) {
+      Finish(what);
+      Pump();
+      if (waiting_ && scheduler_.IsDue(stream_)) FOREBAY_RETURN_IF_ERROR(Take());
+    }
+    if (delivered_ >= next_tick_) {
+      next_tick_ = delivered_ + kTickEvery;
+      if (progress_ && !progress_(delivered_, total)) {
+        return Status(Code::kCancelled, "the simulation was stopped");
+      }
+    }
+  }
+  out_.seconds = Seconds(now_);
+  out_.kept_bytes = scheduler_.kept_bytes();
+  out_.folder_bytes = folder_.used();
+  out_.in_flight_limit = governor_.limit();
+  return std::move(out_);
+}
+
+Status Bad(std::string message) { return Status(Code::kInvalidArgument, std::move(message)); }
+
+}  // namespace
+
+Status NodeScenario::Validate() const {
+  if (lengths.empty() || lengths.size() > kMaxPermutation) {
+    return Bad(
+        StrCat("there are ", lengths.size(), " samples; there must be 1 to ", kMaxPermutation));
+  }
+  if (batch == 0) return Bad("batch is 0; it must be at least 1");
+  if (epochs == 0) return Bad("epochs is 0; it must be at least 1");
+  if (step < 0 || sample_step < 0 || op_extra < 0) return Bad("a time is negative");
+  if (read_bytes == 0) return Bad("read_bytes is 0; it must be at least 1");
+  if (max_in_flight == 0) return Bad("max_in_flight is 0; it must be at least 1");
+  if (!(reads_per_s >= 0) || !std::isfinite(reads_per_s)) return Bad("reads_per_s is negative");
+  if (!(folder.read_bytes_per_s >= 0) || !(folder.write_bytes_per_s >= 0) || folder.read < 0) {
+    return Bad("the folder's rates and its latency cannot be negative");
+  }
+  FOREBAY_RETURN_IF_ERROR(source.Validate());
+  if (source.eio_rate != 0 || source.stall != 0) {
+    return Bad("the source has eio_rate or stall_ms; here it neither fails nor stalls");
+  }
+  return Status();
+}
+
+Result<NodeOutcome> SimulateNode(const NodeScenario& scenario, const NodeProgressFn& progress,
+                                 const BatchFn& on_batch) {
+  FOREBAY_RETURN_IF_ERROR(scenario.Validate());
+  return Node(scenario, progress, on_batch).Run();
+}
+
+}  // namespace forebay::sim
