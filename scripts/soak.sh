@@ -9,7 +9,7 @@ export FOREBAY_SEEDS="${FOREBAY_SEEDS:-1000}"
 say "soak: pytest -m seeds with FOREBAY_SEEDS=$FOREBAY_SEEDS"
 mkdir -p build/reports
 python -m pytest tests -m seeds --timeout=0 --junitxml=build/reports/soak.xml
-say "soak: writers of the cache folder, killed"
+say "soak: writers of the cache folder, killed $FOREBAY_SEEDS times"
 cmake --preset dev >build/reports/soak-cpp.log
 cmake --build --preset dev -j "$JOBS" --target forebay_tier_test >>build/reports/soak-cpp.log
 build/dev/src/forebay_tier_test --gtest_filter='FolderCrashTest.*'

@@ -7,6 +7,12 @@
 #include <chrono>
 
 namespace forebay {
+namespace {
+
+// Puts that are worth a wake-up, however small: a quarter of what a tier has in flight.
+constexpr size_t kManyPuts = 128;
+
+}  // namespace
 
 FolderCore::FolderCore(const FolderTierOptions& options, OwnedFd folder, FolderLock lock,
                        Status health)
@@ -83,10 +89,14 @@ size_t FolderCore::Submit(FolderPort& port, std::span<const TierOp> ops, size_t 
   MutexLock lock(mutex_);
   const size_t taken = std::min(ops.size(), most - port.in_flight);
   for (const TierOp& op : ops.first(taken)) {
-    const bool get = op.kind == TierOp::Kind::kGet;
-    (get ? gets_ : others_).push_back({.op = op, .port = &port, .copy = {}});
+    Job job{.op = op, .port = &port, .copy = {}};
     index_.At(op.key.dataset).used = true;
-    get ? reads_.notify_one() : WakeBackground();
+    if (op.kind != TierOp::Kind::kGet) {
+      Enqueue(std::move(job));
+      continue;
+    }
+    gets_.push_back(std::move(job));
+    reads_.notify_one();
   }
   port.in_flight += taken;
   return taken;
@@ -111,7 +121,10 @@ void FolderCore::Close(FolderPort& port) {
   MutexLock lock(mutex_);
   const auto ours = [&port](const Job& job) { return job.port == &port; };
   std::erase_if(gets_, ours);
-  std::erase_if(others_, ours);
+  std::erase_if(others_, [&](const Job& job) NO_THREAD_SAFETY_ANALYSIS {
+    if (ours(job)) queued_bytes_ -= job.op.bytes.size();
+    return ours(job);
+  });
   while (port.running > 0) idle_.wait(lock.native());
 }
 
@@ -120,7 +133,7 @@ void FolderCore::Use(uint64_t dataset, const std::string& path) {
   index_.At(dataset).used = true;
   if (!writer_) return;
   uses_.emplace_back(dataset, path);
-  WakeBackground();
+  if (idle_writer_) writes_.notify_one();
 }
 
 bool FolderCore::Has(const TierKey& key) const {
@@ -164,8 +177,18 @@ std::string FolderCore::note() const {
   return note_;
 }
 
-void FolderCore::WakeBackground() {
-  if (waits_) writes_.notify_one();
+void FolderCore::Enqueue(Job job) {
+  const bool before = Enough();
+  queued_bytes_ += job.op.bytes.size();
+  urgent_ = urgent_ || job.op.kind == TierOp::Kind::kDrop;
+  others_.push_back(std::move(job));
+  // One wake-up a batch, however many puts it has.
+  if (idle_writer_ || (Enough() && !before)) writes_.notify_one();
+  idle_writer_ = false;
+}
+
+bool FolderCore::Enough() const {
+  return urgent_ || queued_bytes_ >= options_.batch_bytes / 2 || others_.size() >= kManyPuts;
 }
 
 // ---- gets
@@ -214,8 +237,7 @@ void FolderCore::DropLater(const TierKey& key) {
   job.op.kind = TierOp::Kind::kDrop;
   job.op.key = key;
   job.copy = copy;
-  others_.push_back(std::move(job));
-  WakeBackground();
+  Enqueue(std::move(job));
 }
 
 }  // namespace forebay

@@ -78,7 +78,10 @@ class FolderCore {
   };
 
   TierDone Get(const TierOp& op) EXCLUDES(mutex_);
-  void WakeBackground() REQUIRES(mutex_);
+  // A job for the background thread.
+  void Enqueue(Job job) REQUIRES(mutex_);
+  // Enough waits to be worth a wake-up.
+  bool Enough() const REQUIRES(mutex_);
   // The copy is not held any more; the background thread removes it.
   void DropLater(const TierKey& key) REQUIRES(mutex_);
 
@@ -87,10 +90,13 @@ class FolderCore {
   void LoadAsWriter(Result<FolderLog> log, int error) EXCLUDES(mutex_);
   void Follow() EXCLUDES(mutex_);
   void Write() EXCLUDES(mutex_);
+  void AwaitBatch(MutexLock& lock) REQUIRES(mutex_);
+  void Gather(MutexLock& lock) REQUIRES(mutex_);
   void RunBatch(std::span<Job> jobs) EXCLUDES(mutex_);
   void NoteUses(std::vector<std::pair<uint64_t, std::string>> uses) EXCLUDES(mutex_);
-  bool Admit(Job& job) EXCLUDES(mutex_);
-  bool MakeRoom(uint64_t charge) EXCLUDES(mutex_);
+  size_t AdmitPuts(std::span<Job> jobs, std::vector<Pending>* admitted,
+                   std::optional<uint64_t>* leaving) EXCLUDES(mutex_);
+  void Evict(uint64_t dataset) EXCLUDES(mutex_);
   void WritePacked(std::span<Pending> puts) EXCLUDES(mutex_);
   int WriteTogether(std::span<Pending> puts) EXCLUDES(mutex_);
   void Publish(std::span<Pending> puts) EXCLUDES(mutex_);
@@ -121,7 +127,9 @@ class FolderCore {
   size_t alive_ GUARDED_BY(mutex_) = 0;
   bool scanned_ GUARDED_BY(mutex_) = false;
   bool stopping_ GUARDED_BY(mutex_) = false;
-  bool waits_ GUARDED_BY(mutex_) = true;  // the background thread wants to be woken
+  uint64_t queued_bytes_ GUARDED_BY(mutex_) = 0;  // of others_
+  bool urgent_ GUARDED_BY(mutex_) = false;        // others_ has a drop
+  bool idle_writer_ GUARDED_BY(mutex_) = true;    // the first job wakes the background thread
   bool writing_ GUARDED_BY(mutex_);
   Status health_ GUARDED_BY(mutex_);
   std::string note_ GUARDED_BY(mutex_);

@@ -1,27 +1,21 @@
 // Writers that are killed at random moments.
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <signal.h>
-#include <sys/mount.h>
-#include <sys/resource.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <cstdlib>
-#include <filesystem>
-#include <map>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/owned.h"
 #include "base/rng.h"
+#include "tier/folder_index.h"
+#include "tier/folder_log.h"
 #include "tier/tier_testing.h"
 
 namespace forebay {
@@ -29,8 +23,21 @@ namespace {
 
 using namespace tier_testing;
 
+// The samples of a data set that the folder's log names, as it lies there.
+std::vector<uint32_t> NamedByTheLog(const std::string& path, uint64_t dataset) {
+  const OwnedFd folder(open(path.c_str(), O_RDONLY | O_DIRECTORY));
+  Result<FolderLog> log = FolderLog::Open(folder.get(), false);
+  FolderIndex index;
+  if (!log) return {};  // killed before it made one
+  EXPECT_EQ(log->ReadNew([&index](std::span<const LogRecord> records) {
+    for (const LogRecord& record : records) index.Apply(record);
+  }),
+            0);
+  return index.Samples(dataset);
+}
+
 // A child fills the tier and is killed; whatever is found afterwards is right, and nothing that
-// the child saw stored is lost.
+// was whole is fetched again: neither what the child saw stored, nor what the log names.
 TEST(FolderCrashTest, KilledWritersLeaveNoWrongByte) {
   const TempFolder folder_;
   constexpr uint64_t kCapacity = 12 << 20;  // one data set and a half: the others are evicted
@@ -84,6 +91,7 @@ TEST(FolderCrashTest, KilledWritersLeaveNoWrongByte) {
     int status = 0;
     ASSERT_EQ(waitpid(child, &status, 0), child);
     ASSERT_TRUE(WIFSIGNALED(status)) << "seed " << seed << " status " << status;
+    const std::vector<uint32_t> named = NamedByTheLog(folder_.path(), dataset);
     auto tier = OpenFolder(folder_.path(), kCapacity);
     ASSERT_TRUE(tier->health().ok()) << tier->health().ToString();
     EXPECT_TRUE(folder_.Files(".tmp").empty());
@@ -94,6 +102,10 @@ TEST(FolderCrashTest, KilledWritersLeaveNoWrongByte) {
       EXPECT_TRUE(hit || !stored.contains(s)) << "seed " << seed << " lost sample " << s;
       found += hit ? 1 : 0;
     }
+    for (const uint32_t s : named) {
+      EXPECT_TRUE(Hits(*tier, {dataset, s})) << "seed " << seed << " lost sample " << s;
+    }
+    EXPECT_GE(named.size(), stored.size()) << "seed " << seed;
     EXPECT_EQ(tier->stats().damaged, 0u) << "seed " << seed;
   }
   EXPECT_GT(found, static_cast<size_t>(seeds));

@@ -32,6 +32,11 @@ struct FolderTierOptions {
   uint64_t capacity_bytes = 0;
   size_t threads = 4;            // that read; one more writes
   Nanos follow_every = kSecond;  // where another process writes: look for what it has added
+  // Puts are written together, so many bytes at a time: when half of them wait, or after `gather`.
+  // Whoever puts should be able to have twice as many in flight. 1 MiB is enough for all there is
+  // to gain.
+  uint64_t batch_bytes = 256 << 10;
+  Nanos gather = 5 * kMilli;
   Status Validate() const;
 };
 

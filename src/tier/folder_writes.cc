@@ -13,13 +13,7 @@ namespace forebay {
 namespace {
 
 constexpr size_t kMostAtOnce = 256;  // jobs of one batch
-// Of them: what is written makes room in the write buffer, which may be half a MiB.
-constexpr uint64_t kMostBytesAtOnce = 256 << 10;
-// Fewer small samples than these wait a moment for others: a wake-up of this thread, and one of
-// the loop when it is done, cost more than the write.
-constexpr size_t kFew = 16;
-constexpr Nanos kGather = 500 * kMicro;
-constexpr int64_t kUseEvery = 60;  // seconds between notes that a data set is used
+constexpr int64_t kUseEvery = 60;    // seconds between notes that a data set is used
 
 // Other errors mean that the next write would fare no better.
 bool MayPass(int error) {
@@ -118,6 +112,7 @@ void FolderCore::Follow() {
     {
       MutexLock lock(mutex_);
       if (!stopping_ && others_.empty()) {
+        idle_writer_ = true;
         writes_.wait_for(lock.native(), std::chrono::nanoseconds(options_.follow_every));
       }
       if (stopping_) return;
@@ -133,6 +128,8 @@ void FolderCore::Follow() {
       }
       if (!others_.empty()) {
         others_.clear();
+        queued_bytes_ = 0;
+        urgent_ = false;
         capacity_bytes_ = index_.used();
         continue;
       }
@@ -170,25 +167,18 @@ void FolderCore::Write() {
     std::vector<std::pair<uint64_t, std::string>> uses;
     {
       MutexLock lock(mutex_);
-      while (!stopping_ && others_.empty() && uses_.empty()) {
-        waits_ = true;
-        writes_.wait(lock.native());
-      }
-      waits_ = false;
-      if (!stopping_ && others_.size() < kFew && !others_.empty() &&
-          others_.back().op.bytes.size() < kSmallBytes) {
-        // Only Stop wakes it now.
-        writes_.wait_for(lock.native(), std::chrono::nanoseconds(kGather));
-      }
+      AwaitBatch(lock);
       if (stopping_ && others_.empty() && uses_.empty()) return;
       uses.swap(uses_);
       uint64_t bytes = 0;
-      while (!others_.empty() && batch.size() < kMostAtOnce && bytes < kMostBytesAtOnce) {
+      while (!others_.empty() && batch.size() < kMostAtOnce && bytes < options_.batch_bytes) {
         batch.push_back(std::move(others_.front()));
         others_.pop_front();
         bytes += batch.back().op.bytes.size();
         if (batch.back().port != nullptr) ++batch.back().port->running;
       }
+      queued_bytes_ -= bytes;
+      urgent_ = urgent_ && !others_.empty();
     }
     if (!uses.empty()) NoteUses(std::move(uses));
     RunBatch(batch);
@@ -206,6 +196,23 @@ void FolderCore::Write() {
     }
     batch.clear();
   }
+}
+
+// In a stream of puts the thread sleeps until enough of them wait, or for a moment; a batch then
+// costs one wake-up of this thread and one of whoever reaps. Only when nothing came meanwhile does
+// the next job wake it.
+void FolderCore::AwaitBatch(MutexLock& lock) {
+  Gather(lock);
+  if (stopping_ || !others_.empty() || !uses_.empty()) return;
+  idle_writer_ = true;
+  while (!stopping_ && others_.empty() && uses_.empty()) writes_.wait(lock.native());
+  idle_writer_ = false;
+  Gather(lock);
+}
+
+void FolderCore::Gather(MutexLock& lock) {
+  writes_.wait_for(lock.native(), std::chrono::nanoseconds(options_.gather),
+                   [this]() NO_THREAD_SAFETY_ANALYSIS { return stopping_ || Enough(); });
 }
 
 void FolderCore::NoteUses(std::vector<std::pair<uint64_t, std::string>> uses) {
@@ -230,23 +237,27 @@ void FolderCore::NoteUses(std::vector<std::pair<uint64_t, std::string>> uses) {
 }
 
 void FolderCore::RunBatch(std::span<Job> jobs) {
-  std::vector<Pending> files;
-  std::vector<Pending> packed;
-  for (Job& job : jobs) {
-    if (job.op.kind == TierOp::Kind::kDrop) {
-      Drop(job);
+  std::vector<Pending> admitted;
+  while (!jobs.empty()) {
+    if (jobs.front().op.kind == TierOp::Kind::kDrop) {
+      Drop(jobs.front());
+      jobs = jobs.subspan(1);
       continue;
     }
-    if (!Admit(job)) continue;
-    Pending put{&job, {}};
-    put.copy.length = static_cast<uint32_t>(job.op.bytes.size());
-    put.copy.crc = job.op.crc;
-    if (job.op.bytes.size() < kSmallBytes) {
-      put.copy.packed = true;
+    std::optional<uint64_t> leaving;
+    jobs = jobs.subspan(AdmitPuts(jobs, &admitted, &leaving));
+    if (leaving) Evict(*leaving);
+  }
+  std::vector<Pending> files;
+  std::vector<Pending> packed;
+  for (Pending& put : admitted) {
+    const TierOp& op = put.job->op;
+    put.copy.packed = op.bytes.size() < kSmallBytes;
+    if (put.copy.packed) {
       packed.push_back(put);
       continue;
     }
-    const int error = WriteFile(folder_.get(), job.op.key, job.op.bytes, next_temporary_++);
+    const int error = WriteFile(folder_.get(), op.key, op.bytes, next_temporary_++);
     error == 0 ? files.push_back(put) : Fail(put, error);
   }
   Publish(files);
@@ -260,53 +271,57 @@ void FolderCore::RunBatch(std::span<Job> jobs) {
   }
 }
 
-bool FolderCore::Admit(Job& job) {
-  const TierKey& key = job.op.key;
-  const uint64_t charge = FolderIndex::Charge(job.op.bytes.size());
-  {
-    MutexLock lock(mutex_);
-    if (const CopyEntry* entry = index_.Find(key);
+// Reserves room for puts, up to the first drop, or to the first that needs a data set to leave
+// that nobody here uses. Returns how many it dealt with.
+size_t FolderCore::AdmitPuts(std::span<Job> jobs, std::vector<Pending>* admitted,
+                             std::optional<uint64_t>* leaving) {
+  MutexLock lock(mutex_);
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    Job& job = jobs[i];
+    if (job.op.kind == TierOp::Kind::kDrop) return i;
+    if (const CopyEntry* entry = index_.Find(job.op.key);
         entry != nullptr && entry->length != CopyEntry::kAbsent) {
       job.done.stored = entry->held();
-      return false;
+      continue;
     }
-    if (!writing_ || job.op.bytes.size() > CopyEntry::kLongest) return false;
+    if (!writing_ || job.op.bytes.size() > CopyEntry::kLongest) continue;
+    const uint64_t charge = FolderIndex::Charge(job.op.bytes.size());
+    if (index_.used() + reserved_ + charge > capacity_bytes_) {
+      uint64_t oldest = 0;
+      if (charge <= capacity_bytes_ && index_.Oldest(&oldest)) {
+        index_.At(oldest).leaving = true;
+        *leaving = oldest;
+        return i;
+      }
+      ++stats_.full;
+      continue;
+    }
+    CopyEntry* entry = index_.Make(job.op.key);
+    if (entry == nullptr) {
+      ++stats_.full;
+      continue;
+    }
+    entry->length = CopyEntry::kBusy;
+    reserved_ += charge;
+    Pending& put = admitted->emplace_back();
+    put.job = &job;
+    put.copy.length = static_cast<uint32_t>(job.op.bytes.size());
+    put.copy.crc = job.op.crc;
   }
-  if (!MakeRoom(charge)) return false;
-  MutexLock lock(mutex_);
-  CopyEntry* entry = index_.Make(key);
-  if (entry == nullptr) {
-    ++stats_.full;
-    return false;
-  }
-  entry->length = CopyEntry::kBusy;
-  reserved_ += charge;
-  return true;
+  return jobs.size();
 }
 
-// Drops data sets that nobody here uses, until `charge` bytes fit. False: they do not.
-bool FolderCore::MakeRoom(uint64_t charge) {
-  while (true) {
-    uint64_t dataset = 0;
-    {
-      MutexLock lock(mutex_);
-      if (index_.used() + reserved_ + charge <= capacity_bytes_) return true;
-      if (charge > capacity_bytes_ || !index_.Oldest(&dataset)) {
-        ++stats_.full;
-        return false;
-      }
-      index_.At(dataset).leaving = true;
-    }
-    LogRecord forget;
-    forget.dataset = dataset;
-    forget.kind = LogRecord::Kind::kForget;
-    (void)AppendLog(std::span(&forget, 1));
-    segments_.Seal(dataset);
-    RemoveDataset(folder_.get(), dataset);
-    MutexLock lock(mutex_);
-    index_.Forget(dataset);
-    index_.At(dataset).leaving = false;
-  }
+// The data set is marked as leaving.
+void FolderCore::Evict(uint64_t dataset) {
+  LogRecord forget;
+  forget.dataset = dataset;
+  forget.kind = LogRecord::Kind::kForget;
+  (void)AppendLog(std::span(&forget, 1));
+  segments_.Seal(dataset);
+  RemoveDataset(folder_.get(), dataset);
+  MutexLock lock(mutex_);
+  index_.Forget(dataset);
+  index_.At(dataset).leaving = false;
 }
 
 // All are small, and of one data set.

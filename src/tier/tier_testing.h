@@ -114,7 +114,9 @@ inline bool Hits(Tier& tier, const TierKey& key) {
 
 inline std::shared_ptr<FolderStore> OpenStore(const std::string& folder,
                                               uint64_t capacity = 64 << 20) {
-  auto store = FolderStore::Open({.folder = folder, .capacity_bytes = capacity});
+  // The tests put one by one and wait for each.
+  auto store =
+      FolderStore::Open({.folder = folder, .capacity_bytes = capacity, .gather = 100 * kMicro});
   EXPECT_TRUE(store.has_value()) << store.status().ToString();
   EXPECT_TRUE((*store)->WaitScanned(kLong));
   return *std::move(store);
