@@ -42,6 +42,7 @@ def main() -> int:
         "accuracy",
         "placement",
         "plan",
+        "simulator",
     ):
         file = ROOT / "docs" / "results" / f"{name}.json"
         if not file.exists():

@@ -36,6 +36,9 @@ FIGURES = {
     "gpu": {"gpu_vs_no_io", "gpu_vs_torch"},
     "placement": {"uncovered_share"},
     "plan": {"plan_s", "plan_bytes_per_sample", "plan_peak_bytes_per_sample"},
+    "simulator": {
+        "simulated_vs_measured", "simulated_vs_measured_min", "simulated_vs_measured_max",
+    },
 }  # fmt: skip
 
 TINY: dict[str, dict[str, Any]] = {
@@ -70,6 +73,14 @@ TINY: dict[str, dict[str, Any]] = {
     "plan": {
         "repeats": 2, "samples": 3000, "ranks": 16, "epochs": 5, "trial_epochs": 2,
         "clusters": [{"nodes": 8, "rule": "auto"}, {"nodes": 16, "rule": "hash"}],
+    },
+    "simulator": {
+        "repeats": 2, "files": 200, "mean_bytes": 3000,
+        "calibration": {"latency_ms": 1, "files": 20, "threads": 2},
+        "setups": [
+            {"name": "a", "storage": {"read_ms": 1}, "memory_share": 2, "step_ms": 1},
+            {"name": "b", "storage": {"ops": 5000}, "memory_share": 0.5, "step_ms": 0},
+        ],
     },
 }  # fmt: skip
 
@@ -122,6 +133,7 @@ needs_torchvision = pytest.mark.skipif(
 MARKS = {
     "epoch": [needs_fuse],
     "accelerate": [needs_fuse],
+    "simulator": [needs_fuse],
     "accuracy": [needs_real_images, needs_torchvision],
 }
 BENCHES = [pytest.param(name, marks=MARKS.get(name, [])) for name in run.BENCHES]

@@ -21,7 +21,10 @@ from typing import Any
 from .. import _forebay
 from .measure import Case, Outcome
 
-BENCHES = ("overhead", "epoch", "accelerate", "budget", "decode", "accuracy", "placement", "plan")
+BENCHES = (
+    "overhead", "epoch", "accelerate", "budget", "decode", "accuracy", "placement", "plan",
+    "simulator",
+)  # fmt: skip
 GPU_BENCHES = ("gpu",)  # not part of `all`
 
 
