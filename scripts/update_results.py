@@ -43,6 +43,8 @@ def main() -> int:
         "placement",
         "plan",
         "simulator",
+        "tiers",
+        "drift",
     ):
         file = ROOT / "docs" / "results" / f"{name}.json"
         if not file.exists():

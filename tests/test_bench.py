@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("torch")
 
 from forebay import bench  # noqa: E402
-from forebay.bench import measure, run  # noqa: E402
+from forebay.bench import drift, measure, page_cache, run  # noqa: E402
 from forebay.testing import SlowFs  # noqa: E402
 
 _usable, _reason = SlowFs.available()
@@ -39,6 +39,11 @@ FIGURES = {
     "simulator": {
         "simulated_vs_measured", "simulated_vs_measured_min", "simulated_vs_measured_max",
     },
+    "tiers": {
+        "tier_efficiency", "source_bytes_vs_bound", "epoch_vs_limit", "hedged_share",
+        "nvme_fill_cost",
+    },
+    "drift": {"recovery_s"},
 }  # fmt: skip
 
 TINY: dict[str, dict[str, Any]] = {
@@ -81,6 +86,16 @@ TINY: dict[str, dict[str, Any]] = {
             {"name": "a", "storage": {"read_ms": 1}, "memory_share": 2, "step_ms": 1},
             {"name": "b", "storage": {"ops": 5000}, "memory_share": 0.5, "step_ms": 0},
         ],
+    },
+    "tiers": {
+        "repeats": 2, "files": 150, "mean_bytes": 20_000, "batch": 16, "latency_ms": 0.5,
+        "epochs": 3, "step_ms": 0.05, "percent": [50, 105], "staging_bytes": 8 << 20,
+        "threads": [8], "workers": [2], "cache_threads": 4, "fill_repeats": 2,
+        "fill_memory_bytes": 16 << 20,
+    },
+    "drift": {
+        "repeats": 2, "files": 100, "mean_bytes": 20_000, "latency_ms": [0.5, 2],
+        "memory_bytes": 16 << 20, "bin_s": 0.05, "settle_s": 0.2, "phase_s": 1.5, "threads": [8],
     },
 }  # fmt: skip
 
@@ -134,6 +149,8 @@ MARKS = {
     "epoch": [needs_fuse],
     "accelerate": [needs_fuse],
     "simulator": [needs_fuse],
+    "tiers": [needs_fuse],
+    "drift": [needs_fuse],
     "accuracy": [needs_real_images, needs_torchvision],
 }
 BENCHES = [pytest.param(name, marks=MARKS.get(name, [])) for name in run.BENCHES]
@@ -158,7 +175,10 @@ def test_a_bench_writes_its_figures(name: str, tiny: Path, tmp_path: Path, capsy
         assert min(case["rivals"].get("NoPFS", 1) for case in result["cases"]) > 0
     if name == "plan":
         assert result["figures"]["plan_bytes_per_sample"] < 24
-    if name in ("epoch", "accelerate"):
+    if name == "tiers":
+        assert 0 < result["figures"]["tier_efficiency"] <= 1.01
+        assert 0.8 < result["figures"]["source_bytes_vs_bound"] < 3.1  # three epochs of all
+    if name in ("epoch", "accelerate", "tiers"):
         assert any(case["rivals"] for case in result["cases"])
 
 
@@ -285,6 +305,50 @@ def test_the_commit_is_ours_wherever_we_are(
         pytest.skip("no git here")
     monkeypatch.chdir(tmp_path)
     assert run.commit().rstrip("+") == here.rstrip("+")
+
+
+def test_recovery_is_when_the_rate_stays() -> None:
+    limit, window = 100.0, 4
+    assert drift.recovered_after([99.0] * 12, limit, window) == 0
+    assert drift.recovered_after([50.0] * 5 + [95.0] * 8, limit, window) == 5 - 1  # the median's
+    assert (
+        drift.recovered_after([10.0, 100.0, 10.0, 10.0] * 3 + [99.0] * 20, limit, window) == 12 - 1
+    )
+    assert drift.recovered_after([200.0] * 4 + [50.0] * 20, limit, window) is None
+    assert drift.recovered_after([89.0] * 12, limit, window) is None
+
+
+@needs_fuse
+def test_the_page_cache_has_the_size_of_its_group(tmp_path: Path) -> None:
+    from forebay.bench import data
+
+    paths = data.make_files(str(tmp_path / "files"), 200, 100_000, 1, sigma=0.1)
+    total = sum(os.path.getsize(p) for p in paths)
+    source = {}
+    for share in (0.3, 2.0):
+        try:
+            group = page_cache.MemoryGroup()
+        except OSError as error:
+            pytest.skip(f"no memory cgroup here: {error}")
+        try:
+            with SlowFs(tmp_path / "files", cache=True) as mount:
+                shown = [str(mount.path / os.path.relpath(p, tmp_path / "files")) for p in paths]
+                reader = page_cache.CachedReader(
+                    group, int(share * total), paths=shown, largest=200_000, batch=8, threads=4,
+                    step_s=0,
+                )  # fmt: skip
+                try:
+                    assert reader.epoch(1)[1] == total
+                    mount.reset()
+                    assert reader.epoch(2)[1] == total
+                    source[share] = mount.stats()["bytes_read"]
+                finally:
+                    reader.close()
+        finally:
+            group.remove()
+        assert not os.path.exists(group.folder)
+    assert source[2.0] == 0
+    assert source[0.3] > 0.6 * total
 
 
 def test_variants_take_turns() -> None:
