@@ -95,7 +95,8 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "drift": {
         "repeats": 2, "files": 100, "mean_bytes": 20_000, "latency_ms": [0.5, 2],
-        "memory_bytes": 16 << 20, "bin_s": 0.05, "settle_s": 0.2, "phase_s": 1.5, "threads": [8],
+        "memory_bytes": 16 << 20, "bin_s": 0.05, "settle_s": 0.2, "phase_s": 1.5,
+        "trial_files": 50, "threads": [[4], [4, 8]],
     },
 }  # fmt: skip
 
