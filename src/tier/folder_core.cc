@@ -18,8 +18,8 @@ FolderCore::FolderCore(const FolderTierOptions& options, OwnedFd folder, FolderL
                        Status health)
     : options_(options),
       folder_(std::move(folder)),
-      writer_(health.ok()),
       lock_(std::move(lock)),
+      writer_(health.ok()),
       writing_(health.ok()),
       health_(std::move(health)),
       capacity_bytes_(options.capacity_bytes) {}
@@ -52,8 +52,13 @@ void FolderCore::RunReader() {
 }
 
 void FolderCore::RunBackground() {
-  Load();
-  writer_ ? Write() : Follow();
+  const auto writer = [this] {
+    MutexLock lock(mutex_);
+    return writer_;
+  };
+  Load(writer());
+  if (!writer()) Follow();
+  if (writer()) Write();
   Leave();
 }
 
@@ -131,9 +136,15 @@ void FolderCore::Close(FolderPort& port) {
 void FolderCore::Use(uint64_t dataset, const std::string& path) {
   MutexLock lock(mutex_);
   index_.At(dataset).used = true;
-  if (!writer_) return;
-  uses_.emplace_back(dataset, path);
-  if (idle_writer_) writes_.notify_one();
+  // One that only reads notes it when it becomes the writer.
+  const auto noted = std::find_if(uses_.begin(), uses_.end(),
+                                  [&](const auto& use) { return use.first == dataset; });
+  if (noted == uses_.end()) {
+    uses_.emplace_back(dataset, path);
+  } else if (!path.empty()) {
+    noted->second = path;
+  }
+  if (writer_ && idle_writer_) writes_.notify_one();
 }
 
 bool FolderCore::Has(const TierKey& key) const {

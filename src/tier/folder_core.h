@@ -3,7 +3,8 @@
 // One mutex guards the index, the queues and the completions; files are touched without it. Reader
 // threads serve gets. One background thread reads the log and then does everything that changes the
 // folder, in order: so the log's order is the order of what happened, and a run of small samples is
-// one write. Where another process writes, it follows that process's log instead.
+// one write. Where another process writes, it follows that process's log instead, and becomes the
+// writer when that process has ended.
 #pragma once
 
 #include <condition_variable>
@@ -86,9 +87,16 @@ class FolderCore {
   void DropLater(const TierKey& key) REQUIRES(mutex_);
 
   // ---- the background thread (folder_writes.cc)
-  void Load() EXCLUDES(mutex_);
+  void Load(bool writer) EXCLUDES(mutex_);
   void LoadAsWriter(Result<FolderLog> log, int error) EXCLUDES(mutex_);
+  void LoadDone() EXCLUDES(mutex_);
+  Result<FolderLog> NewLog() EXCLUDES(mutex_);
+  // Until it is the writer, or is to stop.
   void Follow() EXCLUDES(mutex_);
+  void AnswerAsReader() REQUIRES(mutex_);
+  void ReadOthersLog() EXCLUDES(mutex_);
+  void ReplaceIndex(FolderIndex fresh) REQUIRES(mutex_);
+  bool TakeOver() EXCLUDES(mutex_);
   void Write() EXCLUDES(mutex_);
   void AwaitBatch(MutexLock& lock) REQUIRES(mutex_);
   void Gather(MutexLock& lock) REQUIRES(mutex_);
@@ -107,7 +115,6 @@ class FolderCore {
 
   const FolderTierOptions options_;
   const OwnedFd folder_;
-  const bool writer_;  // holds the flock
   const pid_t creator_ = getpid();
 
   // The background thread's own.
@@ -130,6 +137,7 @@ class FolderCore {
   uint64_t queued_bytes_ GUARDED_BY(mutex_) = 0;  // of others_
   bool urgent_ GUARDED_BY(mutex_) = false;        // others_ has a drop
   bool idle_writer_ GUARDED_BY(mutex_) = true;    // the first job wakes the background thread
+  bool writer_ GUARDED_BY(mutex_);                // the flock is ours
   bool writing_ GUARDED_BY(mutex_);
   Status health_ GUARDED_BY(mutex_);
   std::string note_ GUARDED_BY(mutex_);

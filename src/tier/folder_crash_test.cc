@@ -111,5 +111,53 @@ TEST(FolderCrashTest, KilledWritersLeaveNoWrongByte) {
   EXPECT_GT(found, static_cast<size_t>(seeds));
 }
 
+// A job that shares the folder goes on where the killed writer was.
+TEST(FolderCrashTest, AReaderTakesOverFromAKilledWriter) {
+  const char* text = std::getenv("FOREBAY_SEEDS");
+  const int seeds = text == nullptr ? 5 : std::atoi(text) / 4;
+  for (int seed = 0; seed < seeds; ++seed) {
+    const TempFolder folder;
+    SplitMix64 rng(static_cast<uint64_t>(seed));
+    int pipes[2];
+    ASSERT_EQ(pipe2(pipes, O_CLOEXEC), 0);
+    const OwnedFd from(pipes[0]);
+    OwnedFd to(pipes[1]);
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      alarm(60);
+      auto tier = OpenFolder(folder.path());
+      for (uint32_t i = 0;; ++i) {
+        if (!Put(*tier, {9, i}).stored) _exit(1);
+        (void)!write(to.get(), &i, sizeof i);
+      }
+    }
+    to.Reset();
+    uint32_t last = 0;
+    const uint64_t most = 1 + rng.Below(100);
+    const auto next = [&] { return read(from.get(), &last, sizeof last) == sizeof last; };
+    ASSERT_TRUE(next());
+    auto reader = OpenReader(folder.path(), kMilli);
+    EXPECT_FALSE(reader->health().ok());
+    for (uint64_t n = 0; n < most && next(); ++n) {
+    }
+    usleep(static_cast<useconds_t>(rng.Below(2000)));
+    ASSERT_EQ(kill(child, SIGKILL), 0);
+    ASSERT_EQ(waitpid(child, nullptr, 0), child);
+    const std::vector<uint32_t> named = NamedByTheLog(folder.path(), 9);
+    EXPECT_GT(named.size(), last);
+    ASSERT_TRUE(Soon([&] { return reader->HasRoom(100'000); })) << reader->health().ToString();
+    for (const uint32_t s : named) {
+      EXPECT_TRUE(Hits(*reader, {9, s})) << "seed " << seed << " lost sample " << s;
+    }
+    EXPECT_EQ(reader->stats().damaged, 0u) << "seed " << seed;
+    for (uint32_t s = 0; s < 5; ++s) {
+      EXPECT_TRUE(Put(*reader, {9, static_cast<uint32_t>(named.size()) + s}).stored);
+    }
+    reader.reset();
+    EXPECT_EQ(NamedByTheLog(folder.path(), 9).size(), named.size() + 5) << "seed " << seed;
+  }
+}
+
 }  // namespace
 }  // namespace forebay

@@ -23,8 +23,8 @@ Status FolderTierOptions::Validate() const {
   if (threads < 1 || threads > 256) {
     return Status(Code::kInvalidArgument, StrCat("threads is ", threads, "; it takes 1 to 256"));
   }
-  if (batch_bytes == 0 || gather < 0) {
-    return Status(Code::kInvalidArgument, "batch_bytes is 0, or gather is negative");
+  if (batch_bytes == 0 || gather < 0 || follow_every < 0 || take_over_every < 0) {
+    return Status(Code::kInvalidArgument, "batch_bytes is 0, or a time is negative");
   }
   return Status();
 }

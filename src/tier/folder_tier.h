@@ -1,6 +1,7 @@
 // A tier in a folder with a size limit, whose content outlives the job.
 //
-//   <folder>/forebay.lock   flock: one writer a folder, others only read; says who writes
+//   <folder>/forebay.lock   flock: one writer a folder, others only read; says who writes. When it
+//                           ends, one of the others is the next
 //   <folder>/index.log      what is held where (folder_log.h)
 //   <folder>/<dataset>/...  the copies (folder_files.h)
 //   <folder>/writing/...    what is being written
@@ -30,8 +31,9 @@ struct FolderTierOptions {
   // half a block for each sample of more than 64 KiB. 0: four fifths of what the disk has free and
   // the folder holds already.
   uint64_t capacity_bytes = 0;
-  size_t threads = 4;            // that read; one more writes
-  Nanos follow_every = kSecond;  // where another process writes: look for what it has added
+  size_t threads = 4;                   // that read; one more writes
+  Nanos follow_every = kSecond;         // where another process writes: look for what it has added
+  Nanos take_over_every = 3 * kSecond;  // and try to become the writer, should that one have ended
   // Puts are written together, so many bytes at a time: when half of them wait, or after `gather`.
   // Whoever puts should be able to have twice as many in flight. 1 MiB is enough for all there is
   // to gain.
@@ -49,8 +51,8 @@ class FolderStore {
   static constexpr size_t kBytesASample = 16;
 
   // The log is read in the background; until that is done nothing is written. A folder that cannot
-  // be written, or has another writer, is read; health() tells. Fails when the folder cannot be
-  // opened at all.
+  // be written, or has another writer, is read until it can, or that writer has ended; health()
+  // tells. Fails when the folder cannot be opened at all.
   static Result<std::shared_ptr<FolderStore>> Open(const FolderTierOptions& options);
   // Threads that hang in the kernel for more than two seconds are left behind.
   ~FolderStore();

@@ -24,6 +24,7 @@
 #include "base/crc32c.h"
 #include "base/owned.h"
 #include "base/rng.h"
+#include "tier/folder_admin.h"
 #include "tier/folder_log.h"
 #include "tier/tier_testing.h"
 
@@ -291,31 +292,93 @@ TEST_F(FolderTierTest, TiersOfOneStoreShareItsContent) {
 
 TEST_F(FolderTierTest, AReaderFollowsTheWriter) {
   auto writer = OpenFolder(folder_.path());
-  auto opened = FolderStore::Open({.folder = folder_.path(), .follow_every = kMilli});
-  ASSERT_TRUE(opened.has_value());
-  auto store = *std::move(opened);
-  ASSERT_TRUE(store->WaitScanned(kLong));
-  auto reader = *FolderStore::MakeTier(store, 4);
-  const auto soon = [](const auto& holds) {
-    for (int i = 0; i < 10'000 && !holds(); ++i) usleep(1000);
-    return holds();
-  };
+  auto reader = OpenReader(folder_.path(), kLong);
   for (uint32_t i = 0; i < 50; ++i) {
     ASSERT_TRUE(Put(*writer, {9, i}).stored);
-    ASSERT_TRUE(soon([&] { return reader->Has({9, i}); })) << i;
+    ASSERT_TRUE(Soon([&] { return reader->Has({9, i}); })) << i;
     EXPECT_TRUE(Hits(*reader, {9, i})) << i;
   }
   Drop(*writer, {9, 7});
-  EXPECT_TRUE(soon([&] { return !reader->Has({9, 7}); }));
+  EXPECT_TRUE(Soon([&] { return !reader->Has({9, 7}); }));
   // The next writer may write the log anew.
   writer.reset();
   FlipBit(folder_.path() + "/index.log", 40, 1);
   writer = OpenFolder(folder_.path());
   ASSERT_TRUE(Put(*writer, {9, 100}).stored);
-  EXPECT_TRUE(soon([&] { return reader->Has({9, 100}); }));
+  EXPECT_TRUE(Soon([&] { return reader->Has({9, 100}); }));
   EXPECT_TRUE(Hits(*reader, {9, 100}) && Hits(*reader, {9, 1}));
   EXPECT_EQ(reader->used_bytes(), writer->used_bytes());
   EXPECT_EQ(reader->capacity_bytes(), reader->used_bytes());
+}
+
+TEST_F(FolderTierTest, AReaderBecomesTheWriter) {
+  auto writer = OpenFolder(folder_.path());
+  for (uint32_t i = 0; i < 30; ++i) ASSERT_TRUE(Put(*writer, {9, i}).stored);
+  auto reader = OpenReader(folder_.path(), kMilli);
+  auto other = OpenReader(folder_.path(), kMilli);
+  Drop(*reader, {9, 3});  // out of its own index only
+  ASSERT_TRUE(Put(*writer, {9, 30}).stored);
+  usleep(20'000);
+  EXPECT_EQ(reader->health().code(), Code::kUnavailable) << "while the writer lives";
+  EXPECT_TRUE(writer->health().ok());
+  writer.reset();
+  ASSERT_TRUE(Soon([&] { return reader->health().ok() || other->health().ok(); }));
+  Tier& next = reader->health().ok() ? *reader : *other;
+  Tier& last = reader->health().ok() ? *other : *reader;
+  ASSERT_TRUE(Soon([&] { return next.HasRoom(100'000); }));
+  EXPECT_FALSE(last.health().ok()) << "one writer";
+  for (uint32_t i = 0; i <= 30; ++i) EXPECT_TRUE(Hits(next, {9, i})) << i;
+  EXPECT_EQ(next.stats().damaged, 0u);
+  for (uint32_t i = 31; i < 60; ++i) ASSERT_TRUE(Put(next, {9, i}).stored) << i;
+  Drop(next, {9, 5});
+  EXPECT_EQ(next.capacity_bytes(), 64u << 20);
+  ASSERT_TRUE(Soon([&] { return last.Has({9, 59}) && !last.Has({9, 5}); }));
+  const uint64_t used = next.used_bytes();
+  reader.reset();
+  other.reset();
+  auto store = OpenStore(folder_.path());
+  EXPECT_EQ(store->note(), "");
+  EXPECT_EQ(store->used_bytes(), used);
+  auto tier = *FolderStore::MakeTier(store, 4);
+  for (uint32_t i = 0; i < 60; ++i) EXPECT_EQ(Hits(*tier, {9, i}), i != 5) << i;
+}
+
+TEST_F(FolderTierTest, TheNextWriterKnowsWhatItsJobUses) {
+  auto writer = OpenFolder(folder_.path(), 100'000);
+  ASSERT_TRUE(Put(*writer, {1, 0}, Bytes(50'000)).stored);
+  ASSERT_TRUE(Put(*writer, {2, 0}, Bytes(40'000)).stored);
+  auto opened = FolderStore::Open({.folder = folder_.path(),
+                                   .capacity_bytes = 100'000,
+                                   .follow_every = kMilli,
+                                   .take_over_every = kMilli});
+  ASSERT_TRUE(opened.has_value());
+  (*opened)->Use(1, "/data/one");
+  writer.reset();
+  ASSERT_TRUE(Soon([&] { return (*opened)->health().ok(); }));
+  auto tier = *FolderStore::MakeTier(*opened, 4);
+  EXPECT_TRUE(Put(*tier, {3, 0}, Bytes(45'000)).stored);
+  EXPECT_TRUE(tier->Has({1, 0})) << "used here";
+  EXPECT_FALSE(tier->Has({2, 0})) << "was the writer's";
+  tier.reset();
+  opened->reset();
+  const auto admin = FolderAdmin::Open(folder_.path(), false);
+  ASSERT_TRUE(admin.has_value());
+  EXPECT_EQ(admin->datasets().at(0).path, "/data/one");
+}
+
+// Two processes must never append to one log.
+TEST_F(FolderTierTest, AWriterWhoseLockWasRemovedGivesWay) {
+  auto first = OpenFolder(folder_.path());
+  ASSERT_TRUE(Put(*first, {9, 1}).stored);
+  fs::remove(folder_.path() + "/forebay.lock");
+  auto second = OpenFolder(folder_.path());
+  ASSERT_TRUE(second->health().ok());
+  ASSERT_TRUE(Put(*second, {9, 2}).stored);
+  EXPECT_FALSE(Put(*first, {9, 3}).stored);
+  EXPECT_FALSE(first->health().ok());
+  EXPECT_TRUE(Hits(*first, {9, 1}));
+  second.reset();
+  EXPECT_TRUE(OpenStore(folder_.path())->Has({9, 2}));
 }
 
 TEST_F(FolderTierTest, DataSetsThatNobodyUsesMakeRoom) {

@@ -1,4 +1,5 @@
 // What the background thread of a folder store does: read the log, then write, remove, evict.
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -24,8 +25,8 @@ bool MayPass(int error) {
 
 // ---- reading the log
 
-void FolderCore::Load() {
-  Result<FolderLog> log = FolderLog::Open(folder_.get(), writer_);
+void FolderCore::Load(bool writer) {
+  Result<FolderLog> log = FolderLog::Open(folder_.get(), writer);
   int error = 0;
   if (log) {
     error = log->ReadNew([this](std::span<const LogRecord> records) {
@@ -33,25 +34,33 @@ void FolderCore::Load() {
       for (const LogRecord& record : records) index_.Apply(record);
     });
   }
-  if (writer_) {
+  if (writer) {
     LoadAsWriter(std::move(log), error);
   } else if (log) {
     log_ = *std::move(log);
   }
+  LoadDone();
+}
+
+void FolderCore::LoadDone() {
   struct statvfs disk {};
   const bool known = fstatvfs(folder_.get(), &disk) == 0;
+  std::optional<LogRecord> limit;
+  {
+    MutexLock lock(mutex_);
+    if (capacity_bytes_ == 0) {
+      const uint64_t room = known ? uint64_t{disk.f_bavail} * disk.f_frsize : 0;
+      capacity_bytes_ = (index_.used() + room) / 5 * 4;
+    }
+    if (!health_.ok()) capacity_bytes_ = index_.used();
+    if (writing_ && index_.limit() != capacity_bytes_) {
+      index_.set_limit(capacity_bytes_);
+      limit = LimitRecord(capacity_bytes_);
+    }
+  }
+  if (limit) (void)AppendLog(std::span(&*limit, 1));
   MutexLock lock(mutex_);
   scanned_ = true;
-  if (capacity_bytes_ == 0) {
-    const uint64_t room = known ? uint64_t{disk.f_bavail} * disk.f_frsize : 0;
-    capacity_bytes_ = (index_.used() + room) / 5 * 4;
-  }
-  if (!health_.ok()) capacity_bytes_ = index_.used();
-  if (log_ && writer_ && index_.limit() != capacity_bytes_) {
-    index_.set_limit(capacity_bytes_);
-    LogRecord limit = LimitRecord(capacity_bytes_);
-    (void)log_->Append(std::span(&limit, 1));
-  }
   idle_.notify_all();
 }
 
@@ -75,39 +84,64 @@ void FolderCore::LoadAsWriter(Result<FolderLog> log, int error) {
     RemoveDataset(folder_.get(), dataset);
     ++removed;
   }
-  MutexLock lock(mutex_);
-  for (const auto& [number, dataset] : index_.datasets()) {
-    if (dataset.samples > 0 && !std::binary_search(folders.begin(), folders.end(), number)) {
-      index_.Forget(number);
+  if (log) error = log->Cut();
+  bool tidy = false;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [number, dataset] : index_.datasets()) {
+      if (dataset.samples > 0 && !std::binary_search(folders.begin(), folders.end(), number)) {
+        index_.Forget(number);
+      }
+    }
+    if (log) {
+      tidy = error == 0 && log->damaged() == 0 && log->records() <= 2 * index_.samples() + 4096;
+      if (log->damaged() > 0) {
+        note_ = StrCat(log->damaged(), " records of the cache folder ", folder(),
+                       " were damaged: the samples are fetched again");
+      }
+    } else if (removed > 0) {
+      note_ = StrCat("the cache folder ", folder(), " was of another format: its ", removed,
+                     removed == 1 ? " data set was" : " data sets were", " cleared");
     }
   }
-  if (!log && removed > 0) {
-    note_ = StrCat("the cache folder ", folder(), " was of another format: its ", removed,
-                   removed == 1 ? " data set was" : " data sets were", " cleared");
-  }
-  if (log) {
-    error = log->Cut();
-    const bool tidy = log->damaged() == 0 && log->records() <= 2 * index_.samples() + 4096;
-    if (error == 0 && tidy) {
-      log_ = *std::move(log);
-      return;
-    }
-    if (log->damaged() > 0) {
-      note_ = StrCat(log->damaged(), " records of the cache folder ", folder(),
-                     " were damaged: the samples are fetched again");
-    }
-  }
-  log = FolderLog::Create(folder_.get(), [this](const FolderLog::Emit& emit)
-                                             NO_THREAD_SAFETY_ANALYSIS { index_.Write(emit); });
+  if (!tidy) log = NewLog();
   if (log) {
     log_ = *std::move(log);
-  } else {
-    StopWriting(Status(log.error().code(), StrCat("the cache folder ", folder(),
-                                                  " takes no copies: ", log.error().message())));
+    return;
   }
+  MutexLock lock(mutex_);
+  StopWriting(Status(log.error().code(), StrCat("the cache folder ", folder(),
+                                                " takes no copies: ", log.error().message())));
 }
 
+// A log of what the index has. While the file is written the lock is not held: meanwhile others
+// look copies up, mark some as dropped, for which the queue gets a job, and name data sets. Only
+// this thread adds and removes pages.
+Result<FolderLog> FolderCore::NewLog() {
+  constexpr size_t kGroup = 4096;
+  const auto fill = [this](const FolderLog::Emit& emit) NO_THREAD_SAFETY_ANALYSIS {
+    std::vector<LogRecord> group;
+    const auto flush = [&]() NO_THREAD_SAFETY_ANALYSIS {
+      mutex_.Unlock();
+      for (const LogRecord& record : group) emit(record);
+      group.clear();
+      mutex_.Lock();
+    };
+    mutex_.Lock();
+    index_.Write([&](const LogRecord& record) {
+      group.push_back(record);
+      if (group.size() == kGroup) flush();
+    });
+    flush();
+    mutex_.Unlock();
+  };
+  return FolderLog::Create(folder_.get(), fill);
+}
+
+// ---- following another writer
+
 void FolderCore::Follow() {
+  Nanos next_try = SteadyClock().Now() + options_.take_over_every;
   while (true) {
     {
       MutexLock lock(mutex_);
@@ -116,47 +150,95 @@ void FolderCore::Follow() {
         writes_.wait_for(lock.native(), std::chrono::nanoseconds(options_.follow_every));
       }
       if (stopping_) return;
-      // Puts and drops of a store that only reads.
-      for (Job& job : others_) {
-        const CopyEntry* entry = index_.Find(job.op.key);
-        job.done.tag = job.op.tag;
-        job.done.stored = job.op.kind == TierOp::Kind::kPut && entry != nullptr && entry->held();
-        if (job.op.kind == TierOp::Kind::kDrop) index_.Clear(job.op.key);
-        job.port->done.push_back(std::move(job.done));
-        const uint64_t one = 1;
-        (void)!write(job.port->event_fd.get(), &one, sizeof one);
-      }
       if (!others_.empty()) {
-        others_.clear();
-        queued_bytes_ = 0;
-        urgent_ = false;
-        capacity_bytes_ = index_.used();
+        AnswerAsReader();
         continue;
       }
     }
-    if (!log_ || log_->Replaced(folder_.get())) {
-      Result<FolderLog> log = FolderLog::Open(folder_.get(), false);
-      if (!log) continue;  // not made yet, or the folder is gone: what is known stays
-      FolderIndex fresh;
-      const int error = log->ReadNew([&fresh](std::span<const LogRecord> records) {
-        for (const LogRecord& record : records) fresh.Apply(record);
-      });
-      if (error != 0) continue;
-      MutexLock lock(mutex_);
-      for (const auto& [number, dataset] : index_.datasets()) {
-        if (dataset.used) fresh.At(number).used = true;
-      }
-      index_ = std::move(fresh);
-      log_ = *std::move(log);
-    } else {
-      (void)log_->ReadNew([this](std::span<const LogRecord> records) {
-        MutexLock lock(mutex_);
-        for (const LogRecord& record : records) index_.Apply(record);
-      });
+    if (SteadyClock().Now() >= next_try) {
+      if (TakeOver()) return;
+      next_try = SteadyClock().Now() + options_.take_over_every;
     }
+    ReadOthersLog();
     MutexLock lock(mutex_);
     capacity_bytes_ = index_.used();
   }
+}
+
+// Puts and drops of a store that only reads.
+void FolderCore::AnswerAsReader() {
+  for (Job& job : others_) {
+    const CopyEntry* entry = index_.Find(job.op.key);
+    job.done.tag = job.op.tag;
+    job.done.stored = job.op.kind == TierOp::Kind::kPut && entry != nullptr && entry->held();
+    if (job.op.kind == TierOp::Kind::kDrop) index_.Clear(job.op.key);
+    job.port->done.push_back(std::move(job.done));
+    const uint64_t one = 1;
+    (void)!write(job.port->event_fd.get(), &one, sizeof one);
+  }
+  others_.clear();
+  queued_bytes_ = 0;
+  urgent_ = false;
+  capacity_bytes_ = index_.used();
+}
+
+void FolderCore::ReadOthersLog() {
+  if (log_ && !log_->Replaced(folder_.get())) {
+    (void)log_->ReadNew([this](std::span<const LogRecord> records) {
+      MutexLock lock(mutex_);
+      for (const LogRecord& record : records) index_.Apply(record);
+    });
+    return;
+  }
+  Result<FolderLog> log = FolderLog::Open(folder_.get(), false);
+  if (!log) return;  // not made yet, or the folder is gone: what is known stays
+  FolderIndex fresh;
+  const int error = log->ReadNew([&fresh](std::span<const LogRecord> records) {
+    for (const LogRecord& record : records) fresh.Apply(record);
+  });
+  if (error != 0) return;
+  log_ = *std::move(log);
+  MutexLock lock(mutex_);
+  ReplaceIndex(std::move(fresh));
+}
+
+void FolderCore::ReplaceIndex(FolderIndex fresh) {
+  for (const auto& [number, dataset] : index_.datasets()) {
+    if (dataset.used) fresh.At(number).used = true;
+  }
+  index_ = std::move(fresh);
+}
+
+// Becomes the writer, if there is none. The log is read anew: what the last writer added at its
+// end counts, and so do copies that this reader could not read and has taken out of its index.
+bool FolderCore::TakeOver() {
+  FolderLock taken;
+  if (taken.Take(folder_.get()) != 0) return false;
+  Result<FolderLog> log = FolderLog::Open(folder_.get(), true);
+  FolderIndex fresh;
+  if (log) {
+    const int error = log->ReadNew([&fresh](std::span<const LogRecord> records) {
+      for (const LogRecord& record : records) fresh.Apply(record);
+    });
+    if (error != 0) return false;
+  } else if (log.error().code() != Code::kNotFound && log.error().code() != Code::kDataLoss) {
+    return false;
+  }
+  lock_ = std::move(taken);
+  RemoveLeftovers(folder_.get());
+  (void)mkdirat(folder_.get(), "writing", 0755);
+  {
+    MutexLock lock(mutex_);
+    ReplaceIndex(std::move(fresh));
+    writer_ = true;
+    writing_ = true;
+    health_ = Status();
+    scanned_ = false;  // nothing is put until the rest is done
+    capacity_bytes_ = options_.capacity_bytes;
+  }
+  LoadAsWriter(std::move(log), 0);
+  LoadDone();
+  return true;
 }
 
 // ---- writing
@@ -454,17 +536,14 @@ void FolderCore::Drop(Job& job) {
 
 int FolderCore::AppendLog(std::span<LogRecord> records) {
   if (!log_) return EIO;
-  if (!log_->Linked()) {
+  if (!log_->Linked() || !lock_.Linked()) {
     // Somebody emptied the folder; perhaps another process writes to it by now.
     if (!lock_.Linked()) {
       FolderLock lock;
       if (const int error = lock.Take(folder_.get()); error != 0) return error;
       lock_ = std::move(lock);
     }
-    MutexLock lock(mutex_);
-    Result<FolderLog> log =
-        FolderLog::Create(folder_.get(), [this](const FolderLog::Emit& emit)
-                                             NO_THREAD_SAFETY_ANALYSIS { index_.Write(emit); });
+    Result<FolderLog> log = NewLog();
     if (!log) return ENOENT;
     log_ = *std::move(log);
   }

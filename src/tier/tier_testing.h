@@ -129,4 +129,23 @@ inline std::unique_ptr<Tier> OpenFolder(const std::string& folder, uint64_t capa
   return *std::move(tier);
 }
 
+// For a folder that another store writes to.
+inline std::unique_ptr<Tier> OpenReader(const std::string& folder, Nanos take_over_every) {
+  auto store = FolderStore::Open({.folder = folder,
+                                  .capacity_bytes = 64 << 20,
+                                  .follow_every = kMilli,
+                                  .take_over_every = take_over_every,
+                                  .gather = 100 * kMicro});
+  EXPECT_TRUE(store.has_value()) << store.status().ToString();
+  EXPECT_TRUE((*store)->WaitScanned(kLong));
+  return *FolderStore::MakeTier(*std::move(store), 64);
+}
+
+// What other threads or processes are about to do.
+template <typename Holds>
+bool Soon(const Holds& holds) {
+  for (int i = 0; i < 10'000 && !holds(); ++i) usleep(1000);
+  return holds();
+}
+
 }  // namespace forebay::tier_testing
