@@ -40,7 +40,8 @@ TEST(FolderAdminTest, ListsChecksDropsAndClears) {
   EXPECT_EQ(datasets[0].samples, 20u);
   EXPECT_GT(datasets[0].last_used_s, 1'600'000'000);
   EXPECT_EQ(datasets[1].bytes, 70'000u);
-  EXPECT_EQ(admin->used_bytes(), datasets[0].bytes + 70'000 + 21 * 32);
+  EXPECT_GE(admin->used_bytes(), datasets[0].bytes + 70'000 + 21 * 32);
+  EXPECT_LE(admin->used_bytes(), datasets[0].bytes + 70'000 + 21 * (32 + 4096));
 
   ASSERT_EQ(admin->Samples(10), std::vector<uint32_t>{5});
   uint64_t bytes = 0;

@@ -23,9 +23,6 @@
 
 namespace forebay {
 
-// Samples shorter than this are packed. Above it, what a file costs (open, rename, close; half a
-// block) is below 4 % of what its bytes do.
-inline constexpr uint64_t kSmallBytes = 64 << 10;
 inline constexpr uint64_t kSegmentBytes = 32 << 20;
 
 using CopyName = std::array<char, 64>;

@@ -31,7 +31,9 @@ bool FolderIndex::Set(const TierKey& key, const CopyEntry& copy) {
   Dataset& dataset = datasets_[key.dataset];
   if (entry->held()) Uncount(dataset, *entry);
   *entry = copy;
-  used_ += Charge(copy.length);
+  const uint64_t charge = Charge(copy.length, copy.packed);
+  used_ += charge;
+  dataset.charged += charge;
   dataset.bytes += copy.length;
   ++dataset.samples;
   ++samples_;
@@ -44,7 +46,9 @@ bool FolderIndex::Set(const TierKey& key, const CopyEntry& copy) {
 }
 
 void FolderIndex::Uncount(Dataset& dataset, const CopyEntry& copy) {
-  used_ -= Charge(copy.length);
+  const uint64_t charge = Charge(copy.length, copy.packed);
+  used_ -= charge;
+  dataset.charged -= charge;
   dataset.bytes -= copy.length;
   --dataset.samples;
   --samples_;
@@ -62,7 +66,7 @@ void FolderIndex::Clear(const TierKey& key, uint32_t length) {
 void FolderIndex::Forget(uint64_t dataset) {
   const auto it = datasets_.find(dataset);
   if (it == datasets_.end()) return;
-  used_ -= it->second.bytes + it->second.samples * sizeof(LogRecord);
+  used_ -= it->second.charged;
   samples_ -= it->second.samples;
   pages_ -= it->second.pages.size();
   // That somebody uses it, and under which path, stays known.

@@ -38,6 +38,7 @@ class FolderIndex {
   static constexpr uint32_t kPageSamples = 1024;
   // 16 Mi samples: the entries never take more than 256 MiB.
   static constexpr size_t kMostPages = 16 << 10;
+  static constexpr uint64_t kBlockBytes = 4096;  // of nearly all file systems
 
   using Page = std::array<CopyEntry, kPageSamples>;
   struct Dataset {
@@ -46,14 +47,19 @@ class FolderIndex {
     int64_t last_used_s = 0;
     std::string path;
     uint64_t samples = 0;
-    uint64_t bytes = 0;  // of the samples
+    uint64_t bytes = 0;    // of the samples
+    uint64_t charged = 0;  // what they count against the limit
     uint32_t next_segment = 0;
     std::vector<uint32_t> packed;  // samples held in each segment
     std::unordered_map<uint32_t, std::unique_ptr<Page>> pages;
   };
 
-  // What a copy counts against the limit: its bytes and its record.
-  static uint64_t Charge(uint64_t length) { return length + sizeof(LogRecord); }
+  // What a copy counts against the limit: its record, and its bytes; in a file of its own, the
+  // blocks that they take.
+  static uint64_t Charge(uint64_t length, bool packed) {
+    const uint64_t taken = packed ? length : (length + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
+    return taken + sizeof(LogRecord);
+  }
 
   const CopyEntry* Find(const TierKey& key) const;
   CopyEntry* Find(const TierKey& key);

@@ -27,10 +27,12 @@ namespace forebay {
 
 struct FolderTierOptions {
   std::string folder;  // made, with its parents, when it does not exist
-  // Bytes of samples, and 32 more for each. What the disk rounds files up by is not counted: it is
-  // half a block for each sample of more than 64 KiB. 0: four fifths of what the disk has free and
-  // the folder holds already.
+  // What the folder may take: samples and 32 bytes for each, files rounded up to blocks of 4 KiB.
+  // 0: four fifths of what the disk has free and the folder holds already.
   uint64_t capacity_bytes = 0;
+  // Samples of so many bytes have a file of their own, smaller ones are packed. From the default on
+  // a file's last block is less than 1 % of it.
+  uint64_t file_bytes = 512 << 10;
   size_t threads = 4;                   // that read; one more writes
   Nanos follow_every = kSecond;         // where another process writes: look for what it has added
   Nanos take_over_every = 3 * kSecond;  // and try to become the writer, should that one have ended

@@ -85,7 +85,7 @@ TEST_F(FolderTierTest, AFileIsTheSampleAndNothingElse) {
   EXPECT_EQ(file.string(), folder_.path() + "/0000000000000009/00000000/00000002.bin");
   EXPECT_EQ(fs::file_size(file), LargeBytes().size());
   EXPECT_EQ(fs::file_size(folder_.Files(".seg").at(0)), SmallBytes().size());
-  EXPECT_EQ(tier->used_bytes(), 5'000u + 70'000u + 2 * 32u);
+  EXPECT_EQ(tier->used_bytes(), 5'000u + 18 * 4096u + 2 * 32u);
 }
 
 TEST_F(FolderTierTest, EachBitIsChecked) {
@@ -458,6 +458,69 @@ TEST_F(FolderTierTest, AFullDisk) {
     EXPECT_TRUE(fs::is_empty(mounted + "/writing"));
   }
   EXPECT_EQ(umount(mounted.c_str()), 0);
+}
+
+// The mode of its folders is changed: a mount with files open for writing cannot be.
+TEST_F(FolderTierTest, AFolderThatBecomesReadOnlyWhileItIsUsed) {
+  auto tier = OpenFolder(folder_.path());
+  for (uint32_t i = 0; i < 5; ++i) ASSERT_TRUE(Put(*tier, {9, i}).stored);
+  std::vector<fs::path> folders = {folder_.path()};
+  for (const auto& entry : fs::recursive_directory_iterator(folder_.path())) {
+    if (entry.is_directory()) folders.push_back(entry.path());
+  }
+  const bool root = geteuid() == 0;  // may write to what is read-only, so be somebody else
+  for (const fs::path& each : folders) ASSERT_EQ(chmod(each.c_str(), 0555), 0);
+  ASSERT_TRUE(!root || seteuid(65534) == 0);
+  const TierDone first = Put(*tier, {9, 100}, LargeBytes());
+  const TierDone second = Put(*tier, {9, 101}, LargeBytes());
+  const bool hits = Hits(*tier, {9, 1}) && Hits(*tier, {9, 2});
+  Drop(*tier, {9, 1});
+  const bool dropped = !tier->Has({9, 1});
+  ASSERT_TRUE(!root || seteuid(0) == 0);
+  for (const fs::path& each : folders) ASSERT_EQ(chmod(each.c_str(), 0755), 0);
+  EXPECT_FALSE(first.stored || second.stored);
+  EXPECT_FALSE(first.status.ok());
+  EXPECT_TRUE(second.status.ok()) << "said once";
+  EXPECT_TRUE(hits && dropped);
+  EXPECT_FALSE(tier->health().ok());
+  EXPECT_FALSE(tier->HasRoom(1));
+  EXPECT_EQ(tier->capacity_bytes(), tier->used_bytes());
+  EXPECT_TRUE(Hits(*tier, {9, 2}));
+}
+
+// Where a large sample does not fit any more, smaller ones still do.
+TEST_F(FolderTierTest, TheLimitIsUsedToTheFull) {
+  constexpr uint64_t kCapacity = 24 << 20;
+  const auto size_of = [](uint32_t sample) {
+    SplitMix64 rng(sample);
+    const uint64_t draw = rng.Below(10);
+    if (draw == 0) return (512 << 10) + rng.Below(1 << 20);
+    return draw < 7 ? 100'000 + rng.Below(20'000) : 2'000 + rng.Below(20'000);
+  };
+  auto opened = FolderStore::Open(
+      {.folder = folder_.path(), .capacity_bytes = kCapacity, .gather = 100 * kMicro});
+  ASSERT_TRUE(opened.has_value());
+  auto store = *std::move(opened);
+  ASSERT_TRUE(store->WaitScanned(kLong));
+  auto tier = *FolderStore::MakeTier(store, 4);
+  uint64_t held = 0;
+  for (uint32_t i = 0; i < 500; ++i) {
+    const uint64_t size = size_of(i);
+    const bool room = tier->HasRoom(size);
+    const bool stored = room && Put(*tier, {9, i}, Bytes(size, std::byte{7})).stored;
+    EXPECT_EQ(stored, room);
+    held += stored ? size : 0;
+  }
+  EXPECT_GE(static_cast<double>(held), 0.99 * kCapacity);
+  EXPECT_LE(tier->used_bytes(), kCapacity);
+  uint64_t on_disk = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(folder_.path())) {
+    struct stat st {};
+    ASSERT_EQ(lstat(entry.path().c_str(), &st), 0);
+    on_disk += static_cast<uint64_t>(st.st_blocks) * 512;
+  }
+  EXPECT_LE(static_cast<double>(on_disk), 1.01 * kCapacity);
+  EXPECT_FALSE(folder_.Files(".bin").empty() || folder_.Files(".seg").empty());
 }
 
 TEST_F(FolderTierTest, AFileSizeLimitSkipsOnlyWhatIsTooLarge) {

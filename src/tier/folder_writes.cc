@@ -334,7 +334,6 @@ void FolderCore::RunBatch(std::span<Job> jobs) {
   std::vector<Pending> packed;
   for (Pending& put : admitted) {
     const TierOp& op = put.job->op;
-    put.copy.packed = op.bytes.size() < kSmallBytes;
     if (put.copy.packed) {
       packed.push_back(put);
       continue;
@@ -367,7 +366,7 @@ size_t FolderCore::AdmitPuts(std::span<Job> jobs, std::vector<Pending>* admitted
       continue;
     }
     if (!writing_ || job.op.bytes.size() > CopyEntry::kLongest) continue;
-    const uint64_t charge = FolderIndex::Charge(job.op.bytes.size());
+    const uint64_t charge = Charge(job.op.bytes.size());
     if (index_.used() + reserved_ + charge > capacity_bytes_) {
       uint64_t oldest = 0;
       if (charge <= capacity_bytes_ && index_.Oldest(&oldest)) {
@@ -387,6 +386,8 @@ size_t FolderCore::AdmitPuts(std::span<Job> jobs, std::vector<Pending>* admitted
     reserved_ += charge;
     Pending& put = admitted->emplace_back();
     put.job = &job;
+    put.charge = charge;
+    put.copy.packed = Packed(job.op.bytes.size());
     put.copy.length = static_cast<uint32_t>(job.op.bytes.size());
     put.copy.crc = job.op.crc;
   }
@@ -479,7 +480,7 @@ void FolderCore::Publish(std::span<Pending> puts) {
   }
   MutexLock lock(mutex_);
   for (const Pending& put : puts) {
-    reserved_ -= FolderIndex::Charge(put.copy.length);
+    reserved_ -= put.charge;
     put.job->done.stored = index_.Set(put.job->op.key, put.copy);
     ++stats_.writes;
   }
@@ -489,7 +490,7 @@ void FolderCore::Fail(Pending& put, int error) {
   const TierOp& op = put.job->op;
   MutexLock lock(mutex_);
   index_.Clear(op.key);
-  reserved_ -= FolderIndex::Charge(op.bytes.size());
+  reserved_ -= put.charge;
   if (MayPass(error)) {
     const CopyName name = NameOf(op.key, put.copy);
     put.job->done.status = ErrnoStatus(error, StrCat("write ", folder(), "/", name.data()));

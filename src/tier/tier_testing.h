@@ -115,8 +115,10 @@ inline bool Hits(Tier& tier, const TierKey& key) {
 inline std::shared_ptr<FolderStore> OpenStore(const std::string& folder,
                                               uint64_t capacity = 64 << 20) {
   // The tests put one by one and wait for each.
-  auto store =
-      FolderStore::Open({.folder = folder, .capacity_bytes = capacity, .gather = 100 * kMicro});
+  auto store = FolderStore::Open({.folder = folder,
+                                  .capacity_bytes = capacity,
+                                  .file_bytes = 64 << 10,
+                                  .gather = 100 * kMicro});
   EXPECT_TRUE(store.has_value()) << store.status().ToString();
   EXPECT_TRUE((*store)->WaitScanned(kLong));
   return *std::move(store);
@@ -133,6 +135,7 @@ inline std::unique_ptr<Tier> OpenFolder(const std::string& folder, uint64_t capa
 inline std::unique_ptr<Tier> OpenReader(const std::string& folder, Nanos take_over_every) {
   auto store = FolderStore::Open({.folder = folder,
                                   .capacity_bytes = 64 << 20,
+                                  .file_bytes = 64 << 10,
                                   .follow_every = kMilli,
                                   .take_over_every = take_over_every,
                                   .gather = 100 * kMicro});

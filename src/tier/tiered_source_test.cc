@@ -62,7 +62,8 @@ class TieredSourceTest : public testing::TestWithParam<bool> {
   }
   std::unique_ptr<Tier> MakeTier(size_t max_in_flight, uint64_t bytes = 64 << 20) {
     if (!GetParam()) return *MakeMemoryTier(bytes, max_in_flight);
-    auto store = *FolderStore::Open({.folder = folder_, .capacity_bytes = bytes});
+    auto store =
+        *FolderStore::Open({.folder = folder_, .capacity_bytes = bytes, .file_bytes = 64 << 10});
     EXPECT_TRUE(store->WaitScanned(60 * kSecond));
     return *FolderStore::MakeTier(std::move(store), max_in_flight);
   }
