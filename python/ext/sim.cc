@@ -162,6 +162,11 @@ void BindSim(nb::module_& m) {
             d["read_share"] = out.read_share;
             d["global_shuffle"] = out.global_shuffle;
             d["simulated_epochs"] = out.simulated_epochs;
+            if (which == Policy::kForebay) {
+              d["plan"] = out.plan == Plan::kByNode   ? "by_node"
+                          : out.plan == Plan::kByRank ? "by_rank"
+                                                      : "none";
+            }
             if (out.planned_epochs > 0) {
               d["planned_epochs"] = out.planned_epochs;
               d["uncovered_share"] = out.uncovered_share;

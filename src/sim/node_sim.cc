@@ -289,7 +289,10 @@ Result<NodeOutcome> Node::Run() {
   const uint64_t total = uint64_t{samples} * sc_.epochs;
   while (!done_) {
     if (events_.empty()) {
-      return Status(Code::kInternal, "nothing is under way and the consumer waits");
+      // As in the engine: only the release of what the consumer holds would help.
+      return Status(Code::kResourceExhausted,
+                    StrCat("the next batch finds no room beside the one that is held, in ",
+                           sc_.arena_bytes, " bytes; simulate a smaller batch or more memory"));
     }
     const auto [when, number, what] = events_.top();
     events_.pop();

@@ -169,6 +169,8 @@ TEST(NodeSimulation, WrongScenariosAreErrors) {
   NodeScenario s = Plain();
   s.arena_bytes = kMega;
   EXPECT_EQ(SimulateNode(s).status().code(), Code::kResourceExhausted);
+  s.arena_bytes = 15 * kMega;  // one batch, not two
+  EXPECT_EQ(SimulateNode(s).status().code(), Code::kResourceExhausted);
   s = Plain();
   s.batch = 0;
   EXPECT_FALSE(SimulateNode(s));

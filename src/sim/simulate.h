@@ -19,6 +19,13 @@
 
 namespace forebay::sim {
 
+// What Forebay's planner chooses from, by the time that it predicts for the job.
+enum class Plan : uint8_t {
+  kByNode,  // plan/placement.h, and second copies in spare room
+  kByRank,  // each rank keeps what it reads most often, alone
+  kNone,    // nothing is kept: the source is faster than the tiers
+};
+
 struct Outcome {
   Policy policy = Policy::kLowerBound;
   std::string infeasible;      // why the policy cannot run this scenario; nothing below then counts
@@ -35,6 +42,7 @@ struct Outcome {
   double read_share = 1;       // of the data set that training can ever see
   bool global_shuffle = true;  // false: a rank sees only its own part of the data set
   double uncovered_share = 0;  // of the samples that no tier keeps; NoPFS and Forebay
+  Plan plan = Plan::kByNode;   // Forebay
 };
 
 // (accesses done, accesses in all); false stops the run with kCancelled.
@@ -45,6 +53,7 @@ class Simulation {
  public:
   static Result<Simulation> Make(Scenario scenario);
 
+  // Forebay predicts the job under each Plan and takes the fastest.
   Result<Outcome> Run(Policy policy, const ProgressFn& progress = nullptr);
 
   const Scenario& scenario() const { return scenario_; }
@@ -57,6 +66,7 @@ class Simulation {
 
  private:
   explicit Simulation(Scenario scenario);
+  Result<Outcome> RunOne(Policy policy, const ProgressFn& progress);
 
   Scenario scenario_;
   uint32_t simulated_ = 0;
