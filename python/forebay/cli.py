@@ -18,6 +18,7 @@ _COMMANDS = {
     "demo": "watch Forebay feed a training loop from slow storage",
     "doctor": "what this machine has; what Forebay would gain on your folder",
     "index": "list a data set and save the list; --verify checks every file",
+    "plan": "what Forebay would gain on your data set; what more NVMe would buy",
     "simulate": "how long a job would take under each policy, in virtual time",
     "cache": "list, fill, check or empty a folder of cache_dir=",
     "bench": "measure Forebay against its limits and its rivals",
@@ -30,6 +31,7 @@ examples:
   forebay doctor /data/train         measure your own folder and predict the gain
   forebay index /data/train          list it once; loaders then open in milliseconds
   forebay index /data/train --verify check every file against the list
+  forebay plan /data/train --memory 64G --nvme 1T --nodes 8
   forebay simulate job.toml          your cluster and data set under every policy
   forebay cache ls /nvme/forebay     what a folder of cache_dir= holds
   forebay bench epoch --quick        epoch times beside PyTorch's DataLoader
@@ -214,6 +216,70 @@ def _run_simulate(argv: Sequence[str]) -> int:
     return run(parser.parse_args(argv))
 
 
+def _run_plan(argv: Sequence[str]) -> int:
+    parser = _command_parser(
+        "plan",
+        "What would Forebay gain on this data set, and what would more memory or NVMe buy?\n"
+        "Lists the data set, measures its storage for a few seconds (or takes your figures), and\n"
+        "simulates the job: as it is today, with Forebay, and with other sizes of the tiers.",
+        "examples:\n"
+        "  forebay plan /data/train --memory 64G --nvme 1T --nodes 8\n"
+        "  forebay plan /data/train --step-ms 120 --batch-size 256 --epochs 90\n"
+        "  forebay plan /data/train --source-bandwidth 2G --source-latency 1.5 --json -\n\n"
+        "Sizes and rates are written as 64G or 1.5T, rates by the second.\n",
+    )
+    parser.add_argument("path", metavar="PATH", help="folder, or one tar or TFRecord file")
+    _add_dataset_arguments(parser)
+    cluster = parser.add_argument_group("cluster")
+    cluster.add_argument("--nodes", type=_count(1), default=1, metavar="N", help="default 1")
+    cluster.add_argument(
+        "--ranks-per-node", type=_count(1), default=1, metavar="N", help="default 1"
+    )
+    cluster.add_argument(
+        "--memory",
+        metavar="SIZE",
+        help="for samples, of a node; default: half of what is free here",
+    )
+    cluster.add_argument("--nvme", metavar="SIZE", default="0", help="of a node; default: none")
+    for name, default in (("memory", "10G"), ("nvme", "2G"), ("network", "1.1G")):
+        cluster.add_argument(
+            f"--{name}-bandwidth",
+            metavar="RATE",
+            default=default,
+            help=f"of a node, default {default}",
+        )
+    source = parser.add_argument_group("source")
+    source.add_argument(
+        "--source-bandwidth",
+        metavar="RATE",
+        help="of all nodes together; default: measured from here",
+    )
+    source.add_argument("--source-latency", type=float, metavar="MS", help="of opening and reading")
+    job = parser.add_argument_group("job")
+    job.add_argument(
+        "--batch-size", type=_count(1), default=64, metavar="N", help="of a rank, default 64"
+    )
+    job.add_argument("--epochs", type=_count(1), default=10, metavar="N", help="default 10")
+    job.add_argument("--step-ms", type=float, metavar="MS", help="compute on a rank's batch")
+    job.add_argument(
+        "--samples-per-second",
+        type=float,
+        metavar="N",
+        help="that a rank computes, instead of --step-ms; default: no limit",
+    )
+    job.add_argument(
+        "--workers",
+        type=_count(1),
+        default=8,
+        metavar="N",
+        help="of PyTorch today, a rank; default 8",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write all figures; - prints them instead")
+    from .plan_command import run
+
+    return run(parser.parse_args(argv))
+
+
 def _cache_part(argv: Sequence[str]) -> int:
     name, *rest = argv
     text = {
@@ -272,6 +338,7 @@ _RUN: dict[str, Callable[[Sequence[str]], int]] = {
     "demo": _run_demo,
     "doctor": _run_doctor,
     "index": _run_index,
+    "plan": _run_plan,
     "simulate": _run_simulate,
 }
 
