@@ -14,12 +14,22 @@
 
 namespace forebay {
 
+// A piece of a range that is read at once.
+struct ReadPart {
+  uint64_t gap = 0;                // bytes before it, since the piece before, that are thrown away
+  std::span<std::byte> dest = {};  // may be empty
+  uint32_t crc = 0;                // filled with ReadOp::checksum once the whole range is read
+};
+
 struct ReadOp {
   uint64_t tag = 0;  // returned in the completion
   int fd = -1;       // >= 0: an open descriptor, which stays open; else `path` is opened and closed
   const char* path = nullptr;  // must stay valid until the completion is reaped
   uint64_t offset = 0;
-  std::span<std::byte> dest;  // must stay valid until the completion is reaped
+  std::span<std::byte> dest = {};  // must stay valid until the completion is reaped
+  // Not empty: instead of `dest`, the pieces of the range that begins at `offset`. They, too, stay
+  // valid until the completion is reaped, and belong to the loop until then. Not with expect_end.
+  std::span<ReadPart> parts = {};
   // True: the file must end exactly at offset + dest.size(). A longer one is reported through
   // Completion::longer, at no extra request (one more byte is asked for in the same read).
   bool expect_end = false;
@@ -30,9 +40,10 @@ struct ReadOp {
 struct Completion {
   uint64_t tag = 0;
   int error = 0;           // errno of the open or read, 0 otherwise
-  uint64_t bytes = 0;      // bytes in dest; fewer than asked means the file ended there
+  uint64_t bytes = 0;      // bytes in dest (with parts: of the range, gaps included); fewer than
+                           // asked means the file ended there
   bool longer = false;     // only with expect_end
-  uint32_t crc = 0;        // CRC-32C of those bytes; only with checksum and without an error
+  uint32_t crc = 0;        // CRC-32C of those bytes; only with checksum, without an error or parts
   int64_t latency_ns = 0;  // from the start of the open (or read) to its end; io_uring: from Submit
 };
 

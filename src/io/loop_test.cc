@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -193,6 +194,109 @@ TEST_P(LoopTest, RandomReadsFromASeed) {
   loop.reset();
   EXPECT_LE(CountOpenFds(), open_before) << "descriptors leaked, or given ones were closed";
   for (const OwnedFd& fd : fds) EXPECT_GE(fcntl(fd.get(), F_GETFD), 0);
+}
+
+// A read into several places, with gaps, of one range.
+struct Scattered {
+  uint64_t offset = 0;
+  uint64_t range = 0;
+  std::vector<std::vector<std::byte>> dests;
+  std::vector<ReadPart> parts;
+
+  void Add(uint64_t gap, size_t size) {
+    dests.emplace_back(size);
+    parts.push_back({.gap = gap, .dest = dests.back()});
+    range += gap + size;
+  }
+  void Check(std::span<const std::byte> file) const {
+    uint64_t at = offset;
+    for (const ReadPart& part : parts) {
+      at += part.gap;
+      const std::span<const std::byte> expected = file.subspan(at, part.dest.size());
+      ASSERT_TRUE(std::ranges::equal(part.dest, expected));
+      ASSERT_EQ(part.crc, Crc32c(expected));
+      at += part.dest.size();
+    }
+  }
+};
+
+TEST_P(LoopTest, ScatteredReadsFromASeed) {
+  constexpr size_t kSize = 3'000'000;
+  const auto file = WriteFile("f", kSize, 5);
+  const std::string path = Path("f");
+  const OwnedFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  auto loop = Make(8);
+  for (uint64_t seed = 1; seed <= 150; ++seed) {
+    SCOPED_TRACE(seed);
+    SplitMix64 rng(seed);
+    std::vector<Scattered> reads(1 + rng.Below(8));
+    std::vector<ReadOp> ops;
+    for (Scattered& read : reads) {
+      read.offset = rng.Below(kSize / 2);
+      // Some name more places, or leave larger gaps, than one request takes.
+      const bool many = rng.Below(8) == 0;
+      const size_t parts = 1 + rng.Below(many ? 700 : 12);
+      for (size_t i = 0; i < parts; ++i) {
+        const uint64_t gap =
+            rng.Below(3) == 0 ? 0 : rng.Below(uint64_t{1} << rng.Below(many ? 12 : 20));
+        const size_t size =
+            rng.Below(5) == 0 ? 0 : rng.Below(uint64_t{1} << rng.Below(many ? 10 : 16));
+        if (read.offset + read.range + gap + size > kSize) break;
+        read.Add(gap, size);
+      }
+      if (read.parts.empty()) read.Add(100, 10);
+      const bool by_fd = rng.Below(2) == 0;
+      ops.push_back({.tag = ops.size(),
+                     .fd = by_fd ? fd.get() : -1,
+                     .path = by_fd ? nullptr : path.c_str(),
+                     .offset = read.offset,
+                     .parts = read.parts,
+                     .checksum = true});
+    }
+    ASSERT_EQ(loop->Submit(ops), ops.size());
+    for (const auto& [tag, done] : Collect(*loop, ops.size())) {
+      ASSERT_EQ(done.error, 0) << strerror(done.error);
+      ASSERT_EQ(done.bytes, reads[tag].range);
+      ASSERT_FALSE(done.longer);
+      reads[tag].Check(file);
+    }
+  }
+}
+
+TEST_P(LoopTest, ScatteredReadOfAShortFile) {
+  auto loop = Make(4);
+  const auto file = WriteFile("f", 50'000, 1);
+  const std::string path = Path("f");
+  for (const uint64_t end : {0, 5, 10, 15, 30'015, 30'020, 49'990}) {
+    Scattered read;
+    read.offset = 50'000 - end;
+    read.Add(0, 10);
+    read.Add(30'000, 10);
+    read.Add(20'000, 10);
+    const Completion done = RunOne(*loop, {.tag = end,
+                                           .path = path.c_str(),
+                                           .offset = read.offset,
+                                           .parts = read.parts,
+                                           .checksum = true});
+    EXPECT_EQ(done.error, 0);
+    EXPECT_EQ(done.bytes, end);
+    const size_t first = std::min<size_t>(end, 10);
+    EXPECT_EQ(std::memcmp(read.dests[0].data(), file.data() + read.offset, first), 0);
+  }
+}
+
+TEST_P(LoopTest, ScatteredReadOfNothing) {
+  auto loop = Make(4);
+  WriteFile("f", 100, 1);
+  const std::string path = Path("f");
+  Scattered read;
+  read.Add(0, 0);
+  read.Add(0, 0);
+  const Completion done =
+      RunOne(*loop, {.tag = 1, .path = path.c_str(), .parts = read.parts, .checksum = true});
+  EXPECT_EQ(done.error, 0);
+  EXPECT_EQ(done.bytes, 0u);
+  EXPECT_EQ(read.parts[1].crc, 0u);
 }
 
 TEST_P(LoopTest, ReportsErrors) {

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <condition_variable>
 #include <cstdint>
@@ -22,16 +23,16 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/crc32c.h"
 #include "base/owned.h"
 #include "base/thread_annotations.h"
 #include "io/loop.h"
+#include "io/scatter.h"
 
 namespace forebay {
 namespace {
 
 // glibc carves thread-local storage out of the stack, and a Python process has a lot of it; the
-// workers themselves need less than 8 KiB.
+// workers themselves need less than 12 KiB.
 constexpr size_t kStackBytes = 128 * 1024;
 
 // Workers that are woken or being started at one time. With 8, all of 64 sleeping workers are
@@ -98,22 +99,27 @@ class Ring {
   size_t size_ = 0;
 };
 
-// Reads until `dest` is full, the file ends or an error. A read that fills `dest` exactly although
+// Reads until the range is full, the file ends or an error. A read that fills it exactly although
 // one byte more was asked for has met the end: asking again would cost a request on every file.
-int ReadFully(int fd, const ReadOp& op, Completion& done) {
+int ReadFully(int fd, const ReadOp& op, std::vector<std::byte>& waste, Completion& done) {
   std::byte beyond{};
-  while (done.bytes < op.dest.size() || (op.expect_end && op.dest.empty())) {
-    iovec parts[2] = {{op.dest.data() + done.bytes, op.dest.size() - done.bytes}, {&beyond, 1}};
-    const ssize_t n =
-        preadv(fd, parts, op.expect_end ? 2 : 1, static_cast<off_t>(op.offset + done.bytes));
+  std::array<iovec, kMostVectors + 1> vectors;
+  const uint64_t range = RangeBytes(op);
+  if (!op.parts.empty()) waste.resize(kWasteBytes);
+  while (done.bytes < range || (op.expect_end && range == 0)) {
+    uint64_t wanted = 0;
+    size_t count = Vectors(op, done.bytes, waste, std::span(vectors).first(kMostVectors), wanted);
+    if (op.expect_end) vectors[count++] = {&beyond, 1};
+    const ssize_t n = preadv(fd, vectors.data(), static_cast<int>(count),
+                             static_cast<off_t>(op.offset + done.bytes));
     if (n < 0) {
       if (errno == EINTR) continue;
       return errno;
     }
     if (n == 0) break;
-    const size_t got = static_cast<size_t>(n);
-    done.longer = got > parts[0].iov_len;
-    done.bytes += std::min(got, parts[0].iov_len);
+    const auto got = static_cast<uint64_t>(n);
+    done.longer = got > wanted;
+    done.bytes += std::min(got, wanted);
     if (done.longer) break;
   }
   return 0;
@@ -121,7 +127,7 @@ int ReadFully(int fd, const ReadOp& op, Completion& done) {
 
 // `opened` receives the descriptor to close once the completion is published: closing may cost a
 // round trip to the storage, and nobody needs to wait for it.
-Completion Execute(const ReadOp& op, OwnedFd& opened) {
+Completion Execute(const ReadOp& op, std::vector<std::byte>& waste, OwnedFd& opened) {
   Completion done{.tag = op.tag};
   const Nanos start = SteadyClock().Now();
   int fd = op.fd;
@@ -132,9 +138,9 @@ Completion Execute(const ReadOp& op, OwnedFd& opened) {
     if (fd < 0) done.error = errno;
     opened = OwnedFd(fd);
   }
-  if (fd >= 0) done.error = ReadFully(fd, op, done);
+  if (fd >= 0) done.error = ReadFully(fd, op, waste, done);
   done.latency_ns = SteadyClock().Now() - start;
-  if (op.checksum && done.error == 0) done.crc = Crc32c(op.dest.first(done.bytes));
+  Checksum(op, done);
   return done;
 }
 
@@ -205,12 +211,13 @@ class Pool {
     }
     std::optional<Completion> finished;
     OwnedFd opened;
+    std::vector<std::byte> waste;
     while (true) {
       std::optional<ReadOp> op = Exchange(finished);
       opened.Reset();
       if (!op) op = WaitForOp(self);
       if (!op) return;
-      finished = Execute(*op, opened);
+      finished = Execute(*op, waste, opened);
     }
   }
 

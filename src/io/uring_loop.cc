@@ -25,8 +25,8 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/crc32c.h"
 #include "base/owned.h"
+#include "io/scatter.h"
 
 namespace forebay {
 namespace {
@@ -152,6 +152,7 @@ class UringLoop final : public Loop {
       slot.op = op;
       slot.done = Completion{.tag = op.tag};
       slot.start = now;
+      slot.range = RangeBytes(op);
       Queue(index);
     }
     Flush();
@@ -179,8 +180,10 @@ class UringLoop final : public Loop {
     Nanos start = 0;
     unsigned waiting = 0;  // completions still to come
     int results[kRequestsPerOp] = {};
-    iovec parts[2] = {};
-    std::byte beyond{};  // receives the byte after the expected end
+    uint64_t range = 0;          // bytes of the op's range
+    uint64_t wanted = 0;         // of those, what the request under way asks for
+    std::vector<iovec> vectors;  // where to
+    std::byte beyond{};          // receives the byte after the expected end
   };
 
   // Prepares the requests for what is left of the slot's op.
@@ -197,11 +200,13 @@ class UringLoop final : public Loop {
       Label(sqe, index, kOpen);
       sqe->flags |= IOSQE_ASYNC | IOSQE_IO_LINK;
     }
-    slot.parts[0] = {slot.op.dest.data() + slot.done.bytes, slot.op.dest.size() - slot.done.bytes};
-    slot.parts[1] = {&slot.beyond, 1};
+    slot.vectors.resize(slot.op.parts.empty() ? 1 : kMostVectors);
+    slot.vectors.resize(Vectors(slot.op, slot.done.bytes, waste_, slot.vectors, slot.wanted));
+    if (slot.op.expect_end) slot.vectors.push_back({&slot.beyond, 1});
     io_uring_sqe* sqe = NextSqe(index);
-    io_uring_prep_readv(sqe, opens ? static_cast<int>(index) : slot.op.fd, slot.parts,
-                        slot.op.expect_end ? 2 : 1, slot.op.offset + slot.done.bytes);
+    io_uring_prep_readv(sqe, opens ? static_cast<int>(index) : slot.op.fd, slot.vectors.data(),
+                        static_cast<unsigned>(slot.vectors.size()),
+                        slot.op.offset + slot.done.bytes);
     Label(sqe, index, kRead);
     // Hard link: the file is closed however the read ends, and a short read breaks a plain link.
     sqe->flags |= opens ? IOSQE_FIXED_FILE | IOSQE_IO_HARDLINK : IOSQE_ASYNC;
@@ -248,9 +253,7 @@ class UringLoop final : public Loop {
         continue;
       }
       slot.done.latency_ns = SteadyClock().Now() - slot.start;
-      if (slot.op.checksum && slot.done.error == 0) {
-        slot.done.crc = Crc32c(slot.op.dest.first(slot.done.bytes));
-      }
+      Checksum(slot.op, slot.done);
       out[taken++] = slot.done;
       free_.push_back(index);
     }
@@ -267,15 +270,16 @@ class UringLoop final : public Loop {
       slot.done.error = -got;
       return true;
     }
-    const size_t missing = slot.parts[0].iov_len;
-    slot.done.longer = static_cast<size_t>(got) > missing;
-    slot.done.bytes += std::min(static_cast<size_t>(got), missing);
-    return got == 0 || slot.done.bytes == slot.op.dest.size();
+    const auto bytes = static_cast<uint64_t>(got);
+    slot.done.longer = bytes > slot.wanted;
+    slot.done.bytes += std::min(bytes, slot.wanted);
+    return got == 0 || slot.done.bytes == slot.range;
   }
 
   const pid_t creator_ = getpid();
   std::vector<Slot> slots_;  // never resized: the kernel holds pointers into it
   std::vector<uint32_t> free_;
+  std::vector<std::byte> waste_ = std::vector<std::byte>(kWasteBytes);
   const OwnedFd event_fd_;
   Ring ring_;
 };

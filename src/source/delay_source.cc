@@ -27,20 +27,33 @@ DelaySource::DelaySource(std::unique_ptr<Source> inner, const DelayOptions& opti
 }
 
 size_t DelaySource::Submit(std::span<const SourceRead> reads) {
+  to_inner_.assign(reads.begin(),
+                   reads.begin() + static_cast<ptrdiff_t>(std::min(reads.size(), free_.size())));
+  for (size_t i = 0; i < to_inner_.size(); ++i) to_inner_[i].tag = free_[free_.size() - 1 - i];
+  const size_t taken = inner_->Submit(to_inner_);
   const Nanos now = SteadyClock().Now();
-  size_t taken = 0;
-  while (taken < reads.size() && !free_.empty()) {
-    const uint32_t index = free_.back();
-    SourceRead read = reads[taken];
-    read.tag = index;
-    if (inner_->Submit(std::span(&read, 1)) == 0) break;
-    free_.pop_back();
-    slots_[index] = {.read = reads[taken],
-                     .start = now,
-                     .step = open_each_ ? Step::kOpen : Step::kRead,
-                     .done = {}};
-    Admit(index, now);
-    ++taken;
+  reads = reads.first(taken);
+  for (size_t i = 0; i < reads.size();) {
+    // What the inner source groups is not known here: neighbours with one number are a group.
+    const uint32_t group = reads[i].group;
+    size_t end = i + 1;
+    while (group != 0 && end < reads.size() && reads[end].group == group) ++end;
+    const uint32_t first = free_.back();
+    uint64_t bytes = 0;
+    for (uint32_t next = kNone; i < end; ++i) {
+      const uint32_t index = free_.back();
+      free_.pop_back();
+      slots_[index] = {.read = reads[i],
+                       .start = now,
+                       .step = open_each_ ? Step::kOpen : Step::kRead,
+                       .done = {}};
+      bytes += reads[i].dest.size();
+      if (next != kNone) slots_[next].next = index;
+      next = index;
+      ++slots_[first].group_size;
+    }
+    slots_[first].bytes = bytes;
+    Admit(first, now);
   }
   SetAlarm();
   return taken;
@@ -56,6 +69,7 @@ size_t DelaySource::Reap(std::span<SourceDone> out) {
     out[i] = std::move(slot.done);
     out[i].tag = slot.read.tag;
     out[i].latency_ns = std::max(out[i].latency_ns, slot.end - slot.start);
+    out[i].group_size = slot.group_size;
     if (slot.error != 0) {
       out[i].status = Status(
           Code::kUnavailable,
@@ -83,7 +97,7 @@ void DelaySource::Admit(uint32_t index, Nanos now) {
   Slot& slot = slots_[index];
   const bool opens = slot.step == Step::kOpen;
   const StorageModel::Decision decision =
-      model_.Admit(opens ? OpKind::kOpen : OpKind::kRead, opens ? 0 : slot.read.dest.size(), now);
+      model_.Admit(opens ? OpKind::kOpen : OpKind::kRead, opens ? 0 : slot.bytes, now);
   if (decision.finish_at == StorageModel::kNever) {
     swallowed_.push_back(index);
     return;
@@ -102,9 +116,14 @@ void DelaySource::Advance(Nanos now) {
       Admit(due.index, now);
       continue;
     }
-    slot.step = Step::kOver;
-    slot.end = due.at;
-    if (slot.inner_done) ready_.push_back(due.index);
+    for (uint32_t index = due.index; index != kNone; index = slots_[index].next) {
+      Slot& member = slots_[index];
+      member.step = Step::kOver;
+      member.end = due.at;
+      member.error = slot.error;
+      member.group_size = slot.group_size;
+      if (member.inner_done) ready_.push_back(index);
+    }
   }
 }
 

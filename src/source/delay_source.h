@@ -24,7 +24,8 @@ struct DelayOptions {
 };
 
 // Confined to one thread, as every Source. An error of the model becomes kUnavailable; nothing is
-// retried. Reads that a stall without end swallows wait for the next Apply; destruction drops them.
+// retried. A group is one operation of the model. Reads that a stall without end swallows wait for
+// the next Apply; destruction drops them.
 class DelaySource final : public Source {
  public:
   static Result<std::unique_ptr<DelaySource>> Make(std::unique_ptr<Source> inner,
@@ -40,6 +41,7 @@ class DelaySource final : public Source {
   Status Apply(const StorageSettings& storage);
 
  private:
+  static constexpr uint32_t kNone = ~uint32_t{0};
   enum class Step : uint8_t { kOpen, kRead, kOver };
   struct Slot {
     SourceRead read;
@@ -48,6 +50,10 @@ class DelaySource final : public Source {
     Step step = Step::kOpen;
     int error = 0;  // of the model
     bool inner_done = false;
+    uint32_t next = kNone;  // of the same group
+    // Of the first one of a group, which the model is asked about: the group's.
+    uint32_t group_size = 0;
+    uint64_t bytes = 0;
     SourceDone done;
   };
   struct Due {
@@ -66,6 +72,7 @@ class DelaySource final : public Source {
   StorageModel model_;
   std::vector<Slot> slots_;
   std::vector<uint32_t> free_;
+  std::vector<SourceRead> to_inner_;  // of the Submit under way
   std::priority_queue<Due, std::vector<Due>, std::greater<Due>> due_;
   std::vector<uint32_t> swallowed_;  // by a stall without end
   std::vector<uint32_t> ready_;

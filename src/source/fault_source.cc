@@ -39,18 +39,17 @@ FaultSource::FaultSource(std::unique_ptr<Source> inner, const FaultOptions& opti
 }
 
 size_t FaultSource::Submit(std::span<const SourceRead> reads) {
-  size_t taken = 0;
-  while (taken < reads.size() && !free_.empty()) {
-    const uint32_t index = free_.back();
-    SourceRead read = reads[taken];
-    read.tag = index;
-    if (inner_->Submit(std::span(&read, 1)) == 0) break;
+  // At once, because the neighbours of a group belong to one Submit.
+  to_inner_.assign(reads.begin(),
+                   reads.begin() + static_cast<ptrdiff_t>(std::min(reads.size(), free_.size())));
+  for (size_t i = 0; i < to_inner_.size(); ++i) to_inner_[i].tag = free_[free_.size() - 1 - i];
+  const size_t taken = inner_->Submit(to_inner_);
+  for (const SourceRead& read : reads.first(taken)) {
+    Slot& slot = slots_[free_.back()];
     free_.pop_back();
-    Slot& slot = slots_[index];
-    slot.read = reads[taken];
+    slot.read = read;
     slot.fault = Draw();
     slot.random = rng_.Next();
-    ++taken;
   }
   return taken;
 }

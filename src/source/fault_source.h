@@ -66,7 +66,8 @@ class FaultSource final : public Source {
   FaultCounts counts_;
   std::vector<Slot> slots_;
   std::vector<uint32_t> free_;
-  std::vector<uint32_t> hanging_;  // read by the inner source, kept back
+  std::vector<SourceRead> to_inner_;  // of the Submit under way
+  std::vector<uint32_t> hanging_;     // read by the inner source, kept back
   std::vector<uint32_t> released_;
   WakeFd wake_;
   std::unique_ptr<Source> inner_;

@@ -2,6 +2,7 @@
 #include <array>
 #include <cerrno>
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,28 +31,31 @@ class PosixSource final : public Source {
               WakeFd wake)
       : catalog_(catalog),
         shards_(max_open_shards),
-        slots_(loop->capacity()),
+        slots_(loop->capacity() * PosixSourceOptions::kReadsPerOp),
         wake_(std::move(wake)),
         loop_(std::move(loop)) {
     free_.reserve(slots_.size());
     for (size_t i = slots_.size(); i > 0; --i) free_.push_back(static_cast<uint32_t>(i - 1));
-    ops_.reserve(slots_.size());
+    ops_.reserve(loop_->capacity());
   }
 
   size_t Submit(std::span<const SourceRead> reads) override {
     const size_t taken = std::min(reads.size(), free_.size());
-    for (const SourceRead& read : reads.first(taken)) {
-      const uint32_t index = free_.back();
-      free_.pop_back();
+    reads = reads.first(taken);
+    for (size_t i = 0; i < reads.size();) {
+      const uint32_t index = Admit(reads[i]);
+      ++i;
       Slot& slot = slots_[index];
-      slot.read = read;
-      slot.retries = 0;
-      if (read.sample >= catalog_.size() || read.dest.size() != catalog_.length(read.sample)) {
-        refused_.push_back(index);
+      if (!slot.valid) {
+        slot.done = Refuse(slot.read);
+        ready_.push_back(index);
         continue;
       }
-      slot.extent = catalog_.extent(read.sample);
-      slot.path = catalog_.ObjectPath(slot.extent.object);
+      slot.members.clear();
+      for (uint32_t last = index; i < reads.size() && Follows(slots_[last], reads[i]); ++i) {
+        last = Admit(reads[i]);
+        slot.members.push_back(last);
+      }
       QueueOp(index);
     }
     Flush();
@@ -60,21 +64,14 @@ class PosixSource final : public Source {
   }
 
   size_t Reap(std::span<SourceDone> out) override {
-    size_t taken = 0;
-    for (; taken < out.size() && !refused_.empty(); ++taken) {
-      const uint32_t index = refused_.back();
-      refused_.pop_back();
-      out[taken] = Refuse(slots_[index]);
-      free_.push_back(index);
-    }
+    size_t taken = TakeReady(out);
     std::array<Completion, 64> batch;
     while (taken < out.size()) {
       const size_t n =
           loop_->Reap(std::span(batch).first(std::min(batch.size(), out.size() - taken)));
-      for (const Completion& completion : std::span(batch).first(n)) {
-        if (Finish(completion, out[taken])) ++taken;
-      }
       if (n == 0) break;
+      for (const Completion& completion : std::span(batch).first(n)) Finish(completion);
+      taken += TakeReady(out.subspan(taken));
     }
     RequeueDue();
     Flush();
@@ -92,27 +89,70 @@ class PosixSource final : public Source {
   struct Slot {
     SourceRead read;
     Extent extent;
-    std::string path;  // the loop reads it until the op is reaped
+    bool valid = false;  // such a sample exists, and `dest` fits it
+    std::string path;    // the loop reads it until the op is reaped
     bool has_shard = false;
     uint32_t retries = 0;
+    // Of the first one of a group: the others, and what the loop is asked for.
+    std::vector<uint32_t> members;
+    std::vector<ReadPart> parts;
+    SourceDone done;  // of a read that is in ready_
   };
   struct Retry {
     Nanos due = 0;
     uint32_t index = 0;
   };
 
+  uint32_t Admit(const SourceRead& read) {
+    const uint32_t index = free_.back();
+    free_.pop_back();
+    Slot& slot = slots_[index];
+    slot.read = read;
+    slot.retries = 0;
+    slot.members.clear();
+    slot.valid = IsValid(read);
+    if (slot.valid) slot.extent = catalog_.extent(read.sample);
+    return index;
+  }
+
+  bool IsValid(const SourceRead& read) const {
+    return read.sample < catalog_.size() && read.dest.size() == catalog_.length(read.sample);
+  }
+
+  // Whether `next` may be read together with `last`.
+  bool Follows(const Slot& last, const SourceRead& next) const {
+    if (next.group == 0 || next.group != last.read.group || !IsValid(next)) return false;
+    if (last.extent.whole_object) return false;
+    const Extent extent = catalog_.extent(next.sample);
+    return extent.object == last.extent.object && !extent.whole_object &&
+           extent.offset >= last.extent.offset + last.extent.length;
+  }
+
   void QueueOp(uint32_t index) {
     Slot& slot = slots_[index];
+    slot.path = catalog_.ObjectPath(slot.extent.object);
     // The first reads of a shard go by path while its descriptor is being opened.
     const int fd = slot.extent.whole_object ? -1 : shards_.Acquire(slot.extent.object, slot.path);
     slot.has_shard = fd >= 0;
-    ops_.push_back({.tag = index,
-                    .fd = fd,
-                    .path = slot.path.c_str(),
-                    .offset = slot.extent.offset,
-                    .dest = slot.read.dest,
-                    .expect_end = slot.extent.whole_object,
-                    .checksum = true});
+    ReadOp op{.tag = index,
+              .fd = fd,
+              .path = slot.path.c_str(),
+              .offset = slot.extent.offset,
+              .checksum = true};
+    if (slot.members.empty()) {
+      op.dest = slot.read.dest;
+      op.expect_end = slot.extent.whole_object;
+    } else {
+      slot.parts.assign(1, {.dest = slot.read.dest});
+      uint64_t end = slot.extent.offset + slot.extent.length;
+      for (const uint32_t member : slot.members) {
+        const Extent& extent = slots_[member].extent;
+        slot.parts.push_back({.gap = extent.offset - end, .dest = slots_[member].read.dest});
+        end = extent.offset + extent.length;
+      }
+      op.parts = slot.parts;
+    }
+    ops_.push_back(op);
   }
 
   void Flush() {
@@ -121,8 +161,8 @@ class PosixSource final : public Source {
     ops_.erase(ops_.begin(), ops_.begin() + static_cast<ptrdiff_t>(taken));
   }
 
-  // Fills `done` and returns true, or puts the read aside for another attempt.
-  bool Finish(const Completion& completion, SourceDone& done) {
+  // Its reads go to ready_, or are put aside for another attempt.
+  void Finish(const Completion& completion) {
     const uint32_t index = static_cast<uint32_t>(completion.tag);
     Slot& slot = slots_[index];
     if (slot.has_shard) {
@@ -131,30 +171,66 @@ class PosixSource final : public Source {
       shards_.Release(slot.extent.object);
     }
     if (LacksDescriptors(completion.error)) shards_.Shrink();
+    if (!slot.members.empty()) {
+      FinishGroup(slot, completion);
+      return;
+    }
     if (MayPass(completion.error) && slot.retries < kPauses.size()) {
       const Nanos due = SteadyClock().Now() + kPauses[slot.retries++];
       const auto place = std::upper_bound(retries_.begin(), retries_.end(), due,
                                           [](Nanos t, const Retry& r) { return t > r.due; });
       retries_.insert(place, Retry{due, index});
-      return false;
+      return;
     }
-    done = {.tag = slot.read.tag,
-            .status = Judge(slot, completion),
-            .crc = completion.crc,
-            .latency_ns = completion.latency_ns,
-            .retries = slot.retries};
-    free_.push_back(index);
-    return true;
+    slot.done = {.tag = slot.read.tag,
+                 .status = Judge(slot, completion),
+                 .crc = completion.crc,
+                 .latency_ns = completion.latency_ns,
+                 .retries = slot.retries};
+    ready_.push_back(index);
   }
 
-  SourceDone Refuse(const Slot& slot) const {
-    const SampleId sample = slot.read.sample;
+  void FinishGroup(Slot& first, const Completion& completion) {
+    // Read again below, the first one is no longer a group's.
+    const std::vector<uint32_t> members = std::exchange(first.members, {});
+    const Extent& last = slots_[members.back()].extent;
+    const bool whole = completion.error == 0 &&
+                       completion.bytes == last.offset + last.length - first.extent.offset;
+    for (size_t i = 0; i <= members.size(); ++i) {
+      const uint32_t index = i == 0 ? static_cast<uint32_t>(completion.tag) : members[i - 1];
+      Slot& slot = slots_[index];
+      const uint32_t crc = first.parts[i].crc;
+      if (!whole || (slot.extent.has_crc && slot.extent.crc != crc)) {
+        QueueOp(index);
+        continue;
+      }
+      slot.done = {.tag = slot.read.tag,
+                   .status = Status(),
+                   .crc = crc,
+                   .latency_ns = completion.latency_ns,
+                   .group_size = static_cast<uint32_t>(members.size() + 1)};
+      ready_.push_back(index);
+    }
+  }
+
+  size_t TakeReady(std::span<SourceDone> out) {
+    size_t taken = 0;
+    for (; taken < out.size() && !ready_.empty(); ++taken) {
+      const uint32_t index = ready_.front();
+      ready_.pop_front();
+      out[taken] = std::move(slots_[index].done);
+      free_.push_back(index);
+    }
+    return taken;
+  }
+
+  SourceDone Refuse(const SourceRead& read) const {
     std::string why =
-        sample >= catalog_.size()
-            ? StrCat("sample ", sample, " does not exist; the catalog has ", catalog_.size())
-            : StrCat("sample ", sample, " has ", catalog_.length(sample),
-                     " bytes; the destination has ", slot.read.dest.size());
-    return {.tag = slot.read.tag, .status = Status(Code::kInvalidArgument, std::move(why))};
+        read.sample >= catalog_.size()
+            ? StrCat("sample ", read.sample, " does not exist; the catalog has ", catalog_.size())
+            : StrCat("sample ", read.sample, " has ", catalog_.length(read.sample),
+                     " bytes; the destination has ", read.dest.size());
+    return {.tag = read.tag, .status = Status(Code::kInvalidArgument, std::move(why))};
   }
 
   Status Judge(const Slot& slot, const Completion& completion) const {
@@ -204,7 +280,7 @@ class PosixSource final : public Source {
   }
 
   void SetAlarm() {
-    if (!refused_.empty()) {
+    if (!ready_.empty()) {
       wake_.SetTime(0);
     } else {
       wake_.SetTime(retries_.empty() ? WakeFd::kNever : retries_.back().due);
@@ -215,9 +291,9 @@ class PosixSource final : public Source {
   ShardFds shards_;
   std::vector<Slot> slots_;  // never resized: the loop holds pointers into it
   std::vector<uint32_t> free_;
-  std::vector<ReadOp> ops_;        // to be submitted
-  std::vector<Retry> retries_;     // latest first
-  std::vector<uint32_t> refused_;  // reads that never were valid
+  std::vector<ReadOp> ops_;     // to be submitted
+  std::vector<Retry> retries_;  // latest first
+  std::deque<uint32_t> ready_;  // to be reaped
   WakeFd wake_;
   std::unique_ptr<Loop> loop_;  // last: it is done with all of the above before they go
 };

@@ -16,7 +16,12 @@ class Loop;
 struct SourceRead {
   uint64_t tag = 0;
   SampleId sample = 0;
-  std::span<std::byte> dest;  // exactly the sample's length; valid until the completion is reaped
+  // Exactly the sample's length; valid until the completion is reaped.
+  std::span<std::byte> dest = {};
+  // Neighbours in one Submit with the same number, not 0, may be read by one operation, together
+  // with what lies between them, where they follow each other in one object without overlapping.
+  // Each completes as if it had been read alone. A source may ignore it.
+  uint32_t group = 0;
 };
 
 struct SourceDone {
@@ -25,6 +30,8 @@ struct SourceDone {
   uint32_t crc = 0;  // CRC-32C of dest when ok
   int64_t latency_ns = 0;  // of the last attempt
   uint32_t retries = 0;    // attempts after the first, made because of errors that may pass
+  // Reads that the last attempt's operation served, with its latency, this one included.
+  uint32_t group_size = 1;
 };
 
 class Source {
@@ -38,14 +45,17 @@ class Source {
   virtual size_t Reap(std::span<SourceDone> out) = 0;
   // Readable (poll) while completions may be waiting.
   virtual int event_fd() const = 0;
-  // Most reads in flight.
+  // Most reads (not operations) that are accepted and not reaped.
   virtual size_t capacity() const = 0;
   // For logs and reports: "posix (threads) /data/train".
   virtual std::string Describe() const = 0;
 };
 
 struct PosixSourceOptions {
+  // Most operations in flight. The source takes kReadsPerOp times as many reads, so that groups can
+  // fill them; what has no operation yet waits in order.
   size_t max_in_flight = 256;
+  static constexpr size_t kReadsPerOp = 8;
   enum class Io { kAuto, kThreads, kUring } io = Io::kAuto;  // kAuto: threads
   size_t max_open_shards = 256;  // descriptors kept for objects that hold several samples
   Status Validate() const;
@@ -54,6 +64,11 @@ struct PosixSourceOptions {
 // Opens each whole-object file for its one read; keeps descriptors of objects that hold several
 // samples. EIO, EAGAIN, ESTALE, ETIMEDOUT and a lack of descriptors are retried three times, after
 // growing pauses. `catalog` must outlive the source.
+//
+// A group is one operation where its samples lie in one object of several; files of their own are
+// read one by one. A group that Submit takes in part is a smaller group. When a group's operation
+// fails or meets the end of the file, its samples are read one by one, and so is a sample whose
+// stored checksum does not match: errors and retries are those of single reads.
 Result<std::unique_ptr<Source>> MakePosixSource(const Catalog& catalog,
                                                 const PosixSourceOptions& options);
 

@@ -8,7 +8,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -58,6 +60,23 @@ void AppendTfRecord(Bytes& out, const Bytes& data) {
   AppendNumber(out, MaskCrc(Crc32c(std::as_bytes(std::span(&length, 1)))));
   out.insert(out.end(), data.begin(), data.end());
   AppendNumber(out, MaskCrc(Crc32c(data)));
+}
+
+// A tar member of one file; headers and padding are gaps between the samples.
+void AppendTarMember(Bytes& out, const std::string& name, const Bytes& data) {
+  std::array<char, 512> header{};
+  name.copy(header.data(), 100);
+  std::snprintf(header.data() + 124, 12, "%011zo", data.size());
+  std::memset(header.data() + 148, ' ', 8);
+  header[156] = '0';
+  std::memcpy(header.data() + 257, "ustar\00000", 8);
+  unsigned sum = 0;
+  for (const char c : header) sum += static_cast<unsigned char>(c);
+  std::snprintf(header.data() + 148, 8, "%06o", sum);
+  const auto bytes = std::as_bytes(std::span(header));
+  out.insert(out.end(), bytes.begin(), bytes.end());
+  out.insert(out.end(), data.begin(), data.end());
+  out.resize((out.size() + 511) / 512 * 512);
 }
 
 bool WaitReadable(const Source& source) {
@@ -124,6 +143,20 @@ class DataSet {
     Keep(BuildCatalog(folder_, {}));
   }
 
+  void MakeTars(size_t shards, size_t each) {
+    for (size_t s = 0; s < shards; ++s) {
+      Bytes shard;
+      for (size_t i = 0; i < each; ++i) {
+        samples_.push_back(RandomBytes(1 + (i * 733 + s * 71) % 3000, s * each + i + 1));
+        AppendTarMember(shard, std::to_string(100'000 + s * each + i) + ".bin", samples_.back());
+      }
+      shard.resize(shard.size() + 1024);
+      paths_.push_back(folder_ + "/shard-" + std::to_string(10 + s) + ".tar");
+      WriteFile(paths_.back(), shard);
+    }
+    Keep(BuildCatalog(folder_, {}));
+  }
+
   const Catalog& catalog() const { return *catalog_; }
   const std::string& folder() const { return folder_; }
   const std::string& path(size_t i) const { return paths_[i]; }
@@ -174,6 +207,8 @@ struct Kind {
   Result<std::unique_ptr<Source>> (*make)(const Catalog&, size_t);
   bool needs_uring = false;
   bool stores = true;  // false: bytes are FillNullSample's
+  bool groups = true;  // samples of a shard
+  bool groups_anything = false;
 };
 
 class SourceTest : public testing::TestWithParam<Kind> {
@@ -194,8 +229,9 @@ class SourceTest : public testing::TestWithParam<Kind> {
     FillNullSample(sample, bytes);
     return bytes;
   }
-  // Reads `count` random samples in random batches.
-  void ReadMany(Source& source, size_t count, uint64_t seed) {
+  // Reads `count` random samples in random batches; with `groups`, runs of samples that mostly lie
+  // one after the other, as the scheduler makes them.
+  void ReadMany(Source& source, size_t count, uint64_t seed, bool groups = false) {
     SplitMix64 rng(seed);
     std::deque<Bytes> dests;
     std::vector<SampleId> samples;
@@ -204,12 +240,20 @@ class SourceTest : public testing::TestWithParam<Kind> {
     std::vector<SourceDone> out(6);
     size_t submitted = 0;
     size_t finished = 0;
+    uint32_t group = 0;
+    grouped_ = 0;
     while (finished < count) {
-      while (batch.size() < 1 + rng.Below(12) && samples.size() < count) {
-        samples.push_back(static_cast<SampleId>(rng.Below(data_.size())));
+      while (batch.size() < 1 + rng.Below(groups ? 40 : 12) && samples.size() < count) {
+        const bool follows = groups && !samples.empty() && rng.Below(8) != 0;
+        if (!follows) group = static_cast<uint32_t>(rng.Below(groups ? 3 : 1));
+        const uint64_t sample =
+            follows ? samples.back() + 1 + rng.Below(3) : rng.Below(data_.size());
+        samples.push_back(static_cast<SampleId>(sample % data_.size()));
         dests.emplace_back(data_.catalog().length(samples.back()));
-        batch.push_back(
-            {.tag = samples.size() - 1, .sample = samples.back(), .dest = dests.back()});
+        batch.push_back({.tag = samples.size() - 1,
+                         .sample = samples.back(),
+                         .dest = dests.back(),
+                         .group = group});
       }
       const size_t taken = source.Submit(batch);
       submitted += taken;
@@ -229,12 +273,15 @@ class SourceTest : public testing::TestWithParam<Kind> {
         ASSERT_TRUE(dests[tag] == expected) << "seed " << seed << " sample " << samples[tag];
         ASSERT_EQ(out[i].crc, Crc32c(expected));
         ASSERT_GE(out[i].latency_ns, 0);
+        ASSERT_GE(out[i].group_size, 1u);
+        grouped_ += out[i].group_size > 1 ? 1 : 0;
       }
     }
     EXPECT_EQ(source.Reap(out), 0u);
   }
 
   DataSet data_;
+  size_t grouped_ = 0;  // reads that shared an operation
 };
 
 TEST_P(SourceTest, FilesFromASeed) {
@@ -250,22 +297,50 @@ TEST_P(SourceTest, ShardsFromASeed) {
   ReadMany(*source, 1000, 2);
 }
 
+TEST_P(SourceTest, GroupsFromASeed) {
+  data_.MakeTars(4, 60);
+  auto source = Make(4);
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    ReadMany(*source, 500, seed, true);
+    EXPECT_EQ(grouped_ > 100, GetParam().groups) << grouped_;
+  }
+}
+
+TEST_P(SourceTest, GroupsOfRecordsFromASeed) {
+  data_.MakeTfRecords(3, 50);
+  auto source = Make(8);
+  ReadMany(*source, 1000, 7, true);
+}
+
+TEST_P(SourceTest, FilesAreNoGroups) {
+  const std::vector<size_t> sizes(20, 1000);
+  data_.MakeFiles(sizes);
+  auto source = Make(4);
+  ReadMany(*source, 300, 3, true);
+  if (!GetParam().groups_anything) {
+    EXPECT_EQ(grouped_, 0u);
+  }
+}
+
 TEST_P(SourceTest, SubmitTakesAPrefixAndReapNeverBlocks) {
-  const size_t sizes[] = {10, 20, 30, 40, 50};
+  const std::vector<size_t> sizes(26, 10);
   data_.MakeFiles(sizes);
   auto source = Make(3);
-  EXPECT_EQ(source->capacity(), 3u);
+  const size_t most = source->capacity();
+  ASSERT_GE(most, 3u);
+  ASSERT_LE(most, 24u);
   EXPECT_FALSE(source->Describe().empty());
   std::vector<SourceDone> out(8);
   EXPECT_EQ(source->Reap(out), 0u);
-  std::vector<Bytes> dests;
+  std::vector<Bytes> dests(26, Bytes(10));
   std::vector<SourceRead> reads;
-  for (SampleId i = 0; i < 5; ++i) dests.emplace_back(sizes[i]);
-  for (SampleId i = 0; i < 5; ++i) reads.push_back({.tag = i, .sample = i, .dest = dests[i]});
-  EXPECT_EQ(source->Submit(reads), 3u);
-  EXPECT_EQ(source->Submit(std::span(reads).subspan(3)), 0u);
-  EXPECT_EQ(Collect(*source, 3).size(), 3u);
-  EXPECT_EQ(source->Submit(std::span(reads).subspan(3)), 2u);
+  for (SampleId i = 0; i < most + 2; ++i) {
+    reads.push_back({.tag = i, .sample = i, .dest = dests[i]});
+  }
+  EXPECT_EQ(source->Submit(reads), most);
+  EXPECT_EQ(source->Submit(std::span(reads).subspan(most)), 0u);
+  EXPECT_EQ(Collect(*source, most).size(), most);
+  EXPECT_EQ(source->Submit(std::span(reads).subspan(most)), 2u);
   EXPECT_EQ(Collect(*source, 2).size(), 2u);
 }
 
@@ -302,8 +377,8 @@ INSTANTIATE_TEST_SUITE_P(
     All, SourceTest,
     testing::Values(Kind{"posix_threads", &MakeThreads},
                     Kind{.name = "posix_uring", .make = &MakeUring, .needs_uring = true},
-                    Kind{"delayed", &MakeDelayed},
-                    Kind{.name = "null", .make = &MakeNull, .stores = false}),
+                    Kind{.name = "delayed", .make = &MakeDelayed, .groups_anything = true},
+                    Kind{.name = "null", .make = &MakeNull, .stores = false, .groups = false}),
     [](const testing::TestParamInfo<Kind>& kind) { return std::string(kind.param.name); });
 
 // What a user reads when the data set is not what the catalog says.
@@ -548,6 +623,177 @@ TEST_F(PosixSourceTest, AStaleShardDescriptorIsReplaced) {
   EXPECT_TRUE(Read(1).status.ok());
 }
 
+// Reads samples with one group number and returns what came back, by sample.
+std::map<uint64_t, SourceDone> ReadGroup(Source& source, const Catalog& catalog,
+                                         std::span<const SampleId> samples, uint32_t group,
+                                         std::map<SampleId, Bytes>* bytes = nullptr) {
+  std::map<SampleId, Bytes> dests;
+  std::vector<SourceRead> reads;
+  for (const SampleId sample : samples) {
+    Bytes& dest = dests[sample] = Bytes(catalog.length(sample));
+    reads.push_back({.tag = sample, .sample = sample, .dest = dest, .group = group});
+  }
+  EXPECT_EQ(source.Submit(reads), reads.size());
+  auto all = Collect(source, reads.size());
+  if (bytes != nullptr) *bytes = std::move(dests);
+  return all;
+}
+
+TEST_F(PosixSourceTest, AGroupIsOneOperation) {
+  data_.MakeTars(2, 40);
+  size_t ops = 0;
+  source_ = MakeFlaky(data_.catalog(), EIO, 1, [&](const ReadOp&) {
+    ++ops;
+    return false;
+  });
+  const std::vector<SampleId> samples = {3, 4, 6, 10, 11, 12, 20, 39};
+  std::map<SampleId, Bytes> bytes;
+  const auto all = ReadGroup(*source_, data_.catalog(), samples, 5, &bytes);
+  EXPECT_EQ(ops, 1u);
+  for (const SampleId sample : samples) {
+    const SourceDone& done = all.at(sample);
+    EXPECT_TRUE(done.status.ok()) << done.status.ToString();
+    EXPECT_EQ(done.group_size, samples.size());
+    EXPECT_EQ(done.latency_ns, all.at(3).latency_ns);
+    EXPECT_EQ(done.crc, Crc32c(data_.sample(sample)));
+    EXPECT_TRUE(bytes[sample] == data_.sample(sample));
+  }
+  // Backwards, into another object, and back: four operations of 1, 2, 1 and 2 samples.
+  ops = 0;
+  const std::vector<SampleId> astray = {9, 7, 8, 45, 1, 2};
+  const auto others = ReadGroup(*source_, data_.catalog(), astray, 5);
+  EXPECT_EQ(ops, 4u);
+  const std::map<SampleId, uint32_t> sizes = {{9, 1}, {7, 2}, {8, 2}, {45, 1}, {1, 2}, {2, 2}};
+  for (const auto& [sample, size] : sizes) {
+    EXPECT_TRUE(others.at(sample).status.ok());
+    EXPECT_EQ(others.at(sample).group_size, size) << sample;
+  }
+  // No number, no group.
+  ops = 0;
+  for (const auto& [tag, done] : ReadGroup(*source_, data_.catalog(), samples, 0)) {
+    EXPECT_EQ(done.group_size, 1u);
+  }
+  EXPECT_EQ(ops, samples.size());
+}
+
+TEST_F(PosixSourceTest, AGroupIsCutByThePrefixRule) {
+  data_.MakeTars(1, 40);
+  Open({.max_in_flight = 2});
+  ASSERT_EQ(source_->capacity(), 16u);
+  std::vector<Bytes> dests;
+  std::vector<SourceRead> reads;
+  for (SampleId i = 0; i < 20; ++i) dests.emplace_back(data_.catalog().length(i));
+  for (SampleId i = 0; i < 20; ++i) {
+    reads.push_back({.tag = i, .sample = i, .dest = dests[i], .group = 1});
+  }
+  ASSERT_EQ(source_->Submit(reads), 16u);
+  ASSERT_EQ(source_->Submit(std::span(reads).subspan(16)), 0u);
+  // One at a time: it stays readable while samples of the operation wait.
+  for (size_t i = 0; i < 16; ++i) {
+    SourceDone done;
+    size_t n = 0;
+    while (n == 0) {
+      ASSERT_TRUE(WaitReadable(*source_));
+      n = source_->Reap(std::span(&done, 1));
+    }
+    EXPECT_EQ(done.group_size, 16u);
+  }
+  ASSERT_EQ(source_->Submit(std::span(reads).subspan(16)), 4u);
+  for (const auto& [tag, done] : Collect(*source_, 4)) EXPECT_EQ(done.group_size, 4u);
+  for (SampleId i = 0; i < 20; ++i) EXPECT_TRUE(dests[i] == data_.sample(i));
+}
+
+TEST_F(PosixSourceTest, AWrongReadLeavesItsGroupAlone) {
+  data_.MakeTars(1, 10);
+  Open();
+  std::vector<Bytes> dests;
+  std::vector<SourceRead> reads;
+  for (SampleId i = 0; i < 5; ++i) dests.emplace_back(data_.catalog().length(i));
+  for (SampleId i = 0; i < 5; ++i) {
+    reads.push_back({.tag = i, .sample = i, .dest = dests[i], .group = 1});
+  }
+  reads[2].sample = 99;
+  ASSERT_EQ(source_->Submit(reads), 5u);
+  const auto all = Collect(*source_, 5);
+  ExpectMessage(all.at(2).status, Code::kInvalidArgument, {"sample 99 does not exist"});
+  for (const uint64_t tag : {0, 1, 3, 4}) {
+    EXPECT_TRUE(all.at(tag).status.ok());
+    EXPECT_EQ(all.at(tag).group_size, 2u);
+    EXPECT_TRUE(dests[tag] == data_.sample(tag));
+  }
+}
+
+TEST_F(PosixSourceTest, AGroupThatFailsIsReadOneByOne) {
+  data_.MakeTars(1, 10);
+  const std::vector<SampleId> samples = {1, 2, 5};
+  for (const int error : {EIO, ENOENT}) {
+    source_ =
+        MakeFlaky(data_.catalog(), error, 1, [](const ReadOp& op) { return !op.parts.empty(); });
+    std::map<SampleId, Bytes> bytes;
+    const auto all = ReadGroup(*source_, data_.catalog(), samples, 5, &bytes);
+    for (const SampleId sample : samples) {
+      EXPECT_TRUE(all.at(sample).status.ok());
+      EXPECT_EQ(all.at(sample).group_size, 1u);
+      EXPECT_EQ(all.at(sample).retries, 0u);
+      EXPECT_TRUE(bytes[sample] == data_.sample(sample));
+    }
+  }
+  // What stays is reported for the sample that it belongs to.
+  const uint64_t bad = data_.catalog().extent(2).offset;
+  source_ = MakeFlaky(data_.catalog(), EIO, 5,
+                      [&](const ReadOp& op) { return !op.parts.empty() || op.offset == bad; });
+  const auto all = ReadGroup(*source_, data_.catalog(), samples, 5);
+  EXPECT_TRUE(all.at(1).status.ok());
+  EXPECT_TRUE(all.at(5).status.ok());
+  ExpectMessage(all.at(2).status, Code::kUnavailable,
+                {data_.path(0), "at offset " + std::to_string(bad), "4 attempts"});
+  EXPECT_EQ(all.at(2).retries, 3u);
+}
+
+// Whatever happened to the shards, a group ends as its samples read one by one do.
+TEST_F(PosixSourceTest, DamagedShardsInGroupsAsAlone) {
+  data_.MakeTfRecords(4, 30);
+  const OwnedFd fd(open(data_.path(0).c_str(), O_RDWR));
+  for (const SampleId damaged : {4, 5, 17}) {
+    const std::byte wrong = data_.sample(damaged)[3] ^ std::byte{1};
+    const auto at = static_cast<off_t>(data_.catalog().extent(damaged).offset) + 3;
+    ASSERT_EQ(pwrite(fd.get(), &wrong, 1, at), 1);
+  }
+  const auto cut = static_cast<off_t>(data_.catalog().extent(50).offset);
+  ASSERT_EQ(truncate(data_.path(1).c_str(), cut + 7), 0);
+  unlink(data_.path(2).c_str());
+  unlink(data_.path(3).c_str());
+  std::filesystem::create_directory(data_.path(3));
+  Open();
+  std::map<uint64_t, SourceDone> alone;
+  for (SampleId sample = 0; sample < data_.size(); ++sample) {
+    Bytes dest(data_.catalog().length(sample));
+    alone[sample] = ReadOne(*source_, sample, dest);
+  }
+  SplitMix64 rng(11);
+  size_t failed = 0;
+  for (int round = 0; round < 100; ++round) {
+    std::vector<SampleId> samples;
+    for (auto at = static_cast<SampleId>(rng.Below(data_.size())); at < data_.size();
+         at += static_cast<SampleId>(1 + rng.Below(4))) {
+      samples.push_back(at);
+      if (rng.Below(20) == 0) break;
+    }
+    std::map<SampleId, Bytes> bytes;
+    const auto all = ReadGroup(*source_, data_.catalog(), samples, 1, &bytes);
+    for (const SampleId sample : samples) {
+      const SourceDone& done = all.at(sample);
+      ASSERT_EQ(done.status.ToString(), alone[sample].status.ToString());
+      ASSERT_EQ(done.retries, alone[sample].retries);
+      failed += done.status.ok() ? 0 : 1;
+      if (!done.status.ok()) continue;
+      ASSERT_EQ(done.crc, Crc32c(data_.sample(sample)));
+      ASSERT_TRUE(bytes[sample] == data_.sample(sample));
+    }
+  }
+  EXPECT_GT(failed, 100u);
+}
+
 TEST(ShardFds, KeepsWhatIsUsedAndEvictsTheRest) {
   DataSet data;
   std::vector<std::string> paths;
@@ -618,6 +864,29 @@ TEST(DelaySource, NoSoonerThanTheModel) {
   EXPECT_TRUE(done.status.ok());
   EXPECT_GE(done.latency_ns, 7 * kMilli);
   EXPECT_GE(SteadyClock().Now() - start, 7 * kMilli);
+}
+
+TEST(DelaySource, AGroupIsOneOperation) {
+  DelayOptions options;
+  options.open_each = false;
+  options.storage.ops_per_s = 200;
+  options.storage.read = kMilli;
+  auto source = DelaySource::Make(*MakeNullSource(16), options);
+  ASSERT_TRUE(source.has_value());
+  std::vector<Bytes> dests(12, Bytes(100));
+  std::vector<SourceRead> reads;
+  for (SampleId i = 0; i < 12; ++i) {
+    reads.push_back({.tag = i, .sample = i, .dest = dests[i], .group = 1 + i / 4});
+  }
+  ASSERT_EQ((*source)->Submit(reads), 12u);
+  const auto all = Collect(**source, 12);
+  for (uint64_t i = 0; i < 12; ++i) {
+    EXPECT_TRUE(all.at(i).status.ok());
+    EXPECT_EQ(all.at(i).group_size, 4u);
+    EXPECT_EQ(all.at(i).latency_ns, all.at(i / 4 * 4).latency_ns);
+  }
+  // The third operation may begin 10 ms after the first.
+  EXPECT_GE(all.at(8).latency_ns, 11 * kMilli);
 }
 
 TEST(DelaySource, ErrorsOfTheModel) {
