@@ -28,7 +28,11 @@ PURE = [
     "stage/allocator.*",
     "stage/governor.*",
     "source/storage_model.*",
+    "control/division.*",
+    "control/fair_share.*",
+    "control/json.*",
     "control/policy*",
+    "control/rate_limit.*",
 ]
 IMPURE_HEADERS = {
     "atomic",
@@ -44,7 +48,7 @@ IMPURE_HEADERS = {
     "unistd.h",
 }
 # base/clock.h defines both the clock and the type Nanos; these files need the type.
-CLOCK_ALLOWED = ["plan/cost_model.*", "source/storage_model.*"]
+CLOCK_ALLOWED = ["control/rate_limit.*", "plan/cost_model.*", "source/storage_model.*"]
 
 FORBIDDEN_CALLS = [
     (re.compile(r"(?<![\w.>])(?:std::|::)?(?:exit|quick_exit|abort)\s*\("), "ends the process"),
