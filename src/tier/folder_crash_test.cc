@@ -106,6 +106,7 @@ TEST(FolderCrashTest, KilledWritersLeaveNoWrongByte) {
       EXPECT_TRUE(Hits(*tier, {dataset, s})) << "seed " << seed << " lost sample " << s;
     }
     EXPECT_GE(named.size(), stored.size()) << "seed " << seed;
+    EXPECT_EQ(NamedByTheLog(folder_.path(), dataset), named) << "seed " << seed;
     EXPECT_EQ(tier->stats().damaged, 0u) << "seed " << seed;
   }
   EXPECT_GT(found, static_cast<size_t>(seeds));

@@ -525,12 +525,15 @@ void FolderCore::Drop(Job& job) {
   drop.kind = LogRecord::Kind::kDrop;
   (void)AppendLog(std::span(&drop, 1));
   RemoveCopy(folder_.get(), key, job.copy);
-  MutexLock lock(mutex_);
-  index_.Clear(key);
-  if (!health_.ok()) capacity_bytes_ = index_.used();
-  if (!job.copy.packed || segments_.IsOpen(key.dataset, job.copy.segment)) return;
-  const std::vector<uint32_t>& packed = index_.At(key.dataset).packed;
-  if (job.copy.segment < packed.size() && packed[job.copy.segment] == 0) {
+  bool empty = false;
+  {
+    MutexLock lock(mutex_);
+    index_.Clear(key);
+    if (!health_.ok()) capacity_bytes_ = index_.used();
+    const std::vector<uint32_t>& packed = index_.At(key.dataset).packed;
+    empty = job.copy.packed && job.copy.segment < packed.size() && packed[job.copy.segment] == 0;
+  }
+  if (empty && !segments_.IsOpen(key.dataset, job.copy.segment)) {
     (void)unlinkat(folder_.get(), SegmentName(key.dataset, job.copy.segment).data(), 0);
   }
 }
