@@ -70,7 +70,9 @@ class Writer {
   template <typename T>
   void PutArray(const T* values, size_t count) {
     const auto bytes = std::as_bytes(std::span<const T>(values, count));
-    out_->insert(out_->end(), bytes.begin(), bytes.end());
+    const size_t size = out_->size();
+    out_->resize(size + bytes.size());
+    if (!bytes.empty()) std::memcpy(out_->data() + size, bytes.data(), bytes.size());
   }
   template <typename T>
   requires std::is_arithmetic_v<T>
