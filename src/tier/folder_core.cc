@@ -155,7 +155,7 @@ bool FolderCore::Has(const TierKey& key) const {
 
 bool FolderCore::HasRoom(uint64_t bytes) const {
   MutexLock lock(mutex_);
-  const uint64_t charge = Charge(bytes);
+  const uint64_t charge = FolderIndex::Charge(bytes);
   if (!writing_ || !scanned_ || bytes > CopyEntry::kLongest || charge > capacity_bytes_) {
     return false;
   }

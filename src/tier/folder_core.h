@@ -80,7 +80,6 @@ class FolderCore {
   };
 
   bool Packed(uint64_t length) const { return length < options_.file_bytes; }
-  uint64_t Charge(uint64_t length) const { return FolderIndex::Charge(length, Packed(length)); }
   TierDone Get(const TierOp& op) EXCLUDES(mutex_);
   // A job for the background thread.
   void Enqueue(Job job) REQUIRES(mutex_);

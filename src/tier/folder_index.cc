@@ -31,7 +31,7 @@ bool FolderIndex::Set(const TierKey& key, const CopyEntry& copy) {
   Dataset& dataset = datasets_[key.dataset];
   if (entry->held()) Uncount(dataset, *entry);
   *entry = copy;
-  const uint64_t charge = Charge(copy.length, copy.packed);
+  const uint64_t charge = Charge(copy.length);
   used_ += charge;
   dataset.charged += charge;
   dataset.bytes += copy.length;
@@ -46,7 +46,7 @@ bool FolderIndex::Set(const TierKey& key, const CopyEntry& copy) {
 }
 
 void FolderIndex::Uncount(Dataset& dataset, const CopyEntry& copy) {
-  const uint64_t charge = Charge(copy.length, copy.packed);
+  const uint64_t charge = Charge(copy.length);
   used_ -= charge;
   dataset.charged -= charge;
   dataset.bytes -= copy.length;

@@ -38,7 +38,6 @@ class FolderIndex {
   static constexpr uint32_t kPageSamples = 1024;
   // 16 Mi samples: the entries never take more than 256 MiB.
   static constexpr size_t kMostPages = 16 << 10;
-  static constexpr uint64_t kBlockBytes = 4096;  // of nearly all file systems
 
   using Page = std::array<CopyEntry, kPageSamples>;
   struct Dataset {
@@ -54,12 +53,8 @@ class FolderIndex {
     std::unordered_map<uint32_t, std::unique_ptr<Page>> pages;
   };
 
-  // What a copy counts against the limit: its record, and its bytes; in a file of its own, the
-  // blocks that they take.
-  static uint64_t Charge(uint64_t length, bool packed) {
-    const uint64_t taken = packed ? length : (length + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
-    return taken + sizeof(LogRecord);
-  }
+  // What a copy counts against the limit: its bytes and its record.
+  static uint64_t Charge(uint64_t length) { return length + sizeof(LogRecord); }
 
   const CopyEntry* Find(const TierKey& key) const;
   CopyEntry* Find(const TierKey& key);

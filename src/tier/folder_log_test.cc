@@ -228,7 +228,7 @@ TEST(FolderIndexTest, FollowsTheRecords) {
       ASSERT_TRUE(entry != nullptr && entry->held());
       EXPECT_EQ(entry->length, record.length);
       EXPECT_EQ(entry->packed, record.kind == RecordKind::kPacked);
-      used += FolderIndex::Charge(record.length, record.kind == LogRecord::Kind::kPacked);
+      used += FolderIndex::Charge(record.length);
     }
     EXPECT_EQ(each->samples(), truth.size());
     EXPECT_EQ(each->used(), used);

@@ -27,12 +27,13 @@ namespace forebay {
 
 struct FolderTierOptions {
   std::string folder;  // made, with its parents, when it does not exist
-  // What the folder may take: samples and 32 bytes for each, files rounded up to blocks of 4 KiB.
-  // 0: four fifths of what the disk has free and the folder holds already.
+  // Bytes of samples, and 32 more for each. What the disk rounds files up by is not counted: half a
+  // block for each sample in a file of its own. 0: four fifths of what the disk has free and the
+  // folder holds already.
   uint64_t capacity_bytes = 0;
-  // Samples of so many bytes have a file of their own, smaller ones are packed. From the default on
-  // a file's last block is less than 1 % of it.
-  uint64_t file_bytes = 512 << 10;
+  // Samples of so many bytes have a file of their own, whose descriptor can be handed out; smaller
+  // ones are packed.
+  uint64_t file_bytes = 64 << 10;
   size_t threads = 4;                   // that read; one more writes
   Nanos follow_every = kSecond;         // where another process writes: look for what it has added
   Nanos take_over_every = 3 * kSecond;  // and try to become the writer, should that one have ended
@@ -51,6 +52,8 @@ class FolderStore {
  public:
   // Memory that the store takes for each sample it holds.
   static constexpr size_t kBytesASample = 16;
+  // What a copy takes of the capacity beside its bytes.
+  static constexpr size_t kOverheadASample = 32;
 
   // The log is read in the background; until that is done nothing is written. A folder that cannot
   // be written, or has another writer, is read until it can, or that writer has ended; health()

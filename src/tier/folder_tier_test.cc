@@ -89,7 +89,7 @@ TEST_F(FolderTierTest, AFileIsTheSampleAndNothingElse) {
   EXPECT_EQ(file.string(), folder_.path() + "/0000000000000009/00000000/00000002.bin");
   EXPECT_EQ(fs::file_size(file), LargeBytes().size());
   EXPECT_EQ(fs::file_size(folder_.Files(".seg").at(0)), SmallBytes().size());
-  EXPECT_EQ(tier->used_bytes(), 5'000u + 18 * 4096u + 2 * 32u);
+  EXPECT_EQ(tier->used_bytes(), 5'000u + 70'000u + 2 * 32u);
 }
 
 TEST_F(FolderTierTest, EachBitIsChecked) {
@@ -589,7 +589,8 @@ TEST_F(FolderTierTest, TheLimitIsUsedToTheFull) {
     ASSERT_EQ(lstat(entry.path().c_str(), &st), 0);
     on_disk += static_cast<uint64_t>(st.st_blocks) * 512;
   }
-  EXPECT_LE(static_cast<double>(on_disk), 1.01 * kCapacity);
+  // Half a block for each file of about 110 KB.
+  EXPECT_LE(static_cast<double>(on_disk), 1.03 * kCapacity);
   EXPECT_FALSE(folder_.Files(".bin").empty() || folder_.Files(".seg").empty());
 }
 

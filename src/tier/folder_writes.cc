@@ -366,7 +366,7 @@ size_t FolderCore::AdmitPuts(std::span<Job> jobs, std::vector<Pending>* admitted
       continue;
     }
     if (!writing_ || job.op.bytes.size() > CopyEntry::kLongest) continue;
-    const uint64_t charge = Charge(job.op.bytes.size());
+    const uint64_t charge = FolderIndex::Charge(job.op.bytes.size());
     if (index_.used() + reserved_ + charge > capacity_bytes_) {
       uint64_t oldest = 0;
       if (charge <= capacity_bytes_ && index_.Oldest(&oldest)) {
