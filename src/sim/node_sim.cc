@@ -44,10 +44,12 @@ class Folder {
                       SpanOf(static_cast<double>(bytes), spec_.write_bytes_per_s);
     writes_.push_back({writer_free_at_, sample, bytes});
   }
-  void Advance(Nanos now) {
+  // Appends the samples that are whole by now, and were not before.
+  void Advance(Nanos now, std::vector<SampleId>* stored) {
     for (; !writes_.empty() && writes_.front().at <= now; writes_.pop_front()) {
       here_[writes_.front().sample] = State::kWhole;
       buffered_ -= writes_.front().bytes;
+      stored->push_back(writes_.front().sample);
     }
   }
   uint64_t used() const { return used_; }
@@ -131,6 +133,7 @@ class Node {
   std::vector<uint32_t> free_reads_;
   Nanos processor_free_at_ = 0;
   std::vector<ReadAction> actions_;
+  std::vector<SampleId> stored_;
 
   StreamId stream_ = 0;
   Scheduler::Handout handout_;
@@ -155,13 +158,12 @@ void Node::Start(const ReadAction& action) {
   }
   Read& read = reads_[index];
   read = {.action = action, .start = now_};
-  folder_.Advance(now_);
   Nanos begin = now_;
   if (sc_.reads_per_s > 0) {
     processor_free_at_ = std::max(now_, processor_free_at_) + SpanOf(1, sc_.reads_per_s);
     begin = processor_free_at_;
   }
-  if (folder_.Has(action.sample)) {
+  if (action.place == Place::kTier && folder_.Has(action.sample)) {
     read.from_folder = true;
     At(folder_.Read(action.length, begin), index);
     return;
@@ -207,10 +209,10 @@ void Node::Finish(uint32_t index) {
   } else {
     ++epoch().source_reads;
     epoch().source_bytes += bytes;
-    folder_.Write(read.action.sample, bytes, now_);
+    if (read.action.store) folder_.Write(read.action.sample, bytes, now_);
     governor_.OnRead(now_ - read.start, scheduler_.Hungry());
   }
-  scheduler_.OnReadDone(read.action.dataset, read.action.sample, true, 0);
+  scheduler_.OnReadDone(read.action, true, 0, read.from_folder ? Place::kTier : Place::kSource);
   free_reads_.push_back(index);
 }
 
@@ -226,6 +228,9 @@ void Node::Pump() {
                              EpochOrder(sampler, order.epoch, order.first_position), false);
     }
   }
+  stored_.clear();
+  folder_.Advance(now_, &stored_);
+  for (const SampleId sample : stored_) scheduler_.OnStored(0, sample);
   actions_.clear();
   scheduler_.NextReads(governor_.limit(), &actions_);
   for (const ReadAction& action : actions_) Start(action);
@@ -279,6 +284,11 @@ Result<NodeOutcome> Node::Run() {
     return Status(Code::kResourceExhausted, StrCat("the tables of ", samples, " samples need ",
                                                    Scheduler::MetadataBytes(samples),
                                                    " bytes; the memory has ", sc_.arena_bytes));
+  }
+  if (sc_.folder.bytes > 0) {
+    uint64_t bytes = 0;
+    for (const uint32_t length : sc_.lengths) bytes += length;
+    scheduler_.SetTier(0, {.present = true, .holds_all = bytes <= sc_.folder.bytes});
   }
   StreamShape shape;
   shape.batch_size = sc_.batch;

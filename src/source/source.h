@@ -22,6 +22,9 @@ struct SourceRead {
   // with what lies between them, where they follow each other in one object without overlapping.
   // Each completes as if it had been read alone. A source may ignore it.
   uint32_t group = 0;
+  // Where a tier lies before the source: not from there, and not copied there.
+  bool skip_tier = false;
+  bool skip_store = false;
 };
 
 struct SourceDone {

@@ -10,9 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <unordered_map>
 
-#include "base/crc32c.h"
 #include "base/fork.h"
 #include "base/system_memory.h"
 #include "decode/numa.h"
@@ -28,8 +26,6 @@ constexpr uint64_t kThreadBytes = 24 << 10;
 constexpr size_t kEpochsKept = 1000;
 constexpr Nanos kSlice = 100 * kMilli;  // longest single sleep of any wait
 constexpr size_t kReapAtOnce = 64;
-
-uint64_t Tag(DatasetId dataset, SampleId sample) { return uint64_t{dataset} << 32 | sample; }
 
 // A small budget cannot fill many reads anyway; do not spend it on stacks.
 size_t ThreadsFor(const EngineOptions& options, uint64_t budget) {
@@ -52,7 +48,8 @@ Status BadPosition(uint64_t position, uint32_t world) {
 
 // Copies on their way into the cache folder.
 uint64_t WriteBufferBytes(uint64_t budget) {
-  return std::clamp<uint64_t>(budget / 16, uint64_t{512} << 10, uint64_t{64} << 20);
+  const uint64_t share = budget < (uint64_t{32} << 20) ? budget / 16 : budget / 8;
+  return std::clamp<uint64_t>(share, uint64_t{512} << 10, uint64_t{64} << 20);
 }
 
 // The write buffer, the folder's threads, and the queues and lists of a tier.
@@ -128,8 +125,14 @@ Engine::Engine(const EngineOptions& options, uint64_t budget, uint64_t arena_byt
     : options_(options),
       budget_(budget),
       fork_generation_(ForkGeneration()),
+      started_(SteadyClock().Now()),
       reads_total_(
           registry_.AddCounter("forebay_source_reads_total", "Reads finished by the source")),
+      requests_total_(
+          registry_.AddCounter("forebay_source_requests_total",
+                               "Requests sent to the source; neighbouring samples may share one")),
+      hedged_total_(registry_.AddCounter("forebay_source_hedged_reads_total",
+                                         "Second reads of samples whose first one hung")),
       read_bytes_total_(
           registry_.AddCounter("forebay_source_read_bytes_total", "Bytes read from the source")),
       read_errors_total_(registry_.AddCounter("forebay_source_errors_total",
@@ -263,6 +266,8 @@ Status Engine::OpenCache() {
   FolderTierOptions folder;
   folder.folder = options_.cache_folder;
   folder.capacity_bytes = options_.cache_bytes;
+  folder.batch_bytes =
+      std::clamp<uint64_t>(WriteBufferBytes(budget_) / 4, 256 << 10, uint64_t{1} << 20);
   Result<std::shared_ptr<FolderStore>> store = FolderStore::Open(folder);
   if (!store) return store.error();
   cache_ = std::make_unique<Cache>(*std::move(store), WriteBufferBytes(budget_), registry_);
@@ -293,7 +298,7 @@ std::string Engine::CacheNote() const {
 Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
                                      std::unique_ptr<Source> source) {
   FOREBAY_RETURN_IF_ERROR(Alive());
-  const TieredSource* tiered = nullptr;
+  TieredSource* tiered = nullptr;
   if (source == nullptr) {
     PosixSourceOptions posix;
     posix.max_in_flight = options_.max_in_flight;
@@ -309,7 +314,11 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
     }
   }
   std::vector<uint32_t> lengths(catalog->size());
-  for (SampleId s = 0; s < lengths.size(); ++s) lengths[s] = catalog->length(s);
+  uint64_t bytes = 0;
+  for (SampleId s = 0; s < lengths.size(); ++s) {
+    lengths[s] = catalog->length(s);
+    bytes += lengths[s];
+  }
   MutexLock lock(mutex_);
   // The first data set's reader threads are paid for already; every further one has its own.
   const uint64_t stacks = datasets_.empty() ? 0 : kThreadBytes * options_.max_in_flight;
@@ -322,10 +331,21 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
                          MiB(Scheduler::MetadataBytes(lengths.size())),
                          ", more than the budget of ", MiB(budget_), " has left; raise memory="));
   }
+  scheduler_.SetLayout(id, catalog);
+  if (tiered != nullptr) {
+    // Each copy takes a little more than its bytes.
+    const uint64_t copies = bytes + lengths.size() * FolderStore::kOverheadASample;
+    scheduler_.SetTier(id,
+                       {.present = true, .holds_all = copies <= tiered->tier().capacity_bytes()});
+    for (SampleId s = 0; s < lengths.size(); ++s) {
+      if (tiered->Holds(s)) scheduler_.OnStored(id, s);
+    }
+  }
   DatasetState state;
   state.catalog = std::move(catalog);
   state.source = std::move(source);
   state.tiered = tiered;
+  state.mean_bytes = lengths.empty() ? 0 : bytes / lengths.size();
   datasets_.push_back(std::move(state));
   WakeLoop();  // it polls the new source's descriptor from now on
   return id;
@@ -421,9 +441,11 @@ Result<StreamId> Engine::OpenStream(const StreamOptions& options) {
   // Both tables grow together, also when memory runs out in between.
   streams_.emplace_back();
   streams_.back().options = options;
+  StreamShape shape = options.shape;
+  shape.whole = !options.declared && options.sampler.world == 1;
   StreamId id = 0;
   try {
-    id = scheduler_.OpenStream(options.shape);
+    id = scheduler_.OpenStream(shape);
   } catch (...) {
     if (scheduler_.stream_count() < streams_.size()) {
       streams_.pop_back();
@@ -727,10 +749,27 @@ void Engine::SignalProgress() {
   (void)!write(progress_fd_.get(), &one, sizeof one);
 }
 
+// Read-ahead stands still while the cache folder catches up, so that what it could hold need not be
+// read from the source again. That may cost the reader one part in fifty, no more: a folder slower
+// than the source is left without some samples instead.
+bool Engine::WritesLagBehind() {
+  constexpr double kLow = 0.25;
+  constexpr Nanos kOneIn = 50;
+  if (cache_ == nullptr || (pause_since_ < 0 && cache_->buffer.Free() >= kLow)) return false;
+  const Nanos now = SteadyClock().Now();
+  if (pause_since_ >= 0) {
+    paused_ += now - pause_since_;
+    pause_since_ = -1;
+  }
+  if (cache_->buffer.Free() >= kLow || paused_ > (now - started_) / kOneIn) return false;
+  pause_since_ = now;
+  return true;
+}
+
 void Engine::Collect() {
   governor_.Fix(static_cast<size_t>(reads_knob_.value()));
   scheduler_.SetKeepBytes(static_cast<uint64_t>(memory_tier_knob_.value()));
-  scheduler_.NextReads(governor_.limit(), &outbox_);
+  scheduler_.NextReads(WritesLagBehind() ? 0 : governor_.limit(), &outbox_);
   for (OrderAction& order : scheduler_.NextOrders()) {
     if (streams_[order.stream].options.declared) continue;
     order_work_.push_back(order);
@@ -747,120 +786,13 @@ void Engine::Collect() {
   arena_used_.Set(scheduler_.used_bytes());
   arena_peak_.Raise(scheduler_.used_bytes());
   kept_bytes_.Set(scheduler_.kept_bytes());
-  in_flight_.Set(scheduler_.in_flight());
+  in_flight_.Set(scheduler_.requests());
+  requests_total_.Set(scheduler_.counters().requests);
+  hedged_total_.Set(scheduler_.counters().hedged);
   in_flight_limit_.Set(governor_.limit());
   leases_.Set(scheduler_.lease_count());
   changed_total_.Set(scheduler_.counters().changed);
   evicted_total_.Set(scheduler_.counters().evicted);
-}
-
-void Engine::Finished(DatasetState& dataset, SourceDone& done, uint32_t arrived_crc,
-                      bool from_cache) {
-  const auto id = static_cast<DatasetId>(done.tag >> 32);
-  const auto sample = static_cast<SampleId>(done.tag);
-  read_retries_total_.Add(done.retries);
-  if (options_.verify && done.status.ok()) {
-    if (arrived_crc != done.crc) {
-      corrupt_total_.Add(1);
-      constexpr int kRereads = 3;
-      if (++rereads_[done.tag] <= kRereads) {
-        outbox_.push_back(scheduler_.PlaceOf(id, sample));
-        return;
-      }
-      done.status = Status(Code::kDataLoss,
-                           StrCat(dataset.catalog->root(), "/", dataset.catalog->SampleName(sample),
-                                  ": the bytes that arrived do not match their checksum, ",
-                                  kRereads + 1, " times in a row"));
-    }
-    rereads_.erase(done.tag);
-  }
-  if (done.status.ok() && !from_cache) {
-    const uint32_t length = dataset.catalog->length(sample);
-    ++dataset.reads;
-    dataset.read_bytes += length;
-    reads_total_.Add(1);
-    read_bytes_total_.Add(length);
-    governor_.OnRead(done.latency_ns, scheduler_.Hungry());
-  } else if (!done.status.ok()) {
-    read_errors_total_.Add(1);
-    failures_.insert_or_assign({id, sample}, done.status);
-  }
-  scheduler_.OnReadDone(id, sample, done.status.ok(), done.crc);
-}
-
-void Engine::RunLoop(std::stop_token stop) {
-  std::vector<DatasetState*> datasets;
-  std::vector<SourceDone> done(kReapAtOnce);
-  std::vector<SourceRead> batch;
-  std::vector<pollfd> fds;
-  std::vector<ReadAction> reads;
-  // With `verify`: where each read under way lands, and what the finished ones' bytes sum up to.
-  std::unordered_map<uint64_t, std::span<const std::byte>> flying;
-  std::vector<uint32_t> arrived_crcs;
-  while (!stop.stop_requested()) {
-    bool busy = false;
-    bool arrived = false;
-    {
-      MutexLock lock(mutex_);
-      datasets.clear();
-      for (DatasetState& dataset : datasets_) datasets.push_back(&dataset);
-    }
-    for (DatasetState* dataset : datasets) {
-      const size_t n = dataset->source->Reap(done);
-      if (n == 0) continue;
-      busy |= n == done.size();
-      arrived = true;
-      arrived_crcs.assign(n, 0);
-      for (size_t i = 0; options_.verify && i < n; ++i) {
-        const auto it = flying.find(done[i].tag);
-        arrived_crcs[i] = Crc32c(it->second);
-        flying.erase(it);
-      }
-      MutexLock lock(mutex_);
-      for (size_t i = 0; i < n; ++i) {
-        const bool from_cache = dataset->tiered != nullptr && dataset->tiered->FromTier(i);
-        Finished(*dataset, done[i], arrived_crcs[i], from_cache);
-      }
-      Collect();
-      for (StreamId id = 0; id < streams_.size(); ++id) {
-        if (scheduler_.IsDue(id)) streams_[id].ready.notify_all();
-      }
-    }
-    {
-      MutexLock lock(mutex_);
-      Collect();
-      // Under the same lock: a read may name a data set added since the top of the loop.
-      for (size_t i = datasets.size(); i < datasets_.size(); ++i) datasets.push_back(&datasets_[i]);
-      reads.swap(outbox_);
-      // From here on a consumer with new reads must wake us.
-      loop_awake_ = !reads.empty() || busy;
-    }
-    for (const ReadAction& read : reads) datasets[read.dataset]->backlog.push_back(read);
-    reads.clear();
-    for (DatasetState* dataset : datasets) {
-      batch.clear();
-      for (const ReadAction& read : dataset->backlog) {
-        batch.push_back({Tag(read.dataset, read.sample),
-                         read.sample,
-                         {arena_.data() + read.offset, read.length}});
-      }
-      if (batch.empty()) continue;
-      const size_t taken = dataset->source->Submit(batch);
-      for (size_t i = 0; options_.verify && i < taken; ++i) flying[batch[i].tag] = batch[i].dest;
-      dataset->backlog.erase(dataset->backlog.begin(),
-                             dataset->backlog.begin() + static_cast<int64_t>(taken));
-    }
-    if (arrived) SignalProgress();
-    if (busy) continue;
-    fds.clear();
-    fds.push_back({wake_fd_.get(), POLLIN, 0});
-    for (DatasetState* dataset : datasets) fds.push_back({dataset->source->event_fd(), POLLIN, 0});
-    poll(fds.data(), fds.size(), static_cast<int>(kSlice / kMilli));
-    if (fds[0].revents & POLLIN) {
-      uint64_t count;
-      (void)!read(wake_fd_.get(), &count, sizeof count);
-    }
-  }
 }
 
 void Engine::RunPlanner(std::stop_token stop) {

@@ -26,9 +26,11 @@
 #include "decode/pool.h"
 #include "metrics/registry.h"
 #include "metrics/stall.h"
+#include "plan/cost_model.h"
 #include "plan/sampler.h"
 #include "source/source.h"
 #include "stage/governor.h"
+#include "stage/reads_under_way.h"
 #include "stage/scheduler.h"
 #include "tier/folder_tier.h"
 #include "tier/tiered_source.h"
@@ -175,10 +177,14 @@ class Engine {
   struct DatasetState {
     std::shared_ptr<const Catalog> catalog;  // shared with the loaders that named it
     std::unique_ptr<Source> source;
-    const TieredSource* tiered = nullptr;  // the source, where it reads through the cache folder
-    std::deque<ReadAction> backlog;        // loop thread only
+    TieredSource* tiered = nullptr;  // the source, where it reads through the cache folder
+    uint64_t mean_bytes = 0;
     uint64_t reads = 0;
     uint64_t read_bytes = 0;
+    // Loop thread only.
+    std::deque<ReadAction> backlog;
+    PlaceModel source_model;
+    PlaceModel tier_model;
   };
   struct StreamState {
     StreamOptions options;
@@ -214,10 +220,20 @@ class Engine {
   void RunPlanner(std::stop_token stop);
   void RunCopier(std::stop_token stop);
   // `arrived_crc` is of the bytes in the arena; only with options.verify.
-  void Finished(DatasetState& dataset, SourceDone& done, uint32_t arrived_crc, bool from_cache)
+  void Finished(DatasetState& dataset, const ReadAction& read, SourceDone& done,
+                uint32_t arrived_crc, Place from) REQUIRES(mutex_);
+  // Loop thread: takes what has arrived, starts what is due, races what hangs.
+  bool ReapInto(std::span<DatasetState* const> datasets, ReadsUnderWay& under_way, bool* arrived);
+  void Learn(DatasetState& dataset, const ReadsUnderWay::Read& read, const SourceDone& done,
+             Place from);
+  void UpdateCosts(DatasetId id, DatasetState& dataset, const ReadsUnderWay& under_way)
       REQUIRES(mutex_);
+  void SubmitBacklog(DatasetState& dataset, ReadsUnderWay& under_way);
+  // When to look again.
+  Nanos HedgeHanging(std::span<DatasetState* const> datasets, ReadsUnderWay& under_way, Nanos now);
   // Collects actions after any event; wakes whoever has work.
   void Collect() REQUIRES(mutex_);
+  bool WritesLagBehind() REQUIRES(mutex_);
   void WakeLoop();
   Status OpenCache();
   Result<std::unique_ptr<TieredSource>> ThroughCache(const Catalog& catalog,
@@ -237,6 +253,7 @@ class Engine {
   const EngineOptions options_;
   const uint64_t budget_;
   const uint64_t fork_generation_;
+  const Nanos started_;
   OwnedFd memfd_;
   Mapping arena_;
   OwnedFd wake_fd_;
@@ -244,6 +261,8 @@ class Engine {
 
   Registry registry_;
   Metric& reads_total_;
+  Metric& requests_total_;
+  Metric& hedged_total_;
   Metric& read_bytes_total_;
   Metric& read_errors_total_;
   Metric& read_retries_total_;
@@ -275,10 +294,12 @@ class Engine {
   std::deque<OrderAction> order_work_ GUARDED_BY(mutex_);
   std::deque<CopyAction> copy_work_ GUARDED_BY(mutex_);
   std::map<std::pair<DatasetId, SampleId>, Status> failures_ GUARDED_BY(mutex_);
-  std::map<uint64_t, int> rereads_ GUARDED_BY(mutex_);  // by tag: reads repeated for corrupt bytes
+  std::map<uint32_t, int> rereads_ GUARDED_BY(mutex_);  // by serial: repeated for corrupt bytes
   std::condition_variable order_ready_;
   std::condition_variable copy_ready_;
-  std::condition_variable room_;  // waited for with a bound; nobody notifies
+  std::condition_variable room_;               // waited for with a bound; nobody notifies
+  Nanos pause_since_ GUARDED_BY(mutex_) = -1;  // read-ahead waits for the cache folder
+  Nanos paused_ GUARDED_BY(mutex_) = 0;        // so far
   bool loop_awake_ GUARDED_BY(mutex_) = true;
   bool copiers_started_ GUARDED_BY(mutex_) = false;
   // Ordered by mutex_: the driver arms before it asks, events signal after they changed the

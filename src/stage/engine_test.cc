@@ -67,6 +67,14 @@ class EngineTest : public ::testing::Test {
     return options;
   }
 
+  static uint64_t Value(Engine& engine, std::string_view metric) {
+    for (const Registry::Sample& sample : engine.registry().Snapshot()) {
+      if (sample.name == metric) return sample.value;
+    }
+    ADD_FAILURE() << "no metric " << metric;
+    return 0;
+  }
+
   static void CheckBytes(const Engine& engine, const BatchLoan& loan) {
     for (size_t i = 0; i < loan.samples.size(); ++i) {
       std::vector<std::byte> expected(loan.lengths[i]);
@@ -383,6 +391,39 @@ TEST_F(EngineTest, KeptSamplesGiveWayToWhatIsLentAndTheMemoryComesBack) {
   CheckEpoch(*engine, *s, options.sampler, 2);
   EXPECT_GE(metric("forebay_stage_kept_bytes"), kept / 2);
   CheckEpoch(*engine, *s, options.sampler, 3);
+}
+
+// One read in 400 takes five seconds; a second one ends the wait for it.
+TEST_F(EngineTest, AReadThatHangsIsRacedByAnother) {
+  constexpr uint32_t kSamples = 1200;
+  auto catalog = MakeFiles(kSamples, 500, 4000);
+  DelayOptions slow;
+  slow.open_each = false;
+  slow.storage.read = 5 * kMilli;
+  slow.storage.jitter = 0.2;
+  slow.storage.tail_prob = 1.0 / 400;
+  slow.storage.tail_mult = 1000;
+  auto posix = MakePosixSource(*catalog, {});
+  ASSERT_TRUE(posix);
+  auto source = DelaySource::Make(*std::move(posix), slow);
+  ASSERT_TRUE(source);
+  EngineOptions options;
+  options.memory = 32 << 20;
+  options.keep = false;
+  auto engine = Engine::Create(options);
+  ASSERT_TRUE(engine);
+  auto d = (*engine)->AddDataset(catalog, *std::move(source));
+  ASSERT_TRUE(d);
+  const StreamOptions shape = Shape(*d, kSamples, 8, 3);
+  auto s = (*engine)->OpenStream(shape);
+  ASSERT_TRUE(s);
+  const Nanos start = SteadyClock().Now();
+  for (uint64_t epoch = 0; epoch < 2; ++epoch) CheckEpoch(**engine, *s, shape.sampler, epoch);
+  // About six reads hang; each would cost five seconds, were it waited for.
+  EXPECT_LT(SteadyClock().Now() - start, 5 * kSecond);
+  const uint64_t hedged = Value(**engine, "forebay_source_hedged_reads_total");
+  EXPECT_GE(hedged, 1u);
+  EXPECT_LE(hedged, 2 + 1 + 2 * kSamples / 200);
 }
 
 }  // namespace

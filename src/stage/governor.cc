@@ -25,7 +25,9 @@ void ReadGovernor::OnRead(int64_t latency_ns, bool hungry) {
 
 void ReadGovernor::MoveTo(size_t limit) {
   limit = std::clamp(limit, options_.minimum, options_.maximum);
-  if (limit != limit_) to_skip_ = limit_;
+  // First end those that were under way, then the burst that fills the difference: only what begins
+  // after it meets the storage as it will be.
+  if (limit != limit_) to_skip_ = std::max(limit, limit_) + limit - std::min(limit, limit_);
   limit_ = limit;
 }
 

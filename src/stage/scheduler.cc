@@ -10,13 +10,10 @@
 namespace forebay {
 namespace {
 
-constexpr uint16_t kMaxRefs = std::numeric_limits<uint16_t>::max();
 // Contiguous batches prepared ahead of the one the consumer holds.
 constexpr size_t kCopyDepth = 3;
 // Small enough to find holes between samples, large enough for whole pages to be given up.
 constexpr uint64_t kAsideBlock = uint64_t{1} << 20;
-// Positions one call may plan, so that a lock held around it is short.
-constexpr size_t kPlanStep = 4096;
 
 }  // namespace
 
@@ -35,6 +32,7 @@ DatasetId Scheduler::AddDataset(std::span<const uint32_t> lengths, uint64_t meta
     dataset.entries[i].length = lengths[i];
     dataset.rounded_bytes += ArenaAllocator::Rounded(lengths[i]);
   }
+  dataset.uncovered = lengths.size();
   dataset.mean_rounded = lengths.empty() ? 0 : dataset.rounded_bytes / lengths.size();
   datasets_.push_back(std::move(dataset));
   ChooseStaging();
@@ -205,8 +203,9 @@ void Scheduler::ChooseStaging() {
     staging_bytes_ = regions;  // every sample is kept where it lands
     return;
   }
-  constexpr uint64_t kFloor = uint64_t{64} << 20;
-  staging_bytes_ = regions + std::min(usable / 2, std::max(batches, kFloor));
+  // Where the tier's size is given, all else is staging anyway.
+  const uint64_t floor = options_.keep_bytes != 0 ? 0 : uint64_t{64} << 20;
+  staging_bytes_ = regions + std::min(usable / 2, std::max(batches, floor));
 }
 
 uint64_t Scheduler::keep_quota() const {
@@ -219,7 +218,7 @@ uint64_t Scheduler::keep_quota() const {
 void Scheduler::SetKeepBytes(uint64_t bytes) {
   if (bytes == options_.keep_bytes) return;
   options_.keep_bytes = bytes;
-  ++frees_;  // what was blocked may go on
+  ChooseStaging();
   while (kept_bytes_ > keep_quota() && EvictOne()) {
   }
 }
@@ -228,7 +227,7 @@ void Scheduler::FreeBlock(DatasetId d, SampleId s) {
   Entry& e = entry(d, s);
   if (e.flags & kKept) {
     kept_bytes_ -= arena_.size(e.block);
-    e.flags &= static_cast<uint8_t>(~kKept);
+    ClearFlag(d, s, kKept);
   }
   arena_.Free(e.block);
   e.block = ArenaAllocator::kNone;
@@ -245,10 +244,13 @@ void Scheduler::MaybeFree(DatasetId d, SampleId s) {
 
 // Finds a block for an absent sample and marks it reading. Look-ahead takes only what is free and
 // within the staging share; an urgent read makes room.
-bool Scheduler::Place(DatasetId d, SampleId s, bool urgent, StreamId for_stream) {
+bool Scheduler::Allot(DatasetId d, SampleId s, bool urgent, StreamId for_stream) {
   Entry& e = entry(d, s);
   const uint64_t rounded = ArenaAllocator::Rounded(e.length);
-  const bool keep = kept_bytes_ + rounded <= keep_quota();
+  const Dataset& dataset = datasets_[d];
+  // Memory is for what the folder lacks, until the two cover everything.
+  const bool elsewhere = (e.flags & kInTier) && !dataset.tier.holds_all && dataset.uncovered > 0;
+  const bool keep = !elsewhere && kept_bytes_ + rounded <= keep_quota();
   if (!urgent && !keep) {
     // What is neither kept nor free is staging; streams share it evenly.
     uint64_t active = 0;
@@ -274,10 +276,30 @@ bool Scheduler::Place(DatasetId d, SampleId s, bool urgent, StreamId for_stream)
   placed.flags &= static_cast<uint8_t>(~(kFailedSoon | kFailedNow | kUrgent));
   if (urgent) placed.flags |= kUrgent;
   if (keep && kept_bytes_ + rounded <= keep_quota()) {
-    placed.flags |= kKept;
+    SetFlag(d, s, kKept);
     kept_bytes_ += arena_.size(block);
   }
   return true;
+}
+
+void Scheduler::SetFlag(DatasetId d, SampleId s, uint8_t flag) {
+  Entry& e = entry(d, s);
+  if (!(e.flags & (kKept | kInTier))) --datasets_[d].uncovered;
+  e.flags |= flag;
+}
+
+void Scheduler::ClearFlag(DatasetId d, SampleId s, uint8_t flag) {
+  Entry& e = entry(d, s);
+  const bool covered = (e.flags & (kKept | kInTier)) != 0;
+  e.flags &= static_cast<uint8_t>(~flag);
+  if (covered && !(e.flags & (kKept | kInTier))) ++datasets_[d].uncovered;
+}
+
+// Every sample is kept where it lands.
+bool Scheduler::FitsMemory() const {
+  uint64_t everything = 0;
+  for (const Dataset& dataset : datasets_) everything += dataset.rounded_bytes;
+  return everything <= keep_quota();
 }
 
 bool Scheduler::MakeRoom(uint64_t bytes, StreamId for_stream) {
@@ -379,7 +401,7 @@ bool Scheduler::StealOne(StreamId for_stream) {
 // starts nothing, so that what is under way runs out and its memory can be had in one piece. When
 // nothing is under way only a release helps the one, and the others may go on.
 bool Scheduler::MustYield(const Lease& lease) const {
-  bool busy = in_flight_ != 0 || !urgent_.empty();
+  bool busy = Moving();
   bool starving = false;
   for (LeaseId id : pending_) {
     const Lease& other = leases_.at(id);
@@ -387,150 +409,6 @@ bool Scheduler::MustYield(const Lease& lease) const {
     starving |= &other != &lease && other.blocked && (!lease.wanted || other.stream < lease.stream);
   }
   return starving && (busy || !lease.wanted);
-}
-
-// ---- look-ahead ------------------------------------------------------------------------------
-
-void Scheduler::UnplanPosition(Stream& stream, SampleId s) {
-  if (stream.shape.itemised) {
-    auto it = stream.outstanding.find(s);
-    if (it == stream.outstanding.end()) return;
-    if (it->second > 0) {
-      --entry(stream.shape.dataset, s).ahead;
-      MaybeFree(stream.shape.dataset, s);
-    }
-    if (--it->second <= 0) stream.outstanding.erase(it);
-    return;
-  }
-  --entry(stream.shape.dataset, s).ahead;
-  MaybeFree(stream.shape.dataset, s);
-}
-
-void Scheduler::Unplan(Stream& stream) {
-  if (stream.shape.itemised) {
-    for (const auto& [s, count] : stream.outstanding) {
-      if (count <= 0) continue;
-      Entry& e = entry(stream.shape.dataset, s);
-      e.ahead = static_cast<uint16_t>(e.ahead - count);
-      MaybeFree(stream.shape.dataset, s);
-    }
-    stream.outstanding.clear();
-    stream.fetched = 0;
-  } else {
-    for (size_t i = 0; i < stream.epochs.size() && i <= stream.cursor_epoch; ++i) {
-      const std::vector<SampleId>& order = stream.epochs[i].order;
-      const uint64_t begin = i == 0 ? stream.taken : 0;
-      const uint64_t end = i < stream.cursor_epoch ? order.size() : stream.cursor;
-      for (uint64_t p = begin; p < end; ++p) UnplanPosition(stream, order[p]);
-    }
-  }
-  stream.epochs.clear();
-  stream.taken = 0;
-  stream.cursor = 0;
-  stream.cursor_epoch = 0;
-}
-
-void Scheduler::DropWaiting(Stream& stream) {
-  std::vector<LeaseId> waiting(stream.queue.begin(), stream.queue.end());
-  stream.queue.clear();
-  for (LeaseId id : waiting) Release(id);
-}
-
-bool Scheduler::AdvanceCursor(Stream& stream, ReadAction* out, size_t* budget) {
-  const DatasetId d = stream.shape.dataset;
-  const auto id = static_cast<StreamId>(&stream - streams_.data());
-  while (*budget > 0 && stream.cursor_epoch < stream.epochs.size()) {
-    const std::vector<SampleId>& order = stream.epochs[stream.cursor_epoch].order;
-    if (stream.cursor == order.size()) {
-      if (stream.shape.itemised) {
-        const size_t known = stream.epochs.size();
-        PopFetched(stream, id);
-        if (stream.epochs.size() != known) continue;
-      }
-      if (stream.cursor_epoch + 1 == stream.epochs.size()) return false;
-      ++stream.cursor_epoch;
-      stream.cursor = 0;
-      continue;
-    }
-    const SampleId s = order[stream.cursor];
-    Entry& e = entry(d, s);
-    if (stream.shape.itemised) {
-      int32_t& balance = stream.outstanding[s];
-      if (balance < 0) {  // fetched before it was planned
-        if (++balance == 0) stream.outstanding.erase(s);
-        ++stream.cursor;
-        --*budget;
-        continue;
-      }
-    }
-    if (e.ahead == kMaxRefs) return false;
-    bool read = false;
-    if (e.state == State::kAbsent && !(e.flags & kFailedSoon)) {
-      if (!Place(d, s, false, id)) {
-        stream.blocked_at = frees_;
-        if (stream.shape.itemised && stream.outstanding[s] == 0) stream.outstanding.erase(s);
-        return false;
-      }
-      read = true;
-    }
-    if (stream.shape.itemised) ++stream.outstanding[s];
-    ++entry(d, s).ahead;
-    ++stream.cursor;
-    --*budget;
-    if (read) {
-      const Entry& placed = entry(d, s);
-      *out = {d, s, placed.offset, placed.length};
-      return true;
-    }
-  }
-  return false;
-}
-
-void Scheduler::NextReads(size_t limit, std::vector<ReadAction>* out) {
-  auto start = [&](const ReadAction& action) {
-    out->push_back(action);
-    ++in_flight_;
-    ++counters_.reads;
-    counters_.read_bytes += action.length;
-  };
-  std::vector<LeaseId> blocked;
-  for (LeaseId id : pending_) {
-    if (leases_.at(id).blocked) blocked.push_back(id);
-  }
-  std::stable_sort(blocked.begin(), blocked.end(), [&](LeaseId a, LeaseId b) {
-    return leases_.at(a).stream < leases_.at(b).stream;
-  });
-  bool starving = false;
-  // Here for room that has come free; to take from other leases is for a consumer that asks right
-  // now.
-  may_steal_ = false;
-  for (LeaseId id : blocked) {
-    Lease& lease = leases_.at(id);
-    if (!lease.missing.empty()) AskMissing(id, lease);
-    StartCopyIfDue(id, lease);
-    if (lease.ready()) MarkDue(streams_[lease.stream]);
-    starving |= lease.blocked;
-  }
-  may_steal_ = true;
-  // Leases wait for these: they go first, and past the limit.
-  while (!urgent_.empty()) {
-    start(urgent_.front());
-    urgent_.pop_front();
-  }
-  if (starving) return;
-  size_t budget = kPlanStep;
-  size_t idle = 0;
-  while (in_flight_ < limit && idle < streams_.size() && budget > 0) {
-    Stream& stream = streams_[next_stream_ % streams_.size()];
-    ++next_stream_;
-    ReadAction action;
-    if (stream.open && stream.blocked_at != frees_ && AdvanceCursor(stream, &action, &budget)) {
-      start(action);
-      idle = 0;
-    } else {
-      ++idle;
-    }
-  }
 }
 
 // ---- leases ----------------------------------------------------------------------------------
@@ -554,9 +432,9 @@ void Scheduler::AskMissing(LeaseId, Lease& lease) {
     }
     if (e.state == State::kReading) e.flags |= kUrgent;
     if (e.state == State::kAbsent && !(e.flags & kFailedNow)) {
-      if (!Place(lease.dataset, s, lease.wanted, lease.stream)) {
+      if (!Allot(lease.dataset, s, lease.wanted, lease.stream)) {
         // Its own samples may lie so that no hole is left for the last one: once, it starts over.
-        if (lease.wanted && !lease.restarted && in_flight_ == 0 && urgent_.empty() &&
+        if (lease.wanted && !lease.restarted && !Moving() &&
             lease.missing.size() < lease.samples.size()) {
           lease.restarted = true;
           Unpin(lease);
@@ -670,7 +548,7 @@ void Scheduler::FreeCopy(Lease& lease) {
 // Where the lease's own samples lie in the way of its copy, they are given up, the copy gets its
 // place first, and they are read again around it.
 void Scheduler::ReserveCopy(Lease& lease, uint64_t bytes) {
-  if (!may_steal_ || lease.reserved || in_flight_ != 0 || !urgent_.empty()) return;
+  if (!may_steal_ || lease.reserved || Moving()) return;
   for (LeaseId id : pending_) {
     if (leases_.at(id).copying) return;
   }
@@ -898,69 +776,8 @@ void Scheduler::Release(LeaseId id) {
 
 // ---- events ----------------------------------------------------------------------------------
 
-void Scheduler::OnReadDone(DatasetId d, SampleId s, bool ok, uint32_t crc) {
-  --in_flight_;
-  Entry& e = entry(d, s);
-  assert(e.state == State::kReading);
-  if (ok) {
-    uint32_t& known = datasets_[d].crcs[s];
-    if ((e.flags & kCrcKnown) && known != crc) {
-      if (!(e.flags & kSuspect)) {
-        // Either this read or the first was corrupted, or the file changed: a second look tells.
-        e.flags |= kSuspect;
-        known = crc;
-        urgent_.push_back({d, s, e.offset, e.length});
-        return;
-      }
-      ++counters_.changed;
-    } else if (e.flags & kSuspect) {
-      ++counters_.changed;  // twice the same new bytes: the file has changed
-    }
-    known = crc;
-    e.flags |= kCrcKnown;
-    e.flags &= static_cast<uint8_t>(~kSuspect);
-    e.state = State::kResident;
-  } else {
-    ++counters_.failed_reads;
-    const bool urgent = (e.flags & kUrgent) != 0;
-    FreeBlock(d, s);
-    e.flags |= urgent ? kFailedNow : kFailedSoon;
-  }
-  e.flags &= static_cast<uint8_t>(~kUrgent);
-  bool wanted = false;
-  for (LeaseId id : pending_) {
-    Lease& lease = leases_.at(id);
-    if (lease.dataset != d) continue;
-    for (size_t i = 0; i < lease.missing.size();) {
-      if (lease.missing[i] != s) {
-        ++i;
-        continue;
-      }
-      wanted = true;
-      if (!ok || e.pins == kMaxRefs) {
-        MarkDue(streams_[lease.stream]);
-        break;
-      }
-      ++e.pins;
-      lease.missing[i] = lease.missing.back();
-      lease.missing.pop_back();
-    }
-    if (wanted && lease.missing.empty()) {
-      MarkDue(streams_[lease.stream]);
-      StartCopyIfDue(id, lease);
-    }
-  }
-  if (!ok && !wanted) e.flags &= static_cast<uint8_t>(~kFailedNow);
-  if (ok) MaybeFree(d, s);
-}
-
 std::vector<CopyAction> Scheduler::NextCopies() { return std::exchange(copies_, {}); }
 std::vector<OrderAction> Scheduler::NextOrders() { return std::exchange(orders_, {}); }
-
-ReadAction Scheduler::PlaceOf(DatasetId d, SampleId s) const {
-  const Entry& e = entry(d, s);
-  return {d, s, e.offset, e.length};
-}
 
 bool Scheduler::IsDue(StreamId stream) const { return streams_[stream].due; }
 
@@ -994,7 +811,7 @@ StallCause Scheduler::WaitCause(StreamId id) const {
 }
 
 bool Scheduler::OnlyReleaseHelps(StreamId id) const {
-  if (in_flight_ != 0 || !urgent_.empty() || !copies_.empty()) return false;
+  if (Moving() || !copies_.empty()) return false;
   if (streams_[id].due) return false;
   for (LeaseId candidate : pending_) {
     const Lease& l = leases_.at(candidate);
@@ -1007,7 +824,7 @@ bool Scheduler::OnlyReleaseHelps(StreamId id) const {
 bool Scheduler::Hungry() const {
   for (const Stream& stream : streams_) {
     if (!stream.open || stream.epochs.empty() || stream.blocked_at == frees_) continue;
-    if (stream.window() < in_flight_ + 2 * uint64_t{stream.shape.batch_size}) return true;
+    if (stream.window() < requests_ + 2 * uint64_t{stream.shape.batch_size}) return true;
   }
   return false;
 }
@@ -1046,7 +863,18 @@ std::string Scheduler::CheckInvariants() const {
       for (uint64_t p = begin; p < end; ++p) ++ahead[stream.shape.dataset][order[p]];
     }
   }
+  for (const auto& [serial, block] : orphans_) used += arena_.size(block);
+  for (const auto& [key, race] : races_) {
+    used += arena_.size(race.second_block);
+    if (entry(static_cast<DatasetId>(key >> 32), static_cast<SampleId>(key)).state !=
+        State::kReading) {
+      return "a race for a sample that is not being read";
+    }
+  }
   for (size_t d = 0; d < datasets_.size(); ++d) {
+    uint64_t uncovered = 0;
+    for (const Entry& e : datasets_[d].entries) uncovered += e.flags & (kKept | kInTier) ? 0 : 1;
+    if (uncovered != datasets_[d].uncovered) return "uncovered samples do not add up";
     for (SampleId s = 0; s < datasets_[d].entries.size(); ++s) {
       const Entry& e = datasets_[d].entries[s];
       const std::string where = " (sample " + std::to_string(s) + ")";

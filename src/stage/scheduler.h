@@ -7,9 +7,14 @@
 //   ahead  positions of some stream's look-ahead window that will use it,
 //   pins   leases that hand it out now (or will, once their missing samples have arrived),
 //   kept   the memory tier holds it for later epochs.
+// A data set may have a second tier below memory, its folder. While the two together cannot hold
+// everything, a sample lies in one of them only, so that they cover the most.
 // A resident sample without any of the three is freed at once. Keeping the samples that were read
 // first, and never replacing them, is optimal when each sample is used once an epoch: no policy can
 // have more hits an epoch than the tier has room.
+//
+// A read that hangs may be raced by a second one into memory of its own; the loser's memory is held
+// until it ends. Neighbours in one shard are read in one request (a group) where that pays.
 //
 // A lease is made when a consumer asks and becomes ready when its last sample has arrived. What it
 // misses is read ahead of everything else. When memory is short for it, room is made, in this
@@ -20,6 +25,8 @@
 
 #include <cstdint>
 #include <deque>
+#include <limits>
+#include <memory>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -36,11 +43,33 @@ using StreamId = uint32_t;
 using LeaseId = uint64_t;
 inline constexpr LeaseId kNoLease = 0;
 
+enum class Place : uint8_t { kSource, kTier };
+
 struct ReadAction {
   DatasetId dataset = 0;
   SampleId sample = 0;
   uint64_t offset = 0;  // in the arena
   uint32_t length = 0;
+  uint32_t serial = 0;            // tells the two reads of a race apart
+  uint32_t group = 0;             // not 0: one request with its neighbours in `out` of that group
+  uint64_t request_bytes = 0;     // of the file that its request reads; 0: `length`
+  Place place = Place::kTier;     // kTier: from the folder if that has it, else from the source
+  Place likely = Place::kSource;  // where it will come from, as far as is known
+  bool store = false;             // what comes from the source is to be copied into the folder
+};
+
+// The second tier of a data set.
+struct TierShape {
+  bool present = false;
+  bool holds_all = false;  // large enough for every sample
+};
+
+// What reads of a data set cost, in any unit, and what it pays to read in one request.
+struct ReadCosts {
+  double tier = 0;  // 0: not known
+  double source = 0;
+  uint64_t merge_bytes = 0;  // largest request for several samples; 0: one each
+  uint64_t merge_gap = 0;    // bytes between two samples worth reading through
 };
 
 // Copy the samples of a lease into its contiguous block.
@@ -67,6 +96,7 @@ struct StreamShape {
   uint64_t first_epoch = 0;
   uint64_t first_position = 0;
   uint64_t epochs = 0;  // 0: the horizon is extended without end
+  bool whole = false;   // each epoch uses every sample once
 };
 
 class Scheduler {
@@ -97,6 +127,8 @@ class Scheduler {
     uint64_t evicted = 0;              // kept samples given up
     uint64_t retracted = 0;            // look-ahead taken back
     uint64_t changed = 0;              // samples whose bytes differ from an earlier read
+    uint64_t requests = 0;             // to the source; a group is one
+    uint64_t hedged = 0;               // second reads of samples whose first one hangs
   };
 
   explicit Scheduler(const Options& options);
@@ -117,6 +149,13 @@ class Scheduler {
   }
   uint64_t block_offset(ArenaAllocator::Block block) const { return arena_.offset(block); }
   uint64_t block_bytes(ArenaAllocator::Block block) const { return arena_.size(block); }
+  // The data set's second tier; for grouped reads, where its samples lie. Both before the first
+  // stream over it.
+  void SetTier(DatasetId dataset, const TierShape& tier) { datasets_[dataset].tier = tier; }
+  void SetLayout(DatasetId dataset, std::shared_ptr<const Catalog> catalog) {
+    datasets_[dataset].layout = std::move(catalog);
+  }
+  void SetCosts(DatasetId dataset, const ReadCosts& costs) { datasets_[dataset].costs = costs; }
   // Changes Options::keep_bytes; a tier that holds more than that gives up what is not in use.
   void SetKeepBytes(uint64_t bytes);
   StreamId OpenStream(const StreamShape& shape);
@@ -147,7 +186,16 @@ class Scheduler {
   std::vector<CopyAction> NextCopies();
   std::vector<OrderAction> NextOrders();
 
-  void OnReadDone(DatasetId dataset, SampleId sample, bool ok, uint32_t crc);
+  // `from` is where the bytes came from in the end.
+  void OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place from);
+  void OnReadDone(DatasetId dataset, SampleId sample, bool ok, uint32_t crc) {
+    OnReadDone(PlaceOf(dataset, sample), ok, crc, Place::kSource);
+  }
+  // The second tier holds the sample now.
+  void OnStored(DatasetId dataset, SampleId sample);
+  // A second read from the source of a sample whose read hangs; false when there is no memory for
+  // it, the sample has been read or raced already, or one read in 200 was hedged.
+  bool Hedge(const ReadAction& hanging, ReadAction* out);
   void OnCopyDone(LeaseId lease);
 
   // Where a sample that is being read lands.
@@ -168,7 +216,10 @@ class Scheduler {
   bool Hungry() const;
 
   size_t stream_count() const { return streams_.size(); }
-  size_t in_flight() const { return in_flight_; }
+  size_t in_flight() const { return in_flight_; }  // samples being read
+  size_t requests() const { return requests_; }    // groups counted once
+  // Samples of the data set that no tier holds.
+  uint64_t uncovered(DatasetId dataset) const { return datasets_[dataset].uncovered; }
   uint64_t used_bytes() const { return arena_.used(); }
   uint64_t kept_bytes() const { return kept_bytes_; }
   uint64_t capacity() const { return arena_.capacity(); }
@@ -191,6 +242,7 @@ class Scheduler {
   static constexpr uint8_t kFailedNow = 8;   // an urgent read failed; the lease reports it
   static constexpr uint8_t kCrcKnown = 16;
   static constexpr uint8_t kSuspect = 32;  // the last read's checksum differed; read once more
+  static constexpr uint8_t kInTier = 64;   // the second tier holds it, for all we know
 
   struct Entry {
     uint64_t offset = 0;
@@ -210,6 +262,17 @@ class Scheduler {
     uint64_t rounded_bytes = 0;
     uint64_t mean_rounded = 0;
     SampleId clock_hand = 0;  // where the search for a kept sample to give up goes on
+    uint64_t uncovered = 0;   // samples that neither memory keeps nor the second tier holds
+    uint32_t tier_skips = 0;  // reads sent past a slow second tier since the last that was not
+    TierShape tier;
+    ReadCosts costs;
+    std::shared_ptr<const Catalog> layout;
+  };
+  // Two reads of one sample under way; the entry has the first one's block.
+  struct Race {
+    uint32_t first = 0;
+    uint32_t second = 0;
+    ArenaAllocator::Block second_block = ArenaAllocator::kNone;
   };
   struct Epoch {
     uint64_t epoch = 0;
@@ -274,6 +337,22 @@ class Scheduler {
     stream.due = true;
     ++stream.changes;
   }
+  static constexpr uint16_t kMaxRefs = std::numeric_limits<uint16_t>::max();
+  // Something is under way that frees memory or fills a lease when it ends. Reads that lost a race
+  // may never end.
+  bool Moving() const { return in_flight_ > orphans_.size() || !urgent_.empty(); }
+  static uint64_t Key(DatasetId d, SampleId s) { return uint64_t{d} << 32 | s; }
+  // Flags that decide whether a tier holds the sample change through these.
+  void SetFlag(DatasetId d, SampleId s, uint8_t flag);
+  void ClearFlag(DatasetId d, SampleId s, uint8_t flag);
+  bool FitsMemory() const;
+  Place ChoosePlace(DatasetId d, SampleId s);
+  void Start(const ReadAction& action, std::vector<ReadAction>* out);
+  // Adds to a look-ahead read the neighbours worth reading with it.
+  void StartGroup(Stream& stream, const ReadAction& action, size_t* budget,
+                  std::vector<ReadAction>* out);
+  bool MayJoin(const Dataset& dataset, SampleId s) const;
+  bool SettleRace(const ReadAction& read, bool ok);
   void PopFetched(Stream& stream, StreamId id);
   void UndoFetch(Stream& stream, SampleId sample);
   void ChooseStaging();
@@ -284,7 +363,7 @@ class Scheduler {
   uint64_t keep_quota() const;
   void MaybeFree(DatasetId d, SampleId s);
   void FreeBlock(DatasetId d, SampleId s);
-  bool Place(DatasetId d, SampleId s, bool urgent, StreamId for_stream);
+  bool Allot(DatasetId d, SampleId s, bool urgent, StreamId for_stream);
   bool MakeRoom(uint64_t bytes, StreamId for_stream);
   bool RetractOne();
   bool EvictOne();
@@ -316,6 +395,12 @@ class Scheduler {
   uint64_t metadata_bytes_ = 0;
   uint64_t leased_bytes_ = 0;
   size_t in_flight_ = 0;
+  size_t requests_ = 0;
+  uint32_t next_serial_ = 1;
+  uint32_t next_group_ = 1;
+  std::unordered_map<uint32_t, uint32_t> group_left_;            // members still being read
+  std::unordered_map<uint64_t, Race> races_;                     // by Key()
+  std::unordered_map<uint32_t, ArenaAllocator::Block> orphans_;  // of lost races, by serial
   bool may_steal_ = true;
   uint64_t frees_ = 1;  // blocks freed so far: tells a stream that room may be there
   std::vector<Dataset> datasets_;

@@ -106,12 +106,13 @@ size_t TieredSource::Submit(std::span<const SourceRead> reads) {
     free_.pop_back();
     slots_[index] = {read, now};
     const TierKey key{dataset_, read.sample};
-    if (tier_->Has(key)) {
+    if (!read.skip_tier && tier_->Has(key)) {
       const TierOp get{
           .tag = index, .kind = TierOp::Kind::kGet, .key = key, .bytes = read.dest, .crc = 0};
       if (tier_->Submit(std::span(&get, 1)) == 1) continue;
     }
-    to_inner_.push_back({.tag = index, .sample = read.sample, .dest = read.dest});
+    to_inner_.push_back(
+        {.tag = index, .sample = read.sample, .dest = read.dest, .group = read.group});
   }
   FlushInner();
   return taken;
@@ -168,7 +169,7 @@ size_t TieredSource::ReapInner(std::span<SourceDone> out) {
   for (SourceDone& done : out.first(taken)) {
     const auto index = static_cast<uint32_t>(done.tag);
     const SourceRead& read = slots_[index].read;
-    if (done.status.ok()) WriteBehind(read, done.crc);
+    if (done.status.ok() && !read.skip_store) WriteBehind(read, done.crc);
     done.tag = read.tag;
     free_.push_back(index);
   }
@@ -196,7 +197,7 @@ void TieredSource::WriteBehind(const SourceRead& read, uint32_t crc) {
   const uint32_t index = free_writes_.back();
   free_writes_.pop_back();
   Write& write = writes_[index];
-  write = {std::make_unique_for_overwrite<std::byte[]>(size), size};
+  write = {std::make_unique_for_overwrite<std::byte[]>(size), size, read.sample};
   if (size > 0) std::memcpy(write.bytes.get(), read.dest.data(), size);
   const TierOp put{.tag = kWriteTag | index,
                    .kind = TierOp::Kind::kPut,
@@ -210,7 +211,10 @@ void TieredSource::WriteBehind(const SourceRead& read, uint32_t crc) {
 
 void TieredSource::EndWrite(const TierDone& done) {
   const auto index = static_cast<uint32_t>(done.tag);
-  if (done.stored) metrics_.writes.Add(1);
+  if (done.stored) {
+    metrics_.writes.Add(1);
+    stored_.push_back(writes_[index].sample);
+  }
   buffer_.Give(writes_[index].size);
   writes_[index] = {};
   free_writes_.push_back(index);

@@ -11,6 +11,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -36,12 +37,16 @@ bool MayOutliveTheJob(const Catalog& catalog);
 // concurrent use by multiple threads.
 class WriteBuffer {
  public:
-  explicit WriteBuffer(uint64_t bytes) : left_(bytes) {}
+  explicit WriteBuffer(uint64_t bytes) : bytes_(bytes), left_(bytes) {}
   // False, and nothing taken, when fewer are left.
   bool Take(uint64_t bytes);
   void Give(uint64_t bytes) { left_.fetch_add(bytes, std::memory_order_relaxed); }
+  double Free() const {
+    return static_cast<double>(left_.load(std::memory_order_relaxed)) / static_cast<double>(bytes_);
+  }
 
  private:
+  const uint64_t bytes_;
   std::atomic<uint64_t> left_;  // a bound only: publishes nothing
 };
 
@@ -75,6 +80,12 @@ class TieredSource final : public Source {
 
   // Whether completion `i` of the last Reap came from the tier.
   bool FromTier(size_t i) const { return from_tier_[i]; }
+  // Whether the tier has the sample, as far as is known.
+  bool Holds(SampleId sample) const { return tier_->Has({dataset_, sample}); }
+  // Samples whose copies the tier has taken since the last call.
+  std::vector<SampleId> TakeStored() { return std::exchange(stored_, {}); }
+  // Part of the write buffer that is free, 0 to 1.
+  double write_room() const { return buffer_.Free(); }
   // Copies on their way into the tier.
   size_t writes_in_flight() const { return writes_.size() - free_writes_.size(); }
   const Tier& tier() const { return *tier_; }
@@ -87,6 +98,7 @@ class TieredSource final : public Source {
   struct Write {
     std::unique_ptr<std::byte[]> bytes;
     size_t size = 0;
+    SampleId sample = 0;
   };
 
   TieredSource(std::unique_ptr<Source> inner, std::unique_ptr<Tier> tier, uint64_t dataset,
@@ -107,6 +119,7 @@ class TieredSource final : public Source {
   std::vector<Write> writes_;
   std::vector<uint32_t> free_writes_;
   std::vector<bool> from_tier_;  // of the last Reap
+  std::vector<SampleId> stored_;
   WakeFd wake_;
   // After the writes: its threads read their bytes.
   std::unique_ptr<Tier> tier_;

@@ -1,0 +1,224 @@
+// The engine's loop thread: the only one that talks to sources and tiers.
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "base/crc32c.h"
+#include "stage/engine.h"
+
+namespace forebay {
+namespace {
+
+constexpr Nanos kSlice = 100 * kMilli;  // longest single sleep
+constexpr size_t kReapAtOnce = 64;
+// How often reads that may hang are looked for.
+constexpr Nanos kLookSoonest = 5 * kMilli;
+constexpr Nanos kLookLatest = 20 * kMilli;
+// Latency that read-ahead hides from any step.
+constexpr Nanos kHidden = 5 * kMilli;
+
+uint64_t RequestBytes(const ReadAction& read) {
+  return read.request_bytes != 0 ? read.request_bytes : read.length;
+}
+
+}  // namespace
+
+void Engine::Finished(DatasetState& dataset, const ReadAction& read, SourceDone& done,
+                      uint32_t arrived_crc, Place from) {
+  read_retries_total_.Add(done.retries);
+  if (options_.verify && done.status.ok()) {
+    if (arrived_crc != done.crc) {
+      corrupt_total_.Add(1);
+      constexpr int kRereads = 3;
+      if (++rereads_[read.serial] <= kRereads) {
+        outbox_.push_back(read);
+        return;
+      }
+      done.status =
+          Status(Code::kDataLoss,
+                 StrCat(dataset.catalog->root(), "/", dataset.catalog->SampleName(read.sample),
+                        ": the bytes that arrived do not match their checksum, ", kRereads + 1,
+                        " times in a row"));
+    }
+    rereads_.erase(read.serial);
+  }
+  if (!done.status.ok()) {
+    read_errors_total_.Add(1);
+    failures_.insert_or_assign({read.dataset, read.sample}, done.status);
+  } else if (from == Place::kSource) {
+    ++dataset.reads;
+    dataset.read_bytes += read.length;
+    reads_total_.Add(1);
+    read_bytes_total_.Add(read.length);
+  }
+  const size_t requests = scheduler_.requests();
+  scheduler_.OnReadDone(read, done.status.ok(), done.crc, from);
+  if (done.status.ok() && from == Place::kSource && scheduler_.requests() < requests) {
+    governor_.OnRead(done.latency_ns, scheduler_.Hungry());
+  }
+}
+
+void Engine::Learn(DatasetState& dataset, const ReadsUnderWay::Read& read, const SourceDone& done,
+                   Place from) {
+  // Where a warm folder was not known to have the sample, the depth is of another place.
+  if (!done.status.ok() || from != read.action.likely || !read.first) return;
+  PlaceModel& model = from == Place::kTier ? dataset.tier_model : dataset.source_model;
+  model.OnRead(RequestBytes(read.action), read.depth, done.latency_ns);
+}
+
+void Engine::UpdateCosts(DatasetId id, DatasetState& dataset, const ReadsUnderWay& under_way) {
+  ReadCosts costs;
+  const size_t depth = std::max<size_t>(1, under_way.depth(Place::kSource));
+  if (dataset.source_model.known()) {
+    costs.merge_bytes = dataset.source_model.MergeBytes(depth);
+    costs.merge_gap = dataset.source_model.MergeGap(depth);
+  }
+  if (dataset.tiered != nullptr) {
+    // The source is shared with others: it is asked for what the folder has only where that keeps
+    // the consumer waiting.
+    if (dataset.source_model.known() && dataset.tier_model.known() && scheduler_.Hungry()) {
+      const size_t tier_depth = std::max<size_t>(1, under_way.depth(Place::kTier));
+      const Nanos tier = dataset.tier_model.Expect(dataset.mean_bytes, tier_depth);
+      const Nanos source = dataset.source_model.Expect(dataset.mean_bytes, depth);
+      if (tier > kHidden) {
+        costs.tier = static_cast<double>(tier);
+        costs.source = static_cast<double>(source);
+      }
+    }
+    // Neighbours are staged for the folder's sake: not when it cannot take them.
+    if (dataset.tiered->write_room() < 0.5) costs.merge_bytes = 0;
+  }
+  scheduler_.SetCosts(id, costs);
+}
+
+bool Engine::ReapInto(std::span<DatasetState* const> datasets, ReadsUnderWay& under_way,
+                      bool* arrived) {
+  std::array<SourceDone, kReapAtOnce> done;
+  std::array<uint32_t, kReapAtOnce> crcs{};
+  std::array<ReadsUnderWay::Read, kReapAtOnce> reads;
+  bool busy = false;
+  for (size_t d = 0; d < datasets.size(); ++d) {
+    DatasetState& dataset = *datasets[d];
+    const size_t n = dataset.source->Reap(done);
+    std::vector<SampleId> stored;
+    if (dataset.tiered != nullptr) stored = dataset.tiered->TakeStored();
+    if (n == 0 && stored.empty()) continue;
+    busy |= n == done.size();
+    *arrived |= n > 0;
+    auto from = [&](size_t i) {
+      return dataset.tiered != nullptr && dataset.tiered->FromTier(i) ? Place::kTier
+                                                                      : Place::kSource;
+    };
+    for (size_t i = 0; i < n; ++i) {
+      reads[i] = under_way.Remove(done[i].tag);
+      const ReadAction& read = reads[i].action;
+      if (options_.verify) crcs[i] = Crc32c({arena_.data() + read.offset, read.length});
+      Learn(dataset, reads[i], done[i], from(i));
+    }
+    MutexLock lock(mutex_);
+    for (const SampleId s : stored) scheduler_.OnStored(static_cast<DatasetId>(d), s);
+    for (size_t i = 0; i < n; ++i) Finished(dataset, reads[i].action, done[i], crcs[i], from(i));
+    UpdateCosts(static_cast<DatasetId>(d), dataset, under_way);
+    Collect();
+    for (StreamId id = 0; id < streams_.size(); ++id) {
+      if (scheduler_.IsDue(id)) streams_[id].ready.notify_all();
+    }
+  }
+  return busy;
+}
+
+void Engine::SubmitBacklog(DatasetState& dataset, ReadsUnderWay& under_way) {
+  if (dataset.backlog.empty()) return;
+  std::vector<SourceRead> batch;
+  const Nanos now = SteadyClock().Now();
+  uint32_t group = 0;
+  for (const ReadAction& read : dataset.backlog) {
+    const bool first = read.group == 0 || read.group != group;
+    group = read.group;
+    SourceRead out;
+    out.tag = under_way.Add(read, now, first);
+    out.sample = read.sample;
+    out.dest = {arena_.data() + read.offset, read.length};
+    out.group = read.group;
+    out.skip_tier = read.place == Place::kSource;
+    out.skip_store = !read.store;
+    batch.push_back(out);
+  }
+  const size_t taken = dataset.source->Submit(batch);
+  for (size_t i = batch.size(); i > taken; --i) under_way.Remove(batch[i - 1].tag);
+  dataset.backlog.erase(dataset.backlog.begin(),
+                        dataset.backlog.begin() + static_cast<int64_t>(taken));
+}
+
+Nanos Engine::HedgeHanging(std::span<DatasetState* const> datasets, ReadsUnderWay& under_way,
+                           Nanos now) {
+  if (under_way.size() == 0) return now + kSlice;
+  Nanos next = now + kLookLatest;
+  for (ReadsUnderWay::Read& read : under_way.all()) {
+    if (!read.live || read.looked_at) continue;
+    const DatasetState& dataset = *datasets[read.action.dataset];
+    const PlaceModel& model =
+        read.action.likely == Place::kTier ? dataset.tier_model : dataset.source_model;
+    const Nanos tail = model.Tail(RequestBytes(read.action), read.depth);
+    if (tail == PlaceModel::kNever) continue;
+    if (now - read.start < tail) {
+      next = std::min(next, read.start + tail);
+      continue;
+    }
+    MutexLock lock(mutex_);
+    ReadAction second;
+    if (!scheduler_.Hedge(read.action, &second)) continue;
+    read.looked_at = true;
+    outbox_.push_back(second);
+  }
+  return std::max(next, now + kLookSoonest);
+}
+
+void Engine::RunLoop(std::stop_token stop) {
+  std::vector<DatasetState*> datasets;
+  std::vector<pollfd> fds;
+  std::vector<ReadAction> reads;
+  ReadsUnderWay under_way;
+  Nanos look_at = 0;
+  while (!stop.stop_requested()) {
+    bool arrived = false;
+    {
+      MutexLock lock(mutex_);
+      datasets.clear();
+      for (DatasetState& dataset : datasets_) datasets.push_back(&dataset);
+    }
+    const bool busy = ReapInto(datasets, under_way, &arrived);
+    Nanos now = SteadyClock().Now();
+    if (now >= look_at) look_at = HedgeHanging(datasets, under_way, now);
+    {
+      MutexLock lock(mutex_);
+      Collect();
+      // Under the same lock: a read may name a data set added since the top of the loop.
+      for (size_t i = datasets.size(); i < datasets_.size(); ++i) datasets.push_back(&datasets_[i]);
+      reads.swap(outbox_);
+      // From here on a consumer with new reads must wake us.
+      loop_awake_ = !reads.empty() || busy;
+    }
+    for (const ReadAction& read : reads) datasets[read.dataset]->backlog.push_back(read);
+    reads.clear();
+    for (DatasetState* dataset : datasets) SubmitBacklog(*dataset, under_way);
+    if (arrived) SignalProgress();
+    if (busy) continue;
+    fds.clear();
+    fds.push_back({wake_fd_.get(), POLLIN, 0});
+    for (DatasetState* dataset : datasets) fds.push_back({dataset->source->event_fd(), POLLIN, 0});
+    const Nanos sleep =
+        under_way.size() == 0 ? kSlice : std::clamp<Nanos>(look_at - now, kMilli, kSlice);
+    poll(fds.data(), fds.size(), static_cast<int>(sleep / kMilli));
+    if (fds[0].revents & POLLIN) {
+      uint64_t count;
+      (void)!read(wake_fd_.get(), &count, sizeof count);
+    }
+  }
+}
+
+}  // namespace forebay

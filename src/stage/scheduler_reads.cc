@@ -1,0 +1,418 @@
+// The scheduler's reads: look-ahead, groups of neighbours, races, and what happens when one ends.
+#include <algorithm>
+#include <cassert>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "stage/scheduler.h"
+
+namespace forebay {
+namespace {
+
+// Positions one call may plan, so that a lock held around it is short.
+constexpr size_t kPlanStep = 4096;
+
+}  // namespace
+
+// ---- look-ahead ------------------------------------------------------------------------------
+
+void Scheduler::UnplanPosition(Stream& stream, SampleId s) {
+  if (stream.shape.itemised) {
+    auto it = stream.outstanding.find(s);
+    if (it == stream.outstanding.end()) return;
+    if (it->second > 0) {
+      --entry(stream.shape.dataset, s).ahead;
+      MaybeFree(stream.shape.dataset, s);
+    }
+    if (--it->second <= 0) stream.outstanding.erase(it);
+    return;
+  }
+  --entry(stream.shape.dataset, s).ahead;
+  MaybeFree(stream.shape.dataset, s);
+}
+
+void Scheduler::Unplan(Stream& stream) {
+  if (stream.shape.itemised) {
+    for (const auto& [s, count] : stream.outstanding) {
+      if (count <= 0) continue;
+      Entry& e = entry(stream.shape.dataset, s);
+      e.ahead = static_cast<uint16_t>(e.ahead - count);
+      MaybeFree(stream.shape.dataset, s);
+    }
+    stream.outstanding.clear();
+    stream.fetched = 0;
+  } else {
+    for (size_t i = 0; i < stream.epochs.size() && i <= stream.cursor_epoch; ++i) {
+      const std::vector<SampleId>& order = stream.epochs[i].order;
+      const uint64_t begin = i == 0 ? stream.taken : 0;
+      const uint64_t end = i < stream.cursor_epoch ? order.size() : stream.cursor;
+      for (uint64_t p = begin; p < end; ++p) UnplanPosition(stream, order[p]);
+    }
+  }
+  stream.epochs.clear();
+  stream.taken = 0;
+  stream.cursor = 0;
+  stream.cursor_epoch = 0;
+}
+
+void Scheduler::DropWaiting(Stream& stream) {
+  std::vector<LeaseId> waiting(stream.queue.begin(), stream.queue.end());
+  stream.queue.clear();
+  for (LeaseId id : waiting) Release(id);
+}
+
+bool Scheduler::AdvanceCursor(Stream& stream, ReadAction* out, size_t* budget) {
+  const DatasetId d = stream.shape.dataset;
+  const auto id = static_cast<StreamId>(&stream - streams_.data());
+  while (*budget > 0 && stream.cursor_epoch < stream.epochs.size()) {
+    const std::vector<SampleId>& order = stream.epochs[stream.cursor_epoch].order;
+    if (stream.cursor == order.size()) {
+      if (stream.shape.itemised) {
+        const size_t known = stream.epochs.size();
+        PopFetched(stream, id);
+        if (stream.epochs.size() != known) continue;
+      }
+      if (stream.cursor_epoch + 1 == stream.epochs.size()) return false;
+      ++stream.cursor_epoch;
+      stream.cursor = 0;
+      continue;
+    }
+    const SampleId s = order[stream.cursor];
+    Entry& e = entry(d, s);
+    if (stream.shape.itemised) {
+      int32_t& balance = stream.outstanding[s];
+      if (balance < 0) {  // fetched before it was planned
+        if (++balance == 0) stream.outstanding.erase(s);
+        ++stream.cursor;
+        --*budget;
+        continue;
+      }
+    }
+    if (e.ahead == kMaxRefs) return false;
+    bool read = false;
+    if (e.state == State::kAbsent && !(e.flags & kFailedSoon)) {
+      if (!Allot(d, s, false, id)) {
+        stream.blocked_at = frees_;
+        if (stream.shape.itemised && stream.outstanding[s] == 0) stream.outstanding.erase(s);
+        return false;
+      }
+      read = true;
+    }
+    if (stream.shape.itemised) ++stream.outstanding[s];
+    ++entry(d, s).ahead;
+    ++stream.cursor;
+    --*budget;
+    if (read) {
+      const Entry& placed = entry(d, s);
+      *out = {d, s, placed.offset, placed.length};
+      return true;
+    }
+  }
+  return false;
+}
+
+ReadAction Scheduler::PlaceOf(DatasetId d, SampleId s) const {
+  const Entry& e = entry(d, s);
+  return {.dataset = d, .sample = s, .offset = e.offset, .length = e.length};
+}
+
+// The folder, unless it has become much slower than the source; every so often it is asked all the
+// same, so that its recovery is seen.
+Place Scheduler::ChoosePlace(DatasetId d, SampleId s) {
+  constexpr double kMuchSlower = 4;
+  constexpr uint32_t kProbeEvery = 32;
+  Dataset& dataset = datasets_[d];
+  const ReadCosts& costs = dataset.costs;
+  if (entry(d, s).flags & kSuspect) return Place::kSource;  // what the folder has is in doubt
+  const bool slower = costs.source > 0 && costs.tier > kMuchSlower * costs.source;
+  if (!slower || !(entry(d, s).flags & kInTier) || ++dataset.tier_skips >= kProbeEvery) {
+    dataset.tier_skips = 0;
+    return Place::kTier;
+  }
+  return Place::kSource;
+}
+
+void Scheduler::Start(const ReadAction& action, std::vector<ReadAction>* out) {
+  const Dataset& dataset = datasets_[action.dataset];
+  const Entry& e = dataset.entries[action.sample];
+  out->push_back(action);
+  ReadAction& started = out->back();
+  started.serial = next_serial_++;
+  if (next_serial_ == 0) next_serial_ = 1;
+  started.place = ChoosePlace(action.dataset, action.sample);
+  if (started.place == Place::kTier && (e.flags & kInTier)) started.likely = Place::kTier;
+  started.store = dataset.tier.present && (dataset.tier.holds_all || !(e.flags & kKept));
+  ++in_flight_;
+  ++counters_.reads;
+  counters_.read_bytes += action.length;
+  if (action.group == 0 || ++group_left_[action.group] == 1) {
+    ++requests_;
+    if (started.likely == Place::kSource) ++counters_.requests;
+  }
+}
+
+// Whether a sample that nobody has asked for yet may be read along with its neighbour.
+bool Scheduler::MayJoin(const Dataset& dataset, SampleId s) const {
+  constexpr uint8_t kNo = kInTier | kFailedSoon | kFailedNow | kSuspect;
+  const Entry& e = dataset.entries[s];
+  return e.state == State::kAbsent && !(e.flags & kNo);
+}
+
+void Scheduler::StartGroup(Stream& stream, const ReadAction& action, size_t* budget,
+                           std::vector<ReadAction>* out) {
+  const DatasetId d = action.dataset;
+  const auto id = static_cast<StreamId>(&stream - streams_.data());
+  const Dataset& dataset = datasets_[d];
+  const uint64_t most = dataset.costs.merge_bytes;
+  const bool in_tier = (entry(d, action.sample).flags & kInTier) != 0;
+  if (dataset.layout == nullptr || most <= action.length || in_tier ||
+      dataset.layout->extent(action.sample).whole_object) {
+    Start(action, out);
+    return;
+  }
+  // The file's range [begin, end) that the group covers so far.
+  const Extent extent = dataset.layout->extent(action.sample);
+  uint64_t begin = extent.offset;
+  uint64_t end = extent.offset + extent.length;
+  std::deque<ReadAction> members = {action};
+  // Joins `s`, which lies before or behind; false when it is too far away or elsewhere.
+  auto near = [&](SampleId s) {
+    const Extent e = dataset.layout->extent(s);
+    if (e.object != extent.object) return false;
+    const bool before = e.offset + e.length <= begin;
+    if (!before && e.offset < end) return false;
+    const uint64_t gap = before ? begin - e.offset - e.length : e.offset - end;
+    const uint64_t first = std::min(begin, e.offset);
+    const uint64_t last = std::max(end, e.offset + e.length);
+    return gap <= dataset.costs.merge_gap && last - first <= most;
+  };
+  auto join = [&](const ReadAction& member) {
+    const Extent e = dataset.layout->extent(member.sample);
+    if (e.offset < begin) {
+      members.push_front(member);
+    } else {
+      members.push_back(member);
+    }
+    begin = std::min(begin, e.offset);
+    end = std::max(end, e.offset + e.length);
+  };
+  const auto n = static_cast<SampleId>(dataset.entries.size());
+  if (stream.shape.whole && (dataset.tier.holds_all || FitsMemory())) {
+    // Everything will be kept: the surroundings are staged with it, in aligned pieces, so that
+    // every shard is read from end to end in large requests.
+    const uint64_t piece = extent.offset / most * most;
+    auto stage = [&](SampleId s) {
+      if (!MayJoin(dataset, s) || !near(s) || !Allot(d, s, false, id)) return false;
+      join(PlaceOf(d, s));
+      return true;
+    };
+    for (SampleId s = action.sample; s > 0; --s) {
+      if (dataset.layout->extent(s - 1).offset < piece || !stage(s - 1)) break;
+    }
+    for (SampleId s = action.sample + 1; s < n && stage(s); ++s) {
+    }
+  } else if (!stream.shape.itemised) {
+    // What the order asks for next, as far as it goes on in the file.
+    for (SampleId s = action.sample + 1; s<n&& * budget> 0; ++s) {
+      if (stream.cursor_epoch >= stream.epochs.size()) break;
+      const std::vector<SampleId>& order = stream.epochs[stream.cursor_epoch].order;
+      if (stream.cursor >= order.size() || order[stream.cursor] != s) break;
+      ReadAction next;
+      if (!MayJoin(dataset, s) || !near(s) || !AdvanceCursor(stream, &next, budget)) break;
+      join(next);
+    }
+  }
+  const uint32_t group = members.size() > 1 ? next_group_++ : 0;
+  if (next_group_ == 0) next_group_ = 1;
+  for (ReadAction& member : members) {
+    member.group = group;
+    member.request_bytes = end - begin;
+    Start(member, out);
+  }
+}
+
+void Scheduler::NextReads(size_t limit, std::vector<ReadAction>* out) {
+  std::vector<LeaseId> blocked;
+  for (LeaseId id : pending_) {
+    if (leases_.at(id).blocked) blocked.push_back(id);
+  }
+  std::stable_sort(blocked.begin(), blocked.end(), [&](LeaseId a, LeaseId b) {
+    return leases_.at(a).stream < leases_.at(b).stream;
+  });
+  bool starving = false;
+  // Here for room that has come free; to take from other leases is for a consumer that asks right
+  // now.
+  may_steal_ = false;
+  for (LeaseId id : blocked) {
+    Lease& lease = leases_.at(id);
+    if (!lease.missing.empty()) AskMissing(id, lease);
+    StartCopyIfDue(id, lease);
+    if (lease.ready()) MarkDue(streams_[lease.stream]);
+    starving |= lease.blocked;
+  }
+  may_steal_ = true;
+  // Leases wait for these: they go first, and past the limit.
+  while (!urgent_.empty()) {
+    Start(urgent_.front(), out);
+    urgent_.pop_front();
+  }
+  if (starving) return;
+  size_t budget = kPlanStep;
+  size_t idle = 0;
+  while (requests_ < limit && idle < streams_.size() && budget > 0) {
+    Stream& stream = streams_[next_stream_ % streams_.size()];
+    ++next_stream_;
+    ReadAction action;
+    if (stream.open && stream.blocked_at != frees_ && AdvanceCursor(stream, &action, &budget)) {
+      StartGroup(stream, action, &budget, out);
+      idle = 0;
+    } else {
+      ++idle;
+    }
+  }
+}
+
+// ---- events ----------------------------------------------------------------------------------
+
+// True: the read's outcome is not the sample's: it lost a race, or the other one still runs.
+bool Scheduler::SettleRace(const ReadAction& read, bool ok) {
+  if (const auto orphan = orphans_.find(read.serial); orphan != orphans_.end()) {
+    arena_.Free(orphan->second);
+    ++frees_;
+    orphans_.erase(orphan);
+    return true;
+  }
+  const auto it = races_.find(Key(read.dataset, read.sample));
+  if (it == races_.end()) return false;
+  const Race race = it->second;
+  races_.erase(it);
+  Entry& e = entry(read.dataset, read.sample);
+  const bool first = read.serial == race.first;
+  // The entry goes on with the winner, or with whichever is left.
+  const bool takes_second = first != ok;
+  const ArenaAllocator::Block other = takes_second ? e.block : race.second_block;
+  if (takes_second) {
+    e.block = race.second_block;
+    e.offset = arena_.offset(e.block);
+  }
+  if (ok) {
+    orphans_.emplace(first ? race.second : race.first, other);
+    return false;
+  }
+  arena_.Free(other);
+  ++frees_;
+  return true;
+}
+
+bool Scheduler::Hedge(const ReadAction& hanging, ReadAction* out) {
+  constexpr uint64_t kOneIn = 200;
+  constexpr uint64_t kAtFirst = 2;
+  const DatasetId d = hanging.dataset;
+  const SampleId s = hanging.sample;
+  Entry& e = entry(d, s);
+  if (e.state != State::kReading || orphans_.contains(hanging.serial) ||
+      races_.contains(Key(d, s)) ||
+      kOneIn * counters_.hedged > counters_.reads + kAtFirst * kOneIn) {
+    return false;
+  }
+  ArenaAllocator::Block block = arena_.Allocate(e.length);
+  if (block == ArenaAllocator::kNone && (e.flags & kUrgent) && MakeRoom(e.length, ~StreamId{0})) {
+    block = arena_.Allocate(e.length);
+  }
+  if (block == ArenaAllocator::kNone) return false;
+  *out = {.dataset = d, .sample = s, .offset = arena_.offset(block), .length = e.length};
+  out->serial = next_serial_++;
+  if (next_serial_ == 0) next_serial_ = 1;
+  out->place = Place::kSource;
+  races_[Key(d, s)] = {hanging.serial, out->serial, block};
+  ++in_flight_;
+  ++requests_;
+  ++counters_.requests;
+  ++counters_.hedged;
+  return true;
+}
+
+void Scheduler::OnStored(DatasetId d, SampleId s) { SetFlag(d, s, kInTier); }
+
+void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place from) {
+  const DatasetId d = read.dataset;
+  const SampleId s = read.sample;
+  --in_flight_;
+  if (read.group == 0) {
+    --requests_;
+  } else if (const auto group = group_left_.find(read.group); --group->second == 0) {
+    group_left_.erase(group);
+    --requests_;
+  }
+  if (SettleRace(read, ok)) return;
+  Entry& e = entry(d, s);
+  assert(e.state == State::kReading);
+  if (ok && from == Place::kTier) {
+    SetFlag(d, s, kInTier);
+    // Memory is for what the folder lacks, until the two cover everything.
+    if ((e.flags & kKept) && !datasets_[d].tier.holds_all && datasets_[d].uncovered > 0) {
+      kept_bytes_ -= arena_.size(e.block);
+      ClearFlag(d, s, kKept);
+    }
+  } else if (ok && read.place == Place::kTier) {
+    ClearFlag(d, s, kInTier);  // it was not there, or damaged
+  }
+  if (ok && from == Place::kSource && !(e.flags & kKept) &&
+      kept_bytes_ + arena_.size(e.block) <= keep_quota()) {
+    SetFlag(d, s, kKept);  // room that had been meant for what the folder turned out to have
+    kept_bytes_ += arena_.size(e.block);
+  }
+  if (ok) {
+    uint32_t& known = datasets_[d].crcs[s];
+    if ((e.flags & kCrcKnown) && known != crc) {
+      if (!(e.flags & kSuspect)) {
+        // Either this read or the first was corrupted, or the file changed: a second look tells.
+        e.flags |= kSuspect;
+        known = crc;
+        urgent_.push_back({d, s, e.offset, e.length});
+        return;
+      }
+      ++counters_.changed;
+    } else if (e.flags & kSuspect) {
+      ++counters_.changed;  // twice the same new bytes: the file has changed
+    }
+    known = crc;
+    e.flags |= kCrcKnown;
+    e.flags &= static_cast<uint8_t>(~kSuspect);
+    e.state = State::kResident;
+  } else {
+    ++counters_.failed_reads;
+    const bool urgent = (e.flags & kUrgent) != 0;
+    FreeBlock(d, s);
+    e.flags |= urgent ? kFailedNow : kFailedSoon;
+  }
+  e.flags &= static_cast<uint8_t>(~kUrgent);
+  bool wanted = false;
+  for (LeaseId id : pending_) {
+    Lease& lease = leases_.at(id);
+    if (lease.dataset != d) continue;
+    for (size_t i = 0; i < lease.missing.size();) {
+      if (lease.missing[i] != s) {
+        ++i;
+        continue;
+      }
+      wanted = true;
+      if (!ok || e.pins == kMaxRefs) {
+        MarkDue(streams_[lease.stream]);
+        break;
+      }
+      ++e.pins;
+      lease.missing[i] = lease.missing.back();
+      lease.missing.pop_back();
+    }
+    if (wanted && lease.missing.empty()) {
+      MarkDue(streams_[lease.stream]);
+      StartCopyIfDue(id, lease);
+    }
+  }
+  if (!ok && !wanted) e.flags &= static_cast<uint8_t>(~kFailedNow);
+  if (ok) MaybeFree(d, s);
+}
+
+}  // namespace forebay
