@@ -18,8 +18,8 @@ import tempfile
 from pathlib import Path
 
 ORDER = (
-    "base metrics io catalog plan source tier transport decode cuda stage pipeline control wire client sim"
-    " daemon posix capi tools"
+    "base metrics io catalog plan source tier transport decode cuda stage pipeline control wire"
+    " client sim daemon posix capi tools"
 ).split()
 
 PURE = [
