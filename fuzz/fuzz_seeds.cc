@@ -84,7 +84,16 @@ void PutJpegs(const std::string& folder) {
   }
 }
 
+void PutPolicies(const std::string& folder) {
+  Put(folder, "policy", 0,
+      R"({"job":[{"folder":0,"match":"a*","max_bandwidth":1e9,"max_operations":5000,"memory":8,)"
+      R"("min_bandwidth":2.5,"min_operations":10,"priority":-2,"share":3},{"match":"*"}],)"
+      R"("tiers":{"folder":7,"memory":9},"tuner":{"knobs":{"k":32},"on":false},"version":1})");
+  Put(folder, "policy", 1, R"([1,-2.5e-3,"\u00e9\ud83d\ude00\n",true,false,null,{"a":[]}])");
+}
+
 int Main(const std::string& folder) {
+  PutPolicies(folder);
   PutJpegs(folder);
   PutMessages(folder);
   const std::string long_name = std::string(120, 'n') + ".jpg";
