@@ -115,7 +115,6 @@ void SourceCapacity::Observe(double delivered, bool unmet, Nanos now) {
 void SourceCapacity::Close(Nanos length) {
   const double rate = delivered_ * kSecond / static_cast<double>(length);
   const std::optional<double> before = Estimate();
-  const double gain = gain_;
   spent_ = 0;
   delivered_ = 0;
   gain_ = options_.cruise_gain;
@@ -123,7 +122,9 @@ void SourceCapacity::Close(Nanos length) {
   if (rates_.size() > static_cast<size_t>(options_.remembered)) rates_.pop_front();
   if (!before) {
     until_probe_ = options_.probe_every;
-  } else if (gain >= options_.probe_gain && rate >= *before * options_.probe_met) {
+  } else if (rate >= *before * options_.probe_met) {
+    // Only a probe lets so much through, perhaps one of some windows ago: limits take time to
+    // arrive.
     gain_ = options_.probe_gain;
   } else if (--until_probe_ <= 0) {
     gain_ = options_.probe_gain;

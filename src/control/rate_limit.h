@@ -123,7 +123,7 @@ class SourceCapacity {
  private:
   void Close(Nanos length);
 
-  const CapacityOptions options_;
+  CapacityOptions options_;
   std::deque<double> rates_;  // of saturated windows, oldest first
   std::optional<Nanos> last_;
   Nanos spent_ = 0;       // in the open window

@@ -1,0 +1,316 @@
+#include "control/controller.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+namespace forebay::control {
+namespace {
+
+// Four digits, rounded down: noise in the summaries changes no decision, and limits do not add up
+// to more than there is.
+double Rounded(double rate) {
+  if (!(rate > 0) || std::isinf(rate)) return rate;
+  const double unit = std::pow(10.0, std::floor(std::log10(rate)) - 3);
+  return unit > 0 ? std::floor(rate / unit) * unit : rate;
+}
+
+double Whole(double rate) { return rate >= 10'000 ? std::floor(rate) : rate; }
+
+}  // namespace
+
+Result<LeaseId> KeptLease::Keep(Nanos now, bool* is_new) {
+  *is_new = false;
+  if (id_ != 0 && now - kept_ >= ttl_ / 3) {
+    const Status kept = store_.KeepAlive(id_);
+    if (kept.ok()) {
+      kept_ = now;
+    } else if (kept.code() == Code::kNotFound) {
+      id_ = 0;
+    } else {
+      return kept;
+    }
+  }
+  if (id_ == 0) {
+    const Result<LeaseId> granted = store_.GrantLease(ttl_);
+    if (!granted) return granted.error();
+    id_ = *granted;
+    kept_ = now;
+    *is_new = true;
+  }
+  return id_;
+}
+
+Result<RoundReport> Controller::Round(Nanos now) {
+  bool is_new = false;
+  const Result<LeaseId> lease = lease_.Keep(now, &is_new);
+  if (!lease) return lease.error();
+  if (is_new) leads_ = false;
+  RoundReport report;
+  if (!leads_) {
+    const Result<Leadership> leader = store_.Campaign(layout_.Election(), options_.name, *lease);
+    if (!leader) {
+      if (leader.error().code() == Code::kNotFound) lease_.Lost();
+      return leader.error();
+    }
+    report.leader = leader->name;
+    if (leader->lease != *lease) return report;
+    FOREBAY_RETURN_IF_ERROR(TakeOver(now));
+    leads_ = true;
+  }
+  report.leader = options_.name;
+  const Status status = Decide(now, &report);
+  if (status.code() == Code::kCancelled) {
+    // The lease ended unseen, and with it the lead.
+    leads_ = false;
+    report.leader.clear();
+    return report;
+  }
+  if (!status.ok()) return status;
+  report.leads = true;
+  return report;
+}
+
+Status Controller::TakeOver(Nanos now) {
+  const Result<StoreSnapshot> snapshot = store_.Range(layout_.Decisions());
+  if (!snapshot) return snapshot.error();
+  stored_.clear();
+  for (const StoreEntry& entry : snapshot->entries) stored_[entry.key] = entry.value;
+  observed_.reset();
+  bytes_ = SourceCapacity(options_.capacity);
+  operations_ = SourceCapacity(options_.capacity);
+  const auto state = stored_.find(layout_.State());
+  if (state == stored_.end()) return Status();
+  const Result<JsonValue> value = JsonValue::Parse(state->second);
+  if (!value) return Status();  // no more than a start: it is found out anew
+  const auto assume = [&](const char* name, SourceCapacity* capacity) {
+    const JsonValue* member = value->Find(name);
+    if (member != nullptr && member->number()) capacity->Assume(*member->number(), now);
+  };
+  assume("bytes", &bytes_);
+  assume("operations", &operations_);
+  return Status();
+}
+
+void Controller::Observe(std::span<const StageSummary> stages, Nanos now) {
+  if (!observed_ && !bytes_.Estimate()) {
+    // The first to lead: what the nodes found on their own is a start.
+    std::map<std::string_view, double> nodes;
+    for (const StageSummary& stage : stages) {
+      double& most = nodes[stage.node];
+      most = std::max(most, stage.capacity);
+    }
+    double sum = 0;
+    bool all = !nodes.empty();
+    for (const auto& [node, capacity] : nodes) {
+      sum += capacity;
+      all = all && capacity > 0;
+    }
+    if (all) bytes_.Assume(sum, now);
+  }
+  RateLimits delivered{0, 0};
+  bool unmet_bytes = false;
+  bool unmet_operations = false;
+  for (const StageSummary& stage : stages) {
+    delivered.bytes_per_s += stage.delivered.bytes_per_s;
+    delivered.operations_per_s += stage.delivered.operations_per_s;
+    unmet_bytes = unmet_bytes || std::isinf(stage.demand.bytes_per_s);
+    unmet_operations = unmet_operations || std::isinf(stage.demand.operations_per_s);
+  }
+  const double passed =
+      observed_ ? static_cast<double>(std::max<Nanos>(0, now - *observed_)) / kSecond : 0;
+  observed_ = now;
+  bytes_.Observe(delivered.bytes_per_s * passed, unmet_bytes, now);
+  operations_.Observe(delivered.operations_per_s * passed, unmet_operations, now);
+}
+
+Status Controller::Decide(Nanos now, RoundReport* report) {
+  const Result<StoreSnapshot> snapshot = store_.Range(layout_.Live());
+  if (!snapshot) return snapshot.error();
+  std::vector<StageSummary> stages;
+  stages.reserve(snapshot->entries.size());
+  const std::string policy_key = layout_.Policy();
+  bool has_policy = false;
+  for (const StoreEntry& entry : snapshot->entries) {
+    if (entry.key == policy_key) {
+      has_policy = true;
+      if (entry.revision == policy_revision_) continue;
+      policy_revision_ = entry.revision;
+      Result<Policy> policy = ParsePolicy(entry.value, {});
+      policy_status_ = policy.status();
+      if (policy) policy_ = *std::move(policy);
+      continue;
+    }
+    auto names = layout_.StageOf(entry.key);
+    if (!names) {
+      ++report->unreadable;
+      continue;
+    }
+    Result<StageSummary> stage =
+        ParseSummary(std::move(names->first), std::move(names->second), entry.value);
+    if (stage) {
+      stages.push_back(*std::move(stage));
+    } else {
+      ++report->unreadable;
+    }
+  }
+  if (!has_policy && policy_revision_ != 0) {  // it was taken away
+    policy_ = Policy();
+    policy_status_ = Status();
+    policy_revision_ = 0;
+  }
+  Observe(stages, now);
+  report->stages = stages.size();
+  report->policy = policy_status_;
+  report->capacity = {bytes_.Allowance(), operations_.Allowance()};
+  const std::vector<RateLimits> limits = DivideSource(policy_, stages, report->capacity);
+
+  std::vector<DecisionPage> pages(ControlLayout::kPages);
+  for (size_t i = 0; i < stages.size(); ++i) {
+    DecisionPage& page = pages[ControlLayout::PageOf(stages[i].node)];
+    page.limits[stages[i].node][stages[i].job] = {Whole(Rounded(limits[i].bytes_per_s)),
+                                                  Whole(Rounded(limits[i].operations_per_s))};
+  }
+  std::vector<StoreWrite> writes;
+  const auto write = [&](std::string key, std::string value) {
+    const auto at = stored_.find(key);
+    if (at == stored_.end() || at->second != value) writes.push_back({std::move(key), value, 0});
+  };
+  for (uint32_t i = 0; i < ControlLayout::kPages; ++i) {
+    pages[i].policy = policy_revision_;
+    std::string key = layout_.Page(i);
+    if (pages[i].limits.empty() && stored_.count(key) == 0) continue;
+    write(std::move(key), WritePage(pages[i]));
+  }
+  JsonValue state;
+  state.Set("leader", options_.name);
+  state.Set("bytes", Rounded(bytes_.Estimate().value_or(0)));
+  state.Set("operations", Rounded(operations_.Estimate().value_or(0)));
+  write(layout_.State(), state.Write());
+  if (writes.empty()) return Status();
+  const Fence fence{layout_.Election(), lease_.id()};
+  const Status status = store_.PutMany(writes, &fence);
+  if (!status.ok()) {
+    // Some of it may be written: the next round writes all that it cannot be sure of.
+    for (const StoreWrite& each : writes) stored_[each.key].clear();
+    return status;
+  }
+  report->written = writes.size();
+  for (StoreWrite& each : writes) stored_[each.key] = std::move(each.value);
+  return Status();
+}
+
+Status Controller::Resign() {
+  leads_ = false;
+  const LeaseId lease = lease_.id();
+  lease_.Lost();
+  return lease == 0 ? Status() : store_.Revoke(lease);
+}
+
+void StageAgent::Become(AgentState state, Nanos now, std::string text) {
+  if (health_.state != state) health_.since = now;
+  health_.state = state;
+  health_.text = std::move(text);
+}
+
+Status StageAgent::Step(std::span<const StageSummary> jobs, Nanos now) {
+  if (!failure_.ok() && now < retry_at_) return failure_;
+  Status status = Publish(jobs, now);
+  if (status.ok()) status = ReadDecision();
+  std::optional<Leadership> leader;
+  if (status.ok()) {
+    Result<std::optional<Leadership>> found = store_.Leader(layout_.Election());
+    status = found.status();
+    if (found) leader = *std::move(found);
+  }
+  failure_ = status;
+  const char* keeps = decided_ ? "the limits of the last decision hold" : "no limits are known";
+  if (!status.ok()) {
+    retry_ = retry_ == 0 ? options_.first_retry : std::min(retry_ * 2, options_.longest_retry);
+    retry_at_ = now + retry_;
+    Become(AgentState::kNoStore, now,
+           StrCat("the control store does not answer; ", keeps, ": ", status.message()));
+    return status;
+  }
+  retry_ = 0;
+  if (!leader) {
+    Become(AgentState::kNoController, now, StrCat("no controller is elected; ", keeps));
+  } else {
+    Become(AgentState::kFollowing, now,
+           decided_ ? StrCat("limits follow controller ", leader->name)
+                    : StrCat("waits for the first decision of controller ", leader->name));
+  }
+  return Status();
+}
+
+Status StageAgent::Publish(std::span<const StageSummary> jobs, Nanos now) {
+  bool is_new = false;
+  const Result<LeaseId> lease = lease_.Keep(now, &is_new);
+  if (!lease) return lease.error();
+  std::vector<StoreWrite> writes;
+  std::set<std::string> names;
+  for (const StageSummary& job : jobs) {
+    if (!names.insert(job.job).second) continue;
+    writes.push_back({layout_.Stage(options_.node, job.job), WriteSummary(job), *lease});
+  }
+  const Status put = store_.PutMany(writes);
+  if (!put.ok()) {
+    if (put.code() == Code::kNotFound) lease_.Lost();
+    return put;
+  }
+  for (const std::string& job : published_) {
+    if (names.count(job) == 0) {
+      FOREBAY_RETURN_IF_ERROR(store_.Delete(layout_.Stage(options_.node, job)));
+    }
+  }
+  published_ = std::move(names);
+  return Status();
+}
+
+Status StageAgent::ReadDecision() {
+  const std::string key = layout_.Page(ControlLayout::PageOf(options_.node));
+  const Result<StoreSnapshot> snapshot = store_.Range(key);
+  if (!snapshot) return snapshot.error();
+  if (snapshot->entries.empty() || snapshot->entries[0].key != key) return Status();
+  Result<DecisionPage> page = ParsePage(snapshot->entries[0].value);
+  if (!page) return page.error();
+  const auto mine = page->limits.find(options_.node);
+  if (mine == page->limits.end()) return Status();  // none about this node yet
+  page_.limits = {{mine->first, mine->second}};
+  decided_ = true;
+  if (page->policy == policy_revision_) return Status();
+  if (page->policy == 0) {
+    policy_.reset();
+  } else {
+    const Result<StoreSnapshot> stored = store_.Range(layout_.Policy());
+    if (!stored) return stored.error();
+    if (!stored->entries.empty()) {
+      Result<Policy> policy = ParsePolicy(stored->entries[0].value, {});
+      if (policy) policy_ = *std::move(policy);  // the controller tells what is wrong with it
+    }
+  }
+  policy_revision_ = page->policy;
+  return Status();
+}
+
+RateLimits StageAgent::LimitsFor(std::string_view job) const {
+  const auto node = page_.limits.find(options_.node);
+  if (node == page_.limits.end()) return {};
+  const auto limits = node->second.find(std::string(job));
+  return limits == node->second.end() ? RateLimits() : limits->second;
+}
+
+Status StageAgent::Leave() {
+  published_.clear();
+  const LeaseId lease = lease_.id();
+  lease_.Lost();
+  return lease == 0 ? Status() : store_.Revoke(lease);
+}
+
+Status StorePolicy(ControlStore& store, const std::string& prefix, const Policy& policy) {
+  FOREBAY_RETURN_IF_ERROR(Validate(policy, {}));
+  return store.Put(ControlLayout(prefix).Policy(), WritePolicy(policy));
+}
+
+}  // namespace forebay::control
