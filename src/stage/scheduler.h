@@ -107,6 +107,9 @@ class Scheduler {
         0;                    // share that stays free of kept samples; 0: chosen from the streams
     bool keep = true;         // false: no memory tier (every sample is read for each use)
     uint64_t keep_bytes = 0;  // the most that the memory tier takes; 0: all that staging leaves
+    // Samples that look-ahead may have under way, however few requests they are; a group is a
+    // sixteenth of them at most, so that several are.
+    size_t max_samples = size_t{1} << 20;
   };
   enum class Take : uint8_t { kReady, kPending, kEndOfEpoch, kEndOfStream, kFailed, kTooLarge };
 

@@ -176,8 +176,10 @@ void Scheduler::StartGroup(Stream& stream, const ReadAction& action, size_t* bud
   uint64_t begin = extent.offset;
   uint64_t end = extent.offset + extent.length;
   std::deque<ReadAction> members = {action};
-  // Joins `s`, which lies before or behind; false when it is too far away or elsewhere.
+  const size_t largest = std::max<size_t>(2, options_.max_samples / 16);
+  // Whether `s`, which lies before or behind, may join.
   auto near = [&](SampleId s) {
+    if (members.size() >= largest) return false;
     const Extent e = dataset.layout->extent(s);
     if (e.object != extent.object) return false;
     const bool before = e.offset + e.length <= begin;
@@ -260,7 +262,7 @@ void Scheduler::NextReads(size_t limit, std::vector<ReadAction>* out) {
   if (starving) return;
   size_t budget = kPlanStep;
   size_t idle = 0;
-  while (requests_ < limit && idle < streams_.size() && budget > 0) {
+  while (requests_ < limit && in_flight_ < options_.max_samples && idle < streams_.size() && budget > 0) {
     Stream& stream = streams_[next_stream_ % streams_.size()];
     ++next_stream_;
     ReadAction action;

@@ -411,6 +411,26 @@ TEST(Groups, WhatIsNotUsedThisEpochIsNotRead) {
   EXPECT_EQ(node.source_reads, 25u);
 }
 
+// Each sample under way takes memory for bookkeeping, also where thousands fit one request.
+TEST(Groups, OfManySmallSamplesOnlySoManyAreUnderWay) {
+  const testing::TempFolder folder;
+  const auto catalog = Shards(folder, 500);
+  for (const bool whole : {true, false}) {
+    Node node(12, {.arena_bytes = 2000 * kSize, .max_samples = 64},
+              std::vector<uint32_t>(1000, kSize));
+    node.scheduler.SetLayout(node.dataset, catalog);
+    node.scheduler.SetCosts(node.dataset, {.merge_bytes = 4 << 20, .merge_gap = 2048});
+    node.Open({.batch_size = 8, .whole = whole}, Spec(1000, whole));
+    node.Pump();
+    EXPECT_LT(node.scheduler.in_flight(), 64u + 64 / 16);
+    EXPECT_GE(node.scheduler.requests(), 16u);
+    node.RunEpoch(0);
+    EXPECT_EQ(node.source_reads, 1000u);
+    EXPECT_LT(node.scheduler.counters().requests, 600u);
+    node.CloseAndDrain();
+  }
+}
+
 // ---- all at once -----------------------------------------------------------------------------
 
 TEST(Reads, RandomNodes) {
@@ -421,7 +441,10 @@ TEST(Reads, RandomNodes) {
     SCOPED_TRACE(seed);
     SplitMix64 rng(seed);
     const bool keep = rng.Below(3) != 0;
-    Node node(seed, {.arena_bytes = (30 + rng.Below(120)) * kSize, .keep = keep},
+    Node node(seed,
+              {.arena_bytes = (30 + rng.Below(120)) * kSize,
+               .keep = keep,
+               .max_samples = 4 + rng.Below(200)},
               std::vector<uint32_t>(n, kSize));
     node.scheduler.SetLayout(node.dataset, catalog);
     node.limit = 1 + rng.Below(20);
