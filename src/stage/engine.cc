@@ -52,10 +52,16 @@ uint64_t WriteBufferBytes(uint64_t budget) {
   return std::clamp<uint64_t>(share, uint64_t{512} << 10, uint64_t{64} << 20);
 }
 
-// The write buffer, the folder's threads, and the queues and lists of a tier.
+// The write buffer, what each copy takes beside its bytes, the folder's threads, and the queues and
+// lists of a tier.
 uint64_t CacheBytes(const EngineOptions& options, uint64_t budget) {
+  constexpr uint64_t kCopyBytes = 224;
   if (options.cache_folder.empty()) return 0;
-  return WriteBufferBytes(budget) + kThreadBytes * (FolderTierOptions().threads + 1) + (256 << 10);
+  const uint64_t buffer = WriteBufferBytes(budget);
+  const uint64_t copies =
+      std::min<uint64_t>(WriteBuffer::kMostCopies, buffer / WriteBuffer::kLeastCharge);
+  return buffer + kCopyBytes * copies + kThreadBytes * (FolderTierOptions().threads + 1) +
+         (256 << 10);
 }
 
 // What reads that hang in the kernel may still touch: kept until the process ends.

@@ -32,6 +32,7 @@ uint64_t TierDataset(const Catalog& catalog) {
 bool MayOutliveTheJob(const Catalog& catalog) { return catalog.format() != Format::kFileList; }
 
 bool WriteBuffer::Take(uint64_t bytes) {
+  bytes = Charge(bytes);
   uint64_t left = left_.load(std::memory_order_relaxed);
   while (left >= bytes) {
     if (left_.compare_exchange_weak(left, left - bytes, std::memory_order_relaxed)) return true;

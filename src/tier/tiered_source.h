@@ -5,6 +5,7 @@
 // copy or a failing store costs a second read, never an error.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -33,19 +34,28 @@ uint64_t TierDataset(const Catalog& catalog);
 // earlier job could be of other bytes.
 bool MayOutliveTheJob(const Catalog& catalog);
 
-// Bytes that copies on their way into tiers may take, shared by several sources. Safe for
-// concurrent use by multiple threads.
+// Bytes that copies on their way into tiers may take, shared by several sources. Small copies count
+// for more than they have, so that Free() tells of their number, too. Safe for concurrent use by
+// multiple threads.
 class WriteBuffer {
  public:
+  // About what a source has under way: neighbours of one read all come at once.
+  static constexpr size_t kMostCopies = 2048;
+  static constexpr uint64_t kLeastCharge = 1024;
+
   explicit WriteBuffer(uint64_t bytes) : bytes_(bytes), left_(bytes) {}
-  // False, and nothing taken, when fewer are left.
+  // For one copy. False, and nothing taken, when fewer are left.
   bool Take(uint64_t bytes);
-  void Give(uint64_t bytes) { left_.fetch_add(bytes, std::memory_order_relaxed); }
+  void Give(uint64_t bytes) { left_.fetch_add(Charge(bytes), std::memory_order_relaxed); }
   double Free() const {
     return static_cast<double>(left_.load(std::memory_order_relaxed)) / static_cast<double>(bytes_);
   }
 
  private:
+  uint64_t Charge(uint64_t bytes) const {
+    return std::max({bytes, bytes_ / kMostCopies, kLeastCharge});
+  }
+
   const uint64_t bytes_;
   std::atomic<uint64_t> left_;  // a bound only: publishes nothing
 };
@@ -63,7 +73,7 @@ class TieredSource final : public Source {
  public:
   // Copies in flight to the tier at one time, for `tier`'s capacity: inner->capacity() more are
   // reads.
-  static constexpr size_t kMostWrites = 512;
+  static constexpr size_t kMostWrites = WriteBuffer::kMostCopies;
 
   // `buffer` and `metrics` must outlive the source; samples larger than the buffer are not copied.
   static Result<std::unique_ptr<TieredSource>> Make(std::unique_ptr<Source> inner,

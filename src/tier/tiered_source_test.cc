@@ -49,6 +49,17 @@ bool WaitReadable(const Source& source) {
   return poll(&waiting, 1, 60'000) == 1;
 }
 
+TEST(WriteBufferTest, ManySmallCopiesFillItToo) {
+  WriteBuffer buffer(WriteBuffer::kMostCopies * 4096);
+  size_t copies = 0;
+  while (buffer.Take(1)) ++copies;
+  EXPECT_EQ(copies, WriteBuffer::kMostCopies) << "else copies are skipped while it looks empty";
+  EXPECT_EQ(buffer.Free(), 0);
+  for (; copies > 0; --copies) buffer.Give(1);
+  EXPECT_EQ(buffer.Free(), 1);
+  EXPECT_TRUE(buffer.Take(WriteBuffer::kMostCopies * 4096));
+}
+
 class TieredSourceTest : public testing::TestWithParam<bool> {
  protected:
   TieredSourceTest() {
