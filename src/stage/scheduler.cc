@@ -273,7 +273,7 @@ bool Scheduler::Allot(DatasetId d, SampleId s, bool urgent, StreamId for_stream)
   placed.block = block;
   placed.offset = arena_.offset(block);
   placed.state = State::kReading;
-  placed.flags &= static_cast<uint8_t>(~(kFailedSoon | kFailedNow | kUrgent));
+  placed.flags &= static_cast<uint8_t>(~(kFailedSoon | kFailedNow | kUrgent | kCopying));
   if (urgent) placed.flags |= kUrgent;
   if (keep && kept_bytes_ + rounded <= keep_quota()) {
     SetFlag(d, s, kKept);

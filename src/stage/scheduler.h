@@ -244,8 +244,9 @@ class Scheduler {
   static constexpr uint8_t kFailedSoon = 4;  // look-ahead read failed; the lease will try again
   static constexpr uint8_t kFailedNow = 8;   // an urgent read failed; the lease reports it
   static constexpr uint8_t kCrcKnown = 16;
-  static constexpr uint8_t kSuspect = 32;  // the last read's checksum differed; read once more
-  static constexpr uint8_t kInTier = 64;   // the second tier holds it, for all we know
+  static constexpr uint8_t kSuspect = 32;   // the last read's checksum differed; read once more
+  static constexpr uint8_t kInTier = 64;    // the second tier holds it, for all we know
+  static constexpr uint8_t kCopying = 128;  // read for the second tier, which may not have it yet
 
   struct Entry {
     uint64_t offset = 0;

@@ -205,6 +205,7 @@ void Scheduler::StartGroup(Stream& stream, const ReadAction& action, size_t* bud
     // every shard is read from end to end in large requests.
     const uint64_t piece = extent.offset / most * most;
     auto stage = [&](SampleId s) {
+      if (dataset.entries[s].flags & kCopying) return false;
       if (!MayJoin(dataset, s) || !near(s) || !Allot(d, s, false, id)) return false;
       join(PlaceOf(d, s));
       return true;
@@ -262,7 +263,8 @@ void Scheduler::NextReads(size_t limit, std::vector<ReadAction>* out) {
   if (starving) return;
   size_t budget = kPlanStep;
   size_t idle = 0;
-  while (requests_ < limit && in_flight_ < options_.max_samples && idle < streams_.size() && budget > 0) {
+  while (requests_ < limit && in_flight_ < options_.max_samples && idle < streams_.size() &&
+         budget > 0) {
     Stream& stream = streams_[next_stream_ % streams_.size()];
     ++next_stream_;
     ReadAction action;
@@ -335,7 +337,10 @@ bool Scheduler::Hedge(const ReadAction& hanging, ReadAction* out) {
   return true;
 }
 
-void Scheduler::OnStored(DatasetId d, SampleId s) { SetFlag(d, s, kInTier); }
+void Scheduler::OnStored(DatasetId d, SampleId s) {
+  SetFlag(d, s, kInTier);
+  entry(d, s).flags &= static_cast<uint8_t>(~kCopying);
+}
 
 void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place from) {
   const DatasetId d = read.dataset;
@@ -360,6 +365,7 @@ void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place 
   } else if (ok && read.place == Place::kTier) {
     ClearFlag(d, s, kInTier);  // it was not there, or damaged
   }
+  if (ok && from == Place::kSource && read.store) e.flags |= kCopying;
   if (ok && from == Place::kSource && !(e.flags & kKept) &&
       kept_bytes_ + arena_.size(e.block) <= keep_quota()) {
     SetFlag(d, s, kKept);  // room that had been meant for what the folder turned out to have

@@ -67,7 +67,8 @@ class Node {
     if (!hit && ok) {
       ++source_reads;
       source_bytes += r.length;
-      if (r.store && folder_bytes + r.length <= folder_capacity && folder.insert(r.sample).second) {
+      if (r.store && !folder_lags && folder_bytes + r.length <= folder_capacity &&
+          folder.insert(r.sample).second) {
         folder_bytes += r.length;
         stored_.push_back(r.sample);
       }
@@ -139,6 +140,7 @@ class Node {
   uint64_t fail_permille = 0;
   std::optional<int64_t> hedge_tail;
   std::set<SampleId> folder;
+  bool folder_lags = false;  // copies take longer than the test
   uint64_t folder_capacity = 0;
   uint64_t folder_bytes = 0;
   uint64_t source_reads = 0;
@@ -409,6 +411,22 @@ TEST(Groups, WhatIsNotUsedThisEpochIsNotRead) {
   node.Open({.batch_size = 8, .epochs = 1}, spec);
   node.RunEpoch(0);
   EXPECT_EQ(node.source_reads, 25u);
+}
+
+// A copy that is on its way into the folder is not in it yet.
+TEST(Groups, NeighboursAreStagedOnceAlsoWhenTheFolderIsSlow) {
+  const testing::TempFolder folder;
+  const auto catalog = Shards(folder, 50);
+  Node node(13, {.arena_bytes = 80 * kSize, .keep = false}, std::vector<uint32_t>(100, kSize));
+  node.folder_capacity = 100 * kSize;
+  node.folder_lags = true;
+  node.scheduler.SetTier(node.dataset, {.present = true, .holds_all = true});
+  node.scheduler.SetLayout(node.dataset, catalog);
+  node.scheduler.SetCosts(node.dataset, kMerge);
+  node.Open({.batch_size = 8, .epochs = 1, .whole = true}, Spec(100));
+  node.RunEpoch(0);
+  EXPECT_LE(node.source_reads, 200u) << "once to be copied, once to be used";
+  node.CloseAndDrain();
 }
 
 // Each sample under way takes memory for bookkeeping, also where thousands fit one request.
