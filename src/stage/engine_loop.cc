@@ -15,7 +15,8 @@ namespace {
 
 constexpr Nanos kSlice = 100 * kMilli;  // longest single sleep
 constexpr size_t kReapAtOnce = 64;
-// How often reads that may hang are looked for.
+// How often reads that may hang are looked for. One that has taken less than the longer time does
+// not hang: on fast storage it waits for a processor, or to be reaped.
 constexpr Nanos kLookSoonest = 5 * kMilli;
 constexpr Nanos kLookLatest = 20 * kMilli;
 // Latency that read-ahead hides from any step.
@@ -163,8 +164,9 @@ Nanos Engine::HedgeHanging(std::span<DatasetState* const> datasets, ReadsUnderWa
     const DatasetState& dataset = *datasets[read.action.dataset];
     const PlaceModel& model =
         read.action.likely == Place::kTier ? dataset.tier_model : dataset.source_model;
-    const Nanos tail = model.Tail(RequestBytes(read.action), read.depth);
+    Nanos tail = model.Tail(RequestBytes(read.action), read.depth);
     if (tail == PlaceModel::kNever) continue;
+    tail = std::max(tail, kLookLatest);
     if (now - read.start < tail) {
       next = std::min(next, read.start + tail);
       continue;
@@ -193,7 +195,8 @@ void Engine::RunLoop(std::stop_token stop) {
     }
     const bool busy = ReapInto(datasets, under_way, &arrived);
     Nanos now = SteadyClock().Now();
-    if (now >= look_at) look_at = HedgeHanging(datasets, under_way, now);
+    // Not while more has arrived: a read that waits to be reaped does not hang.
+    if (!busy && now >= look_at) look_at = HedgeHanging(datasets, under_way, now);
     {
       MutexLock lock(mutex_);
       Collect();

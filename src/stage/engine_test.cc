@@ -11,6 +11,7 @@
 #include <fstream>
 #include <thread>
 
+#include "catalog/test_data.h"
 #include "source/delay_source.h"
 #include "source/fault_source.h"
 #include "source/null_source.h"
@@ -44,6 +45,26 @@ class EngineTest : public ::testing::Test {
                  static_cast<std::streamsize>(bytes.size()));
     }
     auto built = BuildFileList(paths, {});
+    EXPECT_TRUE(built) << built.status().ToString();
+    return std::shared_ptr<const Catalog>(*std::move(built));
+  }
+
+  // The same bytes in one tar file.
+  std::shared_ptr<const Catalog> MakeShard(uint32_t n, uint32_t length) {
+    std::string shard;
+    for (uint32_t i = 0; i < n; ++i) {
+      std::vector<std::byte> bytes(length);
+      FillNullSample(i, bytes);
+      shard += testing::TarMember(
+          StrCat("s", 100000 + i, ".bin"),
+          std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+    }
+    shard += testing::TarEnd();
+    const std::string dir = root_ + "/shards";
+    fs::create_directories(dir);
+    std::ofstream(dir + "/a.tar", std::ios::binary)
+        .write(shard.data(), static_cast<std::streamsize>(shard.size()));
+    auto built = BuildCatalog(dir, {});
     EXPECT_TRUE(built) << built.status().ToString();
     return std::shared_ptr<const Catalog>(*std::move(built));
   }
@@ -424,6 +445,33 @@ TEST_F(EngineTest, AReadThatHangsIsRacedByAnother) {
   const uint64_t hedged = Value(**engine, "forebay_source_hedged_reads_total");
   EXPECT_GE(hedged, 1u);
   EXPECT_LE(hedged, 2 + 1 + 2 * kSamples / 200);
+}
+
+// Groups of neighbours through a cache folder, at one and the same time.
+TEST_F(EngineTest, SmallSamplesOfAShardAreStagedInTheFolder) {
+  constexpr uint32_t kSamples = 6000;
+  auto catalog = MakeShard(kSamples, 600);
+  for (const bool verify : {false, true}) {
+    EngineOptions options;
+    options.memory = 32 << 20;
+    options.keep = false;
+    options.verify = verify;
+    options.cache_folder = root_ + (verify ? "/cache1" : "/cache0");
+    options.cache_bytes = 64 << 20;
+    auto engine = Engine::Create(options);
+    ASSERT_TRUE(engine);
+    auto d = (*engine)->AddDataset(catalog);
+    ASSERT_TRUE(d);
+    const StreamOptions shape = Shape(*d, kSamples, 64, 3);
+    auto s = (*engine)->OpenStream(shape);
+    ASSERT_TRUE(s);
+    for (uint64_t epoch = 0; epoch < 3; ++epoch) {
+      CheckEpoch(**engine, *s, shape.sampler, epoch);
+    }
+    EXPECT_LT(Value(**engine, "forebay_source_requests_total"),
+              Value(**engine, "forebay_source_reads_total"));
+    EXPECT_GT(Value(**engine, "forebay_tier_hits_total"), kSamples / 2);
+  }
 }
 
 }  // namespace
