@@ -208,7 +208,8 @@ class PosixSource final : public Source {
                    .status = Status(),
                    .crc = crc,
                    .latency_ns = completion.latency_ns,
-                   .group_size = static_cast<uint32_t>(members.size() + 1)};
+                   .group_size = static_cast<uint32_t>(members.size() + 1),
+                   .gap_bytes = first.parts[i].gap};
       ready_.push_back(index);
     }
   }

@@ -35,6 +35,8 @@ struct SourceDone {
   uint32_t retries = 0;    // attempts after the first, made because of errors that may pass
   // Reads that the last attempt's operation served, with its latency, this one included.
   uint32_t group_size = 1;
+  // Bytes before this one that were read with it, and that nobody asked for.
+  uint64_t gap_bytes = 0;
 };
 
 class Source {

@@ -658,6 +658,11 @@ TEST_F(PosixSourceTest, AGroupIsOneOperation) {
     EXPECT_EQ(done.crc, Crc32c(data_.sample(sample)));
     EXPECT_TRUE(bytes[sample] == data_.sample(sample));
   }
+  uint64_t read = 0;
+  for (const SampleId s : samples) read += bytes[s].size() + all.at(s).gap_bytes;
+  const Extent begin = data_.catalog().extent(3);
+  const Extent end = data_.catalog().extent(39);
+  EXPECT_EQ(read, end.offset + end.length - begin.offset);
   // Backwards, into another object, and back: four operations of 1, 2, 1 and 2 samples.
   ops = 0;
   const std::vector<SampleId> astray = {9, 7, 8, 45, 1, 2};

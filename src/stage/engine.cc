@@ -131,7 +131,6 @@ Engine::Engine(const EngineOptions& options, uint64_t budget, uint64_t arena_byt
     : options_(options),
       budget_(budget),
       fork_generation_(ForkGeneration()),
-      started_(SteadyClock().Now()),
       reads_total_(
           registry_.AddCounter("forebay_source_reads_total", "Reads finished by the source")),
       requests_total_(
@@ -179,6 +178,7 @@ Engine::Engine(const EngineOptions& options, uint64_t budget, uint64_t arena_byt
       governor_({.minimum = std::min<size_t>(4, options.max_in_flight),
                  .maximum = options.max_in_flight,
                  .initial = 64}),
+      pause_(SteadyClock().Now()),
       decode_pool_(registry_, DecodeThreads(options, budget)) {
   for (size_t i = 0; i < kStallCauses; ++i) {
     stall_[i] =
@@ -757,20 +757,13 @@ void Engine::SignalProgress() {
 }
 
 // Read-ahead stands still while the cache folder catches up, so that what it could hold need not be
-// read from the source again. That may cost the reader one part in fifty, no more: a folder slower
-// than the source is left without some samples instead.
+// read from the source again; but not for long: a folder slower than the source is left without
+// some samples instead.
 bool Engine::WritesLagBehind() {
   constexpr double kLow = 0.25;
-  constexpr Nanos kOneIn = 50;
-  if (cache_ == nullptr || (pause_since_ < 0 && cache_->buffer.Free() >= kLow)) return false;
-  const Nanos now = SteadyClock().Now();
-  if (pause_since_ >= 0) {
-    paused_ += now - pause_since_;
-    pause_since_ = -1;
-  }
-  if (cache_->buffer.Free() >= kLow || paused_ > (now - started_) / kOneIn) return false;
-  pause_since_ = now;
-  return true;
+  if (cache_ == nullptr) return false;
+  const bool lags = cache_->buffer.Free() < kLow;
+  return (lags || pause_.pausing()) && pause_.Ask(lags, SteadyClock().Now());
 }
 
 void Engine::Collect() {

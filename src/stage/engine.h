@@ -30,6 +30,7 @@
 #include "plan/sampler.h"
 #include "source/source.h"
 #include "stage/governor.h"
+#include "stage/pause_allowance.h"
 #include "stage/reads_under_way.h"
 #include "stage/scheduler.h"
 #include "tier/folder_tier.h"
@@ -253,7 +254,6 @@ class Engine {
   const EngineOptions options_;
   const uint64_t budget_;
   const uint64_t fork_generation_;
-  const Nanos started_;
   OwnedFd memfd_;
   Mapping arena_;
   OwnedFd wake_fd_;
@@ -297,9 +297,8 @@ class Engine {
   std::map<uint32_t, int> rereads_ GUARDED_BY(mutex_);  // by serial: repeated for corrupt bytes
   std::condition_variable order_ready_;
   std::condition_variable copy_ready_;
-  std::condition_variable room_;               // waited for with a bound; nobody notifies
-  Nanos pause_since_ GUARDED_BY(mutex_) = -1;  // read-ahead waits for the cache folder
-  Nanos paused_ GUARDED_BY(mutex_) = 0;        // so far
+  std::condition_variable room_;  // waited for with a bound; nobody notifies
+  PauseAllowance pause_ GUARDED_BY(mutex_);
   bool loop_awake_ GUARDED_BY(mutex_) = true;
   bool copiers_started_ GUARDED_BY(mutex_) = false;
   // Ordered by mutex_: the driver arms before it asks, events signal after they changed the

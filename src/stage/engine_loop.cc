@@ -52,9 +52,10 @@ void Engine::Finished(DatasetState& dataset, const ReadAction& read, SourceDone&
     failures_.insert_or_assign({read.dataset, read.sample}, done.status);
   } else if (from == Place::kSource) {
     ++dataset.reads;
-    dataset.read_bytes += read.length;
+    const uint64_t bytes = read.length + done.gap_bytes;
+    dataset.read_bytes += bytes;
     reads_total_.Add(1);
-    read_bytes_total_.Add(read.length);
+    read_bytes_total_.Add(bytes);
   }
   const size_t requests = scheduler_.requests();
   scheduler_.OnReadDone(read, done.status.ok(), done.crc, from);
@@ -68,7 +69,9 @@ void Engine::Learn(DatasetState& dataset, const ReadsUnderWay::Read& read, const
   // Where a warm folder was not known to have the sample, the depth is of another place.
   if (!done.status.ok() || from != read.action.likely || !read.first) return;
   PlaceModel& model = from == Place::kTier ? dataset.tier_model : dataset.source_model;
-  model.OnRead(RequestBytes(read.action), read.depth, done.latency_ns);
+  // A group that failed was read one by one.
+  const uint64_t bytes = done.group_size > 1 ? RequestBytes(read.action) : read.action.length;
+  model.OnRead(bytes, read.depth, done.latency_ns);
 }
 
 void Engine::UpdateCosts(DatasetId id, DatasetState& dataset, const ReadsUnderWay& under_way) {
@@ -193,6 +196,7 @@ void Engine::RunLoop(std::stop_token stop) {
       datasets.clear();
       for (DatasetState& dataset : datasets_) datasets.push_back(&dataset);
     }
+    under_way.Tick(SteadyClock().Now());
     const bool busy = ReapInto(datasets, under_way, &arrived);
     Nanos now = SteadyClock().Now();
     // Not while more has arrived: a read that waits to be reaped does not hang.

@@ -470,6 +470,9 @@ TEST_F(EngineTest, SmallSamplesOfAShardAreStagedInTheFolder) {
     }
     EXPECT_LT(Value(**engine, "forebay_source_requests_total"),
               Value(**engine, "forebay_source_reads_total"));
+    // The tar headers that lie between neighbours were read, too.
+    EXPECT_GT(Value(**engine, "forebay_source_read_bytes_total"),
+              600 * Value(**engine, "forebay_source_reads_total"));
     EXPECT_GT(Value(**engine, "forebay_tier_hits_total"), kSamples / 2);
   }
 }

@@ -4,6 +4,9 @@
 
 #include <algorithm>
 
+#include "stage/pause_allowance.h"
+#include "stage/reads_under_way.h"
+
 namespace forebay {
 namespace {
 
@@ -47,6 +50,53 @@ TEST(ReadGovernor, FixedStaysFixed) {
   governor.Fix(12);
   Drive(governor, 1e9, 40e6, 1000, true);
   EXPECT_EQ(governor.limit(), 12u);
+}
+
+// ---- pauses for the cache folder
+
+// Seconds of pause between `from` and `to`, asked every millisecond.
+double Paused(PauseAllowance& pause, Nanos from, Nanos to) {
+  Nanos paused = 0;
+  for (Nanos now = from; now < to; now += kMilli) paused += pause.Ask(true, now) ? kMilli : 0;
+  (void)pause.Ask(false, to);
+  return static_cast<double>(paused) / kSecond;
+}
+
+TEST(PauseAllowance, OnePartInFifty) {
+  PauseAllowance pause(0);
+  EXPECT_FALSE(pause.Ask(true, 0));
+  EXPECT_NEAR(Paused(pause, kMilli, 100 * kSecond), 2, 0.1);
+}
+
+TEST(PauseAllowance, ALongTimeWithoutPausesDoesNotAllowALongOne) {
+  PauseAllowance pause(0);
+  const Nanos late = 36000 * kSecond;
+  EXPECT_LT(Paused(pause, late, late + 10 * kSecond), 1.5);
+}
+
+// ---- reads under way
+
+TEST(ReadsUnderWay, WhileTheProcessWasStoppedNoReadBecameOld) {
+  ReadsUnderWay reads;
+  reads.Tick(kSecond);
+  const uint64_t tag = reads.Add({}, kSecond, true);
+  reads.Tick(kSecond + 100 * kMilli);
+  EXPECT_EQ(reads.at(tag).start, kSecond) << "a slow round of the loop";
+  reads.Tick(20 * kSecond);
+  EXPECT_EQ(20 * kSecond - reads.at(tag).start, 100 * kMilli);
+}
+
+TEST(ReadsUnderWay, AGroupIsOneRequest) {
+  ReadsUnderWay reads;
+  const uint64_t first = reads.Add({.group = 7}, 0, true);
+  const uint64_t other = reads.Add({.group = 7}, 0, false);
+  const uint64_t alone = reads.Add({}, 0, true);
+  EXPECT_EQ(reads.size(), 3u);
+  EXPECT_EQ(reads.depth(Place::kSource), 2u);
+  EXPECT_EQ(reads.at(alone).depth, 2u);
+  for (const uint64_t tag : {other, first, alone}) (void)reads.Remove(tag);
+  EXPECT_EQ(reads.depth(Place::kSource), 0u);
+  EXPECT_EQ(reads.size(), 0u);
 }
 
 }  // namespace

@@ -23,6 +23,11 @@ class ReadsUnderWay {
     bool live = false;
   };
 
+  // Every round of the loop, which sleeps far less than kStopped at a time. A longer one: the
+  // process was stopped, and its reads with it.
+  static constexpr Nanos kStopped = 500 * kMilli;
+  void Tick(Nanos now);
+
   uint64_t Add(const ReadAction& action, Nanos now, bool first_of_group);
   Read Remove(uint64_t tag);
   const Read& at(uint64_t tag) const { return reads_[tag]; }
@@ -37,7 +42,16 @@ class ReadsUnderWay {
   std::vector<Read> reads_;
   std::vector<uint32_t> free_;
   std::array<size_t, 2> depth_{};
+  Nanos ticked_ = 0;
 };
+
+inline void ReadsUnderWay::Tick(Nanos now) {
+  const Nanos passed = now - ticked_;
+  if (ticked_ != 0 && passed > kStopped) {
+    for (Read& read : reads_) read.start += passed;
+  }
+  ticked_ = now;
+}
 
 inline uint64_t ReadsUnderWay::Add(const ReadAction& action, Nanos now, bool first_of_group) {
   if (free_.empty()) {
