@@ -17,11 +17,17 @@ build/fuzz/fuzz/fuzz_seeds "$corpus"
 
 # The folder fuzzer makes real trees.
 if [ -d /dev/shm ] && [ -w /dev/shm ]; then export TMPDIR=/dev/shm; fi
-status=0
-for name in $fuzzers; do
-  echo "== fuzz_$name, $seconds s"
+# As many at a time as there are processors.
+export corpus seconds
+# shellcheck disable=SC2086,SC2016  # a list; expanded by the inner shell
+printf '%s\n' $fuzzers | xargs -P "$(nproc)" -I{} sh -c '
+  name={}
+  log=build/fuzz/$name.log
+  status=0
   "build/fuzz/fuzz/fuzz_$name" "$corpus/$name" -max_total_time="$seconds" -timeout=10 \
     -rss_limit_mb=2048 -max_len=16384 -print_final_stats=1 -verbosity=0 -print_funcs=0 \
-    -artifact_prefix="build/fuzz/findings/$name-" || status=1
-done
-exit $status
+    -artifact_prefix="build/fuzz/findings/$name-" >"$log" 2>&1 || status=1
+  if [ "$status" -ne 0 ]; then cat "$log"; fi
+  echo "== fuzz_$name, $seconds s: $(sed -n "s/^stat::number_of_executed_units: */inputs /p" "$log")"
+  exit "$status"
+'
