@@ -45,6 +45,7 @@ def main() -> int:
         "simulator",
         "tiers",
         "drift",
+        "control",
     ):
         file = ROOT / "docs" / "results" / f"{name}.json"
         if not file.exists():

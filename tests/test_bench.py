@@ -17,10 +17,12 @@ pytest.importorskip("torch")
 
 from forebay import bench  # noqa: E402
 from forebay.bench import drift, measure, page_cache, run  # noqa: E402
-from forebay.testing import SlowFs  # noqa: E402
+from forebay.testing import Etcd, SlowFs  # noqa: E402
 
 _usable, _reason = SlowFs.available()
 needs_fuse = pytest.mark.skipif(not _usable, reason=f"no mount here: {_reason}")
+
+needs_etcd = pytest.mark.skipif(not Etcd.available()[0], reason=Etcd.available()[1])
 
 FIGURES = {
     "overhead": {"memory_vs_memcpy", "small_samples_per_s"},
@@ -44,6 +46,7 @@ FIGURES = {
         "nvme_fill_cost",
     },
     "drift": {"recovery_s"},
+    "control": {"round_ms"},
 }  # fmt: skip
 
 TINY: dict[str, dict[str, Any]] = {
@@ -98,6 +101,7 @@ TINY: dict[str, dict[str, Any]] = {
         "memory_bytes": 16 << 20, "bin_s": 0.05, "settle_s": 0.2, "phase_s": 1.5,
         "trial_files": 50, "threads": [[4], [4, 8]],
     },
+    "control": {"repeats": 2, "stages": 40, "jobs": 3, "warm": 1, "rounds": 3},
 }  # fmt: skip
 
 
@@ -152,6 +156,7 @@ MARKS = {
     "simulator": [needs_fuse],
     "tiers": [needs_fuse],
     "drift": [needs_fuse],
+    "control": [needs_etcd],
     "accuracy": [needs_real_images, needs_torchvision],
 }
 BENCHES = [pytest.param(name, marks=MARKS.get(name, [])) for name in run.BENCHES]

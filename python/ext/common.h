@@ -69,6 +69,7 @@ using BytesIn = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device
 
 void BindCache(nb::module_& m);
 void BindCatalog(nb::module_& m);
+void BindControl(nb::module_& m);
 void BindDecode(nb::module_& m);
 void BindEngine(nb::module_& m);
 void BindPipeline(nb::module_& m);

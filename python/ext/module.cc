@@ -89,6 +89,7 @@ NB_MODULE(_forebay, m) {
   m.doc() = "Forebay's C++ core. Use the forebay package; names here may change.";
   forebay::python::BindCache(m);
   forebay::python::BindCatalog(m);
+  forebay::python::BindControl(m);
   forebay::python::BindDecode(m);
   forebay::python::BindEngine(m);
   forebay::python::BindPipeline(m);

@@ -21,6 +21,7 @@ _COMMANDS = {
     "plan": "what Forebay would gain on your data set; what more NVMe would buy",
     "simulate": "how long a job would take under each policy, in virtual time",
     "cache": "list, fill, check or empty a folder of cache_dir=",
+    "policy": "shares and limits of jobs: check a file, put it in force, show it",
     "bench": "measure Forebay against its limits and its rivals",
 }
 
@@ -34,6 +35,7 @@ examples:
   forebay plan /data/train --memory 64G --nvme 1T --nodes 8
   forebay simulate job.toml          your cluster and data set under every policy
   forebay cache ls /nvme/forebay     what a folder of cache_dir= holds
+  forebay policy check site.toml     what a policy means, or what is wrong with it
   forebay bench epoch --quick        epoch times beside PyTorch's DataLoader
 
 'forebay COMMAND --help' explains one command. In Python: import forebay; help(forebay.DataLoader)
@@ -326,6 +328,17 @@ def _run_cache(argv: Sequence[str]) -> int:
     return 2
 
 
+def _run_policy(argv: Sequence[str]) -> int:
+    parser = _command_parser(
+        "policy",
+        "Who may take how much of the source and of the tiers: policies are TOML files.",
+        "",
+    )
+    from .policy_command import run
+
+    return run(parser, argv)
+
+
 def _run_bench(argv: Sequence[str]) -> int:
     from .bench import main as bench_main
 
@@ -339,6 +352,7 @@ _RUN: dict[str, Callable[[Sequence[str]], int]] = {
     "doctor": _run_doctor,
     "index": _run_index,
     "plan": _run_plan,
+    "policy": _run_policy,
     "simulate": _run_simulate,
 }
 

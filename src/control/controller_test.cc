@@ -330,12 +330,18 @@ TEST(ControlLayout, SummariesAndPages) {
   summary.delivered = {1e9, 3};
   summary.stall_share = 0.25;
   summary.capacity = 7;
+  EXPECT_EQ(WriteSummary(summary),
+            R"({"capacity":7,"demand":[null,12.5],"got":[1000000000,3],"stall":0.25})");
   const auto again = ParseSummary("n", "j", WriteSummary(summary));
   ASSERT_TRUE(again);
   EXPECT_EQ(again->demand, summary.demand);
   EXPECT_EQ(again->delivered, summary.delivered);
   EXPECT_EQ(again->stall_share, 0.25);
   EXPECT_EQ(again->capacity, 7);
+  summary.stall_share = 1.0 / 3;
+  summary.capacity = 123456789.123;
+  EXPECT_EQ(WriteSummary(summary),
+            R"({"capacity":123460000,"demand":[null,12.5],"got":[1000000000,3],"stall":0.33333})");
   for (const char* bad : {"", "{}", "[]", R"({"demand":[1],"got":[1,2],"stall":0,"capacity":0})",
                           R"({"demand":[1,-1],"got":[1,2],"stall":0,"capacity":0})"}) {
     EXPECT_EQ(ParseSummary("n", "j", bad).error().code(), Code::kDataLoss) << bad;

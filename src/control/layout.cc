@@ -55,6 +55,14 @@ bool ReadRates(const JsonValue& value, std::string_view name, RateLimits* out) {
   return true;
 }
 
+// Five digits: shorter texts, of which a controller reads thousands.
+double Short(double x) {
+  if (!(x > 0) || std::isinf(x)) return x;
+  const double unit = std::pow(10.0, std::floor(std::log10(x)) - 4);
+  // Division by a power of ten keeps small numbers short, too: 0.3 and not 0.30000000000000004.
+  return unit >= 1 ? std::round(x / unit) * unit : std::round(x / unit) / std::round(1 / unit);
+}
+
 JsonValue WriteRates(const RateLimits& rates) {
   return JsonArray{WriteRate(rates.bytes_per_s), WriteRate(rates.operations_per_s)};
 }
@@ -107,10 +115,13 @@ std::optional<double> ParseRate(const JsonValue& value) {
 
 std::string WriteSummary(const StageSummary& summary) {
   JsonValue value;
-  value.Set("demand", WriteRates(summary.demand));
-  value.Set("got", WriteRates(summary.delivered));
-  value.Set("stall", summary.stall_share);
-  value.Set("capacity", summary.capacity);
+  const auto rates = [](const RateLimits& each) {
+    return WriteRates({Short(each.bytes_per_s), Short(each.operations_per_s)});
+  };
+  value.Set("demand", rates(summary.demand));
+  value.Set("got", rates(summary.delivered));
+  value.Set("stall", Short(summary.stall_share));
+  value.Set("capacity", Short(summary.capacity));
   return value.Write();
 }
 

@@ -47,6 +47,7 @@ class ControlLayout {
   const std::string prefix_;
 };
 
+// Numbers are rounded to five digits.
 std::string WriteSummary(const StageSummary& summary);
 // Node and job come from the key.
 Result<StageSummary> ParseSummary(std::string node, std::string job, std::string_view json);

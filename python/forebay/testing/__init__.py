@@ -1,5 +1,6 @@
 """What tests and benchmarks need besides Forebay itself."""
 
+from forebay.testing.etcd import Etcd
 from forebay.testing.slowfs import SlowFs
 
-__all__ = ["SlowFs"]
+__all__ = ["Etcd", "SlowFs"]

@@ -1,0 +1,214 @@
+"""Policies as people write them: TOML in, clear words out."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+from forebay import ArgumentError, _forebay, cli
+from forebay.policy import JobRule, Policy, from_json, load_policy, parse_policy
+from forebay.testing import Etcd
+
+SITE = """\
+# Two teams.
+[tiers]
+memory = "64G"
+folder = "1T"
+
+[tuner]
+on = false
+knobs = { parallelism = 32 }
+
+[[job]]
+match = "imagenet-*"
+share = 3
+priority = 1
+min_bandwidth = "200M"
+max_bandwidth = "1.5GiB"
+min_operations = 100
+max_operations = 5000.5
+memory = "8G"
+folder = 0
+
+[[job]]
+match = "*"
+"""
+KNOBS = [("parallelism", 1, 256), ("read_ahead_bytes", 0, 1 << 40)]
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = cli.main([str(a) for a in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    file = tmp_path / "site.toml"
+    file.write_text(SITE)
+    return file
+
+
+def test_every_key_is_read(site: Path) -> None:
+    policy = load_policy(site, KNOBS)
+    assert policy.jobs == (
+        JobRule(
+            match="imagenet-*", share=3, priority=1, min_bandwidth=200 << 20,
+            max_bandwidth=3 << 29, min_operations=100, max_operations=5000.5, memory=8 << 30,
+            folder=0,
+        ),
+        JobRule("*"),
+    )  # fmt: skip
+    assert (policy.memory, policy.folder) == (64 << 30, 1 << 40)
+    assert not policy.tuner and policy.knobs == {"parallelism": 32}
+    assert policy.rule_for("imagenet-22k") == policy.jobs[0]
+    assert policy.rule_for("other") == policy.jobs[1]
+
+
+def test_the_canonical_form_is_the_same_policy(site: Path) -> None:
+    policy = load_policy(site)
+    assert from_json(policy.json) == policy
+    spaced = json.dumps(json.loads(policy.json), indent=2)
+    assert from_json(spaced) == policy
+    assert parse_policy("") == Policy()
+    assert parse_policy("").rule_for("any") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[jobs]]\n", "p.toml:1: jobs is not a key; did you mean job?"),
+        ("x = 1\n", "p.toml:1: x is not a key; there are: job, tiers, tuner"),
+        ("[job]\nmatch = 'a'\n", "p.toml:1: job is a table; it must be rules, each under [[job]]"),
+        ("[[job]]\nshare = 2\n", "p.toml:1: job[0].match is missing; name the jobs"),
+        ("[[job]]\nmatch = 'a'\n\nshares = 2\n", "p.toml:4: job[0].shares is not a key; did you"),
+        ("[[job]]\nmatch = 'a'\nshare = 'x'\n", "p.toml:3: job[0].share is 'x'; it must be a num"),
+        ("[[job]]\nmatch = 'a'\nshare = 0\n", "p.toml:3: job[0].share must be from 0.001 to"),
+        ("[[job]]\nmatch = 'a'\nshare = nan\n", "p.toml:3: job[0].share is nan; it must be"),
+        ("[[job]]\nmatch = 'a'\nshare = true\n", "p.toml:3: job[0].share is true; it must be"),
+        ("[[job]]\nmatch = 'a'\nmax_bandwidth = 'fast'\n",
+         "p.toml:3: job[0].max_bandwidth is 'fast'; it must be bytes a second, such as \"200M\""),
+        ("[[job]]\nmatch = 'a'\nmin_bandwidth = -1\n", "p.toml:3: job[0].min_bandwidth is -1; it"),
+        ("[[job]]\nmatch = 'a'\n[[job]]\nmatch = 'b'\nmin_bandwidth = '2G'\nmax_bandwidth = '1G'",
+         "p.toml:5: job[1].min_bandwidth is above max_bandwidth; lower one of the two"),
+        ("[[job]]\nmatch = '*'\n[[job]]\nmatch = 'b'\n",
+         "p.toml:4: job[1].match is never reached: job[0]"),
+        ("[[job]]\nmatch = 'a'\npriority = 1.5\n", "p.toml:3: job[0].priority is 1.5; it must be"),
+        ("[[job]]\nmatch = 'a'\npriority = 101\n", "p.toml:3: job[0].priority must be from -100"),
+        ("[[job]]\nmatch = 'a'\npriority = 99999999999999999999\n", "p.toml"),
+        ("[tiers]\nnvme = 1\n", "p.toml:2: tiers.nvme is not a key; there are: memory, folder"),
+        ("[tiers]\nmemory = []\n", "p.toml:2: tiers.memory is []; it must be a size in bytes"),
+        ("tiers = 3\n", "p.toml:1: tiers is 3; it must be a table: [tiers]"),
+        ("[tuner]\non = 1\n", "p.toml:2: tuner.on is 1; it must be true or false"),
+        ("[tuner.knobs]\nparalelism = 1\n",
+         "p.toml:2: tuner.knobs.paralelism is not a key; did you mean parallelism?"),
+        ("[tuner]\nknobs = { parallelism = 0 }\n",
+         "p.toml:2: tuner.knobs.parallelism is 0; it must be from 1 to 256"),
+        ("[tuner.knobs]\nparallelism = 'many'\n", "p.toml:2: tuner.knobs.parallelism is 'many'"),
+        ("[tiers]\nmemory = \n", "p.toml:2: "),
+    ],
+)  # fmt: skip
+def test_complaints_name_file_line_key_and_remedy(text: str, said: str) -> None:
+    with pytest.raises(ArgumentError) as error:
+        parse_policy(text, "p.toml", KNOBS)
+    assert str(error.value).startswith(said)
+
+
+def test_check_says_what_it_means(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "policy", "check", site, "--job", "imagenet-1")
+    assert code == 0
+    assert "ok, 2 rules" in out
+    assert "200.0 MiB/s to 1.5 GiB/s" in out and "8.0 GiB" in out
+    assert "imagenet-* 100%" in out  # it has the higher priority
+    assert "tuner: off; parallelism = 32" in out
+    assert "match = 'imagenet-*'" in out
+    code, out, _ = call(capsys, "policy", "check", site, "--json")
+    assert (code, json.loads(out)["version"]) == (0, 1)
+
+
+def test_shares_are_shown_as_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text("[[job]]\nmatch='a'\nshare=3\n[[job]]\nmatch='*'\n")
+    code, out, _ = call(capsys, "policy", "check", file)
+    assert code == 0 and "a 75%, * 25%" in out
+
+
+def test_check_fails_for_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "p.toml"
+    file.write_text("[[job]]\nmatsh = 'a'\n")
+    code, _, err = call(capsys, "policy", "check", file)
+    assert code == 2 and f"{file}:2: job[0].matsh is not a key; did you mean match?" in err
+    code, _, err = call(capsys, "policy", "check", tmp_path / "none.toml")
+    assert code == 2 and "does not exist" in err
+    code, _, err = call(capsys, "policy", "check", tmp_path)
+    assert code == 2 and "is a folder" in err
+    file.write_bytes(b"\xff")
+    code, _, err = call(capsys, "policy", "check", file)
+    assert code == 2 and "not UTF-8" in err
+
+
+def test_without_a_daemon_set_and_show_say_so(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "forebay.daemon_client", None)
+    for arguments in (("set", site), ("show",)):
+        code, _, err = call(capsys, "policy", *arguments)
+        assert code == 1 and "no daemon is running" in err
+
+
+def test_with_a_daemon_they_talk_to_it(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: dict[str, str] = {}
+    client = types.ModuleType("forebay.daemon_client")
+    client.policy_set = lambda text: kept.update(policy=text)  # type: ignore[attr-defined]
+    client.policy_get = lambda: kept.get("policy")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "forebay.daemon_client", client)
+    monkeypatch.setattr("forebay.policy_command.known_knobs", lambda: KNOBS)
+    code, out, _ = call(capsys, "policy", "show")
+    assert code == 0 and "no policy is in force" in out
+    code, out, err = call(capsys, "policy", "set", site)
+    assert code == 0, err
+    code, out, _ = call(capsys, "policy", "show")
+    assert code == 0 and "imagenet-*" in out
+    code, out, _ = call(capsys, "policy", "show", "--json")
+    assert out.strip() == kept["policy"]
+
+
+@pytest.mark.skipif(not Etcd.available()[0], reason=Etcd.available()[1])
+def test_a_clusters_policy_lies_in_etcd(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("forebay.policy_command.known_knobs", lambda: KNOBS)
+    with Etcd() as etcd:
+        code, out, err = call(capsys, "policy", "show", "--etcd", etcd.endpoint)
+        assert code == 0 and "no policy is in force" in out, err
+        code, _, err = call(capsys, "policy", "set", site, "--etcd", etcd.endpoint)
+        assert code == 0, err
+        code, out, _ = call(capsys, "policy", "show", "--etcd", etcd.endpoint)
+        assert code == 0 and "imagenet-*" in out
+        etcd.kill()
+        code, _, err = call(capsys, "policy", "show", "--etcd", etcd.endpoint)
+        assert code == 1 and etcd.endpoint in err
+        etcd.launch()
+        assert etcd.wait()
+        code, out, _ = call(capsys, "policy", "show", "--etcd", etcd.endpoint)
+        assert code == 0 and "imagenet-*" in out
+    code, _, err = call(capsys, "policy", "show", "--etcd", "https://a:1")
+    assert code == 2 and "TLS is not supported" in err
+
+
+def test_division_from_python() -> None:
+    inf = float("inf")
+    given = _forebay.divide_fairly(100, [(inf, 3, 0, inf, 0), (inf, 1, 0, inf, 0)])
+    assert given == [75, 25]
+
+
+def test_the_documents_example_is_a_policy() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "policies.md").read_text()
+    example = page.split("```toml\n")[1].split("```")[0]
+    policy = parse_policy(example, "docs/policies.md")
+    assert [rule.match for rule in policy.jobs] == ["imagenet-*", "nightly-*"]
