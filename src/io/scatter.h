@@ -13,8 +13,9 @@ namespace forebay {
 
 // Most pieces of memory that one read request names; the system takes 1,024.
 inline constexpr size_t kMostVectors = 256;
-// Receives the bytes that nobody wants, again and again.
-inline constexpr size_t kWasteBytes = 16 << 10;
+// Receives the bytes that nobody wants, again and again. Every thread has its own; mostly they are
+// the headers between two files of an archive.
+inline constexpr size_t kWasteBytes = 4 << 10;
 
 // The length of the file range that `op` reads, gaps included.
 uint64_t RangeBytes(const ReadOp& op);

@@ -212,6 +212,7 @@ class PosixSource final : public Source {
                    .gap_bytes = first.parts[i].gap};
       ready_.push_back(index);
     }
+    std::vector<ReadPart>().swap(first.parts);  // there are many slots, and groups may be large
   }
 
   size_t TakeReady(std::span<SourceDone> out) {

@@ -21,8 +21,11 @@ namespace {
 constexpr uint64_t kMinimumBudget = uint64_t{8} << 20;
 // What an engine takes beside arena and tables: code pages made private, queues, allocator slack.
 constexpr uint64_t kFixedBytes = uint64_t{2} << 20;
-// Stack and thread-local pages a reader thread touches (measured: 12 to 20 KiB).
-constexpr uint64_t kThreadBytes = 24 << 10;
+// Stack and thread-local pages a reader thread touches (measured: 12 to 20 KiB), and what it reads
+// groups of samples with.
+constexpr uint64_t kThreadBytes = 28 << 10;
+// What a sample that is being read takes in the queues and lists of engine, tier and source.
+constexpr uint64_t kReadBytes = 640;
 constexpr size_t kEpochsKept = 1000;
 constexpr Nanos kSlice = 100 * kMilli;  // longest single sleep of any wait
 constexpr size_t kReapAtOnce = 64;
@@ -31,6 +34,10 @@ constexpr size_t kReapAtOnce = 64;
 size_t ThreadsFor(const EngineOptions& options, uint64_t budget) {
   return std::min<size_t>(options.max_in_flight,
                           std::max<size_t>(8, budget / (uint64_t{512} << 10)));
+}
+
+uint64_t ReaderBytes(size_t in_flight) {
+  return in_flight * (kThreadBytes + PosixSourceOptions::kReadsPerOp * kReadBytes);
 }
 
 // Each has scratch memory of its own, which a small budget cannot spare.
@@ -120,7 +127,7 @@ Result<EnginePtr> Engine::Create(const EngineOptions& options) {
   chosen.max_in_flight = ThreadsFor(options, budget);
   chosen.in_flight = std::min(chosen.in_flight, chosen.max_in_flight);
   const uint64_t overhead =
-      kFixedBytes + kThreadBytes * chosen.max_in_flight + CacheBytes(options, budget);
+      kFixedBytes + ReaderBytes(chosen.max_in_flight) + CacheBytes(options, budget);
   EnginePtr engine(new Engine(chosen, budget, (budget - overhead) / 4096 * 4096));
   FOREBAY_RETURN_IF_ERROR(engine->OpenCache());
   FOREBAY_RETURN_IF_ERROR(engine->Start());
@@ -328,7 +335,7 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
   }
   MutexLock lock(mutex_);
   // The first data set's reader threads are paid for already; every further one has its own.
-  const uint64_t stacks = datasets_.empty() ? 0 : kThreadBytes * options_.max_in_flight;
+  const uint64_t stacks = datasets_.empty() ? 0 : ReaderBytes(options_.max_in_flight);
   const uint64_t index = tiered == nullptr ? 0 : lengths.size() * FolderStore::kBytesASample;
   const DatasetId id =
       scheduler_.AddDataset(lengths, Scheduler::MetadataBytes(lengths.size()) + stacks + index);
