@@ -477,5 +477,77 @@ TEST_F(EngineTest, SmallSamplesOfAShardAreStagedInTheFolder) {
   }
 }
 
+// Groups, races, errors, flipped bits and Seek, for three kinds of stream at one time: whatever
+// ends late or fails, what is handed out is right.
+TEST_F(EngineTest, WhatIsHandedOutIsRightWhateverHappensToItsReads) {
+  constexpr uint32_t kSamples = 3000;
+  auto catalog = MakeShard(kSamples, 3000);
+  DelayOptions slow;
+  slow.open_each = false;
+  slow.storage.read = 500 * kMicro;
+  slow.storage.jitter = 0.3;
+  slow.storage.tail_prob = 1.0 / 2000;
+  slow.storage.tail_mult = 600;
+  auto delay = DelaySource::Make(*MakePosixSource(*catalog, {}), slow);
+  ASSERT_TRUE(delay);
+  auto source = FaultSource::Make(*std::move(delay), {.error = 0.01, .flip = 0.01});
+  ASSERT_TRUE(source);
+  EngineOptions options;
+  options.memory = 8 << 20;
+  options.memory_tier = 512 << 10;
+  options.verify = true;
+  auto engine = Engine::Create(options);
+  ASSERT_TRUE(engine);
+  auto d = (*engine)->AddDataset(catalog, *std::move(source));
+  ASSERT_TRUE(d);
+  std::vector<std::thread> consumers;
+  const Nanos until = SteadyClock().Now() + 1500 * kMilli;
+  for (uint64_t kind = 0; kind < 3; ++kind) {
+    StreamOptions shape = Shape(*d, kSamples, 16, kind);
+    shape.shape.contiguous = kind == 1;
+    shape.shape.itemised = kind == 2;
+    shape.sampler.shuffle = kind != 0;  // in order: neighbours go together
+    auto s = (*engine)->OpenStream(shape);
+    ASSERT_TRUE(s);
+    consumers.emplace_back([&, kind, shape, stream = *s] {
+      SplitMix64 rng(kind);
+      uint64_t batches = 0;
+      size_t at = 0;
+      uint64_t epoch = 0;
+      std::vector<SampleId> order = EpochOrder(shape.sampler, 0);
+      while (SteadyClock().Now() < until) {
+        if (at == order.size()) {
+          order = EpochOrder(shape.sampler, ++epoch);
+          at = 0;
+        }
+        BatchLoan loan;
+        LeaseId lease = kNoLease;
+        auto taken = kind == 2 ? (*engine)->Fetch(stream, order[at], 20 * kSecond, &lease, &loan)
+                               : (*engine)->Take(stream, 20 * kSecond, &loan);
+        if (!taken) {
+          ASSERT_EQ(taken.error().code(), Code::kUnavailable) << taken.error().ToString();
+          if (lease != kNoLease) (void)(*engine)->Release(lease);
+          continue;
+        }
+        if (*taken == TakeKind::kEndOfEpoch) continue;
+        ASSERT_EQ(*taken, TakeKind::kBatch) << (*engine)->WaitingFor(stream);
+        for (const SampleId sample : loan.samples) ASSERT_EQ(sample, order[at++]);
+        CheckBytes(**engine, loan);
+        if (rng.Below(4) == 0) usleep(500);
+        CheckBytes(**engine, loan);  // nobody has written to it meanwhile
+        ASSERT_TRUE((*engine)->Release(loan.lease).ok());
+        if (kind != 2 && ++batches % 40 == 0) {
+          at = 16 * rng.Below(order.size() / 16);
+          ASSERT_TRUE((*engine)->Seek(stream, epoch, at).ok());
+        }
+      }
+    });
+  }
+  for (std::thread& consumer : consumers) consumer.join();
+  EXPECT_LT(Value(**engine, "forebay_source_requests_total"),
+            Value(**engine, "forebay_source_reads_total"));
+  EXPECT_GT(Value(**engine, "forebay_source_corrupt_samples_total"), 0u);
+}
+
 }  // namespace
 }  // namespace forebay
