@@ -824,7 +824,9 @@ bool Scheduler::OnlyReleaseHelps(StreamId id) const {
 bool Scheduler::Hungry() const {
   for (const Stream& stream : streams_) {
     if (!stream.open || stream.epochs.empty() || stream.blocked_at == frees_) continue;
-    if (stream.window() < requests_ + 2 * uint64_t{stream.shape.batch_size}) return true;
+    if (stream.window() < in_flight_ - staged_ + 2 * uint64_t{stream.shape.batch_size}) {
+      return true;
+    }
   }
   return false;
 }

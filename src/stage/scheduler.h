@@ -56,6 +56,7 @@ struct ReadAction {
   Place place = Place::kTier;     // kTier: from the folder if that has it, else from the source
   Place likely = Place::kSource;  // where it will come from, as far as is known
   bool store = false;             // what comes from the source is to be copied into the folder
+  bool staged = false;            // a neighbour that no stream had planned
 };
 
 // The second tier of a data set.
@@ -197,7 +198,8 @@ class Scheduler {
   // The second tier holds the sample now.
   void OnStored(DatasetId dataset, SampleId sample);
   // A second read from the source of a sample whose read hangs; false when there is no memory for
-  // it, the sample has been read or raced already, or one read in 200 was hedged.
+  // it, second reads and lost ones would hold more than an eighth of what there is for samples, the
+  // sample has been read or raced already, or one read in 200 was hedged.
   bool Hedge(const ReadAction& hanging, ReadAction* out);
   void OnCopyDone(LeaseId lease);
 
@@ -400,6 +402,7 @@ class Scheduler {
   uint64_t leased_bytes_ = 0;
   size_t in_flight_ = 0;
   size_t requests_ = 0;
+  size_t staged_ = 0;  // of in_flight_
   uint32_t next_serial_ = 1;
   uint32_t next_group_ = 1;
   std::unordered_map<uint32_t, uint32_t> group_left_;            // members still being read

@@ -144,6 +144,7 @@ void Scheduler::Start(const ReadAction& action, std::vector<ReadAction>* out) {
   if (started.place == Place::kTier && (e.flags & kInTier)) started.likely = Place::kTier;
   started.store = dataset.tier.present && (dataset.tier.holds_all || !(e.flags & kKept));
   ++in_flight_;
+  staged_ += action.staged ? 1 : 0;
   ++counters_.reads;
   counters_.read_bytes += action.length;
   if (action.group == 0 || ++group_left_[action.group] == 1) {
@@ -207,7 +208,9 @@ void Scheduler::StartGroup(Stream& stream, const ReadAction& action, size_t* bud
     auto stage = [&](SampleId s) {
       if (dataset.entries[s].flags & kCopying) return false;
       if (!MayJoin(dataset, s) || !near(s) || !Allot(d, s, false, id)) return false;
-      join(PlaceOf(d, s));
+      ReadAction neighbour = PlaceOf(d, s);
+      neighbour.staged = true;
+      join(neighbour);
       return true;
     };
     for (SampleId s = action.sample; s > 0; --s) {
@@ -312,6 +315,8 @@ bool Scheduler::SettleRace(const ReadAction& read, bool ok) {
 bool Scheduler::Hedge(const ReadAction& hanging, ReadAction* out) {
   constexpr uint64_t kOneIn = 200;
   constexpr uint64_t kAtFirst = 2;
+  // Losers may hold their memory for long, and a batch must find room all the same.
+  constexpr uint64_t kMemoryOneIn = 8;
   const DatasetId d = hanging.dataset;
   const SampleId s = hanging.sample;
   Entry& e = entry(d, s);
@@ -320,6 +325,10 @@ bool Scheduler::Hedge(const ReadAction& hanging, ReadAction* out) {
       kOneIn * counters_.hedged > counters_.reads + kAtFirst * kOneIn) {
     return false;
   }
+  uint64_t raced = ArenaAllocator::Rounded(e.length);
+  for (const auto& [serial, lost] : orphans_) raced += arena_.size(lost);
+  for (const auto& [key, race] : races_) raced += arena_.size(race.second_block);
+  if (kMemoryOneIn * raced > UsableBytes()) return false;
   ArenaAllocator::Block block = arena_.Allocate(e.length);
   if (block == ArenaAllocator::kNone && (e.flags & kUrgent) && MakeRoom(e.length, ~StreamId{0})) {
     block = arena_.Allocate(e.length);
@@ -346,6 +355,7 @@ void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place 
   const DatasetId d = read.dataset;
   const SampleId s = read.sample;
   --in_flight_;
+  staged_ -= read.staged ? 1 : 0;
   if (read.group == 0) {
     --requests_;
   } else if (const auto group = group_left_.find(read.group); --group->second == 0) {

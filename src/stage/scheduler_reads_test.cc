@@ -319,6 +319,20 @@ TEST(Race, OneReadInTwoHundredAtMost) {
   EXPECT_LE(node.scheduler.counters().hedged, 3 + node.scheduler.counters().reads / 200);
 }
 
+TEST(Race, LosersHoldNoMoreThanAnEighthOfTheMemory) {
+  Node node(14, {.arena_bytes = 16 * kSize}, std::vector<uint32_t>(50, kSize));
+  node.limit = 4;
+  node.Open({.batch_size = 1}, Spec(50));
+  node.Pump();
+  ASSERT_EQ(node.started.size(), 4u);
+  ReadAction second;
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(node.scheduler.Hedge(node.started[i], &second), i < 2) << i;
+    if (i == 0) node.scheduler.OnReadDone(second, true, 1, Place::kSource);
+  }
+  EXPECT_EQ(node.scheduler.CheckInvariants(), "");
+}
+
 // ---- groups ----------------------------------------------------------------------------------
 
 // Two tar shards of `each` samples; their contents do not matter here.
@@ -375,6 +389,20 @@ TEST(Groups, WhatTheOrderAsksForNextIsReadInOneRequest) {
   EXPECT_EQ(node.source_reads, 200u);
   EXPECT_LT(node.scheduler.counters().requests, 60u);
   node.CloseAndDrain();
+}
+
+TEST(Groups, SamplesThatAreStillBeingReadFeedNobody) {
+  const testing::TempFolder folder;
+  const auto catalog = Shards(folder, 200);
+  Node node(15, {.arena_bytes = 300 * kSize, .keep = false}, std::vector<uint32_t>(400, kSize));
+  node.scheduler.SetLayout(node.dataset, catalog);
+  node.scheduler.SetCosts(node.dataset, kMerge);
+  node.Open({.batch_size = 4}, Spec(400, false));
+  node.Pump();
+  EXPECT_GT(node.scheduler.in_flight(), 8 * node.scheduler.requests());
+  EXPECT_TRUE(node.scheduler.Hungry());
+  for (int i = 0; i < 100; ++i) node.Step();
+  EXPECT_FALSE(node.scheduler.Hungry()) << "25 batches are there";
 }
 
 TEST(Groups, AllThatFitsIsStagedInLargeRequestsWhateverTheOrder) {
