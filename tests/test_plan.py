@@ -84,6 +84,26 @@ def test_more_room_is_never_slower(dataset: Path, capsys: Any) -> None:
     assert "NVMe a node" in got["recommendation"] or "memory a node" in got["recommendation"]
 
 
+@pytest.mark.parametrize("memory", ["320M", "500M"])
+def test_one_node_with_nvme(dataset: Path, capsys: Any, memory: str) -> None:
+    fast = ["--source-bandwidth", "4G", "--source-latency", "0.1"]
+    got = figures(capsys, dataset, *fast, "--memory", memory, "--nvme", "100M")
+    rows = [got["forebay"], *got["more"]]
+    assert any(row["nvme_bytes"] == 0 for row in rows)
+    for a in rows:
+        for b in rows:
+            if a["memory_bytes"] <= b["memory_bytes"] and a["nvme_bytes"] <= b["nvme_bytes"]:
+                assert b["later_epoch_s"] <= a["later_epoch_s"] * 1.02, (a["name"], b["name"])
+    assert "with 0 B" not in got["recommendation"]
+
+
+def test_less_is_not_recommended() -> None:
+    job = plan.Job(plan.np.ones(1, "u4"), 1, 1, 8 * MB, 8 * MB, 1, 1, 1, 0.0, 1.0, 1.0, 1.0)
+    ours = plan.Forecast("Forebay", 8 * MB, 8 * MB, 1.0, 1.0, 10.0, None, 0.0)
+    less = plan.Forecast("no NVMe", 8 * MB, 0, 1.0, 1.0, 5.0, None, 0.0)
+    assert "buys less than" in plan.recommend(job, ours, ours, [less])
+
+
 def test_compute_bound_needs_nothing(dataset: Path, capsys: Any) -> None:
     got = figures(
         capsys, dataset, *GIVEN, "--memory", "2G", "--step-ms", "800",
@@ -134,6 +154,8 @@ def test_mistakes_are_named(dataset: Path, tmp_path: Path, capsys: Any) -> None:
         capsys, dataset, *GIVEN, "--step-ms", "1", "--samples-per-second", "1"
     )
     assert "--step-ms is -1" in complaint(capsys, dataset, *GIVEN, "--step-ms", "-1")
+    nowhere = tmp_path / "no" / "where.json"
+    assert f"--json {nowhere}: No such" in complaint(capsys, dataset, *GIVEN, "--json", nowhere)
     empty = tmp_path / "empty"
     empty.mkdir()
     assert str(empty) in complaint(capsys, empty, *GIVEN)

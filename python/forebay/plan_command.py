@@ -222,15 +222,18 @@ def today(job: Job, source: Source, progress: Callable[[int, int], None]) -> For
 
 
 def forebay(job: Job, source: Source, progress: Callable[[int, int], None]) -> Forecast:
-    """One rank without NVMe runs under the engine's own scheduler; the rest is the cluster's."""
+    """One rank runs under the engine's own scheduler, with every size of its tiers, so that they
+    compare; the rest is the cluster's."""
     accesses = len(job.lengths) * job.simulated
-    alone = job.nodes * job.ranks == 1 and job.nvme == 0
-    if alone and accesses <= _NODE_ACCESSES:
+    if job.nodes * job.ranks == 1 and accesses <= _NODE_ACCESSES:
+        nvme = job.nvme_mb_per_s * _MB
         out = _forebay.simulate_node(
             job.lengths,
             f"read_ms={source.latency_s * 1e3},bandwidth_mb={source.bytes_per_s / 1e6}",
             batch=job.batch, epochs=job.simulated, arena_bytes=job.memory, opens=0,
             read_bytes=1 << 32, sample_step_s=job.sample_s, seed=1, progress=progress,
+            folder_bytes=job.nvme, folder_read_bytes_per_s=nvme, folder_write_bytes_per_s=nvme,
+            folder_buffer_bytes=_STAGING,
         )  # fmt: skip
         # The consumer touches every byte, wherever it lay.
         least = job.bytes / (job.memory_mb_per_s * _MB)
@@ -285,7 +288,8 @@ def recommend(job: Job, now: Forecast, ours: Forecast, more: list[Forecast]) -> 
         if gain >= 1 + _GAIN
         else f"Forebay would hardly change the job's {_time(now.job_s)}"
     )
-    better = [f for f in more if f.job_s < ours.job_s * (1 - _GAIN)]
+    larger = [f for f in more if f.memory > job.memory or f.nvme > job.nvme]
+    better = [f for f in larger if f.job_s < ours.job_s * (1 - _GAIN)]
     if ours.wait_share is not None and ours.wait_share <= _GAIN:
         return f"{said}; compute is then the limit, and more memory or NVMe buys nothing."
     if not better:
@@ -471,8 +475,11 @@ def run(arguments: argparse.Namespace) -> int:
             json.dump(document, sys.stdout, indent=1)
             print()
             return 0
-        with open(arguments.json, "w", encoding="utf-8") as out:
-            json.dump(document, out, indent=1)
-            out.write("\n")
+        try:
+            with open(arguments.json, "w", encoding="utf-8") as out:
+                json.dump(document, out, indent=1)
+                out.write("\n")
+        except OSError as error:
+            raise ArgumentError(f"--json {arguments.json}: {error.strerror}") from error
     _print(job, source, now, ours, more, said, describe(catalog), str(catalog.root))
     return 0
