@@ -16,6 +16,20 @@ double Rounded(double rate) {
   return unit > 0 ? std::floor(rate / unit) * unit : rate;
 }
 
+// Whether a number moved by more than 2 %.
+bool Moved(double from, double to) {
+  return std::isinf(from) != std::isinf(to) ||
+         (!std::isinf(from) && std::abs(to - from) > 0.02 * std::max(std::abs(from), std::abs(to)));
+}
+
+bool Moved(const StageSummary& from, const StageSummary& to) {
+  return Moved(from.demand.bytes_per_s, to.demand.bytes_per_s) ||
+         Moved(from.demand.operations_per_s, to.demand.operations_per_s) ||
+         Moved(from.delivered.bytes_per_s, to.delivered.bytes_per_s) ||
+         Moved(from.delivered.operations_per_s, to.delivered.operations_per_s) ||
+         Moved(from.capacity, to.capacity) || std::abs(from.stall_share - to.stall_share) > 0.02;
+}
+
 double Whole(double rate) { return rate >= 10'000 ? std::floor(rate) : rate; }
 
 }  // namespace
@@ -188,7 +202,10 @@ Status Controller::Decide(Nanos now, RoundReport* report) {
   state.Set("bytes", Rounded(bytes_.Estimate().value_or(0)));
   state.Set("operations", Rounded(operations_.Estimate().value_or(0)));
   write(layout_.State(), state.Write());
-  if (writes.empty()) return Status();
+  if (writes.empty()) {
+    Forget(snapshot->revision, now);
+    return Status();
+  }
   const Fence fence{layout_.Election(), lease_.id()};
   const Status status = store_.PutMany(writes, &fence);
   if (!status.ok()) {
@@ -198,7 +215,18 @@ Status Controller::Decide(Nanos now, RoundReport* report) {
   }
   report->written = writes.size();
   for (StoreWrite& each : writes) stored_[each.key] = std::move(each.value);
+  Forget(snapshot->revision, now);
   return Status();
+}
+
+void Controller::Forget(int64_t revision, Nanos now) {
+  if (!mark_) {
+    mark_ = {revision, now};
+  } else if (now - mark_->second >= options_.history) {
+    // Nothing depends on it: a failure is made good in the next turn.
+    static_cast<void>(store_.Compact(mark_->first));
+    mark_ = {revision, now};
+  }
 }
 
 Status Controller::Resign() {
@@ -248,23 +276,31 @@ Status StageAgent::Publish(std::span<const StageSummary> jobs, Nanos now) {
   bool is_new = false;
   const Result<LeaseId> lease = lease_.Keep(now, &is_new);
   if (!lease) return lease.error();
+  if (is_new) published_.clear();  // what was published went with the old lease
   std::vector<StoreWrite> writes;
-  std::set<std::string> names;
+  std::map<std::string, StageSummary> current;
   for (const StageSummary& job : jobs) {
-    if (!names.insert(job.job).second) continue;
+    if (!current.emplace(job.job, job).second) continue;
+    const auto before = published_.find(job.job);
+    if (before != published_.end() && !Moved(before->second, job)) {
+      current[job.job] = before->second;
+      continue;
+    }
     writes.push_back({layout_.Stage(options_.node, job.job), WriteSummary(job), *lease});
   }
   const Status put = store_.PutMany(writes);
   if (!put.ok()) {
+    // Perhaps some of it was written: the next call writes all of it.
+    for (const StageSummary& job : jobs) published_.erase(job.job);
     if (put.code() == Code::kNotFound) lease_.Lost();
     return put;
   }
-  for (const std::string& job : published_) {
-    if (names.count(job) == 0) {
+  for (const auto& [job, summary] : published_) {
+    if (current.count(job) == 0) {
       FOREBAY_RETURN_IF_ERROR(store_.Delete(layout_.Stage(options_.node, job)));
     }
   }
-  published_ = std::move(names);
+  published_ = std::move(current);
   return Status();
 }
 

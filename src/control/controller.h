@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -44,6 +43,8 @@ struct ControllerOptions {
   std::string prefix = "/forebay/";
   std::string name;           // of this candidate, for messages
   Nanos lease = 5 * kSecond;  // how long the lead outlives a dead leader
+  // The leader makes the store forget what is older than this: summaries change all the time.
+  Nanos history = kSecond * 60;
   CapacityOptions capacity;
 };
 
@@ -79,6 +80,7 @@ class Controller {
   Status TakeOver(Nanos now);
   void Observe(std::span<const StageSummary> stages, Nanos now);
   Status Decide(Nanos now, RoundReport* report);
+  void Forget(int64_t revision, Nanos now);
 
   ControlStore& store_;
   const ControllerOptions options_;
@@ -91,7 +93,8 @@ class Controller {
   SourceCapacity bytes_;
   SourceCapacity operations_;
   std::optional<Nanos> observed_;
-  std::map<std::string, std::string> stored_;  // decisions as they are in the store
+  std::map<std::string, std::string> stored_;      // decisions as they are in the store
+  std::optional<std::pair<int64_t, Nanos>> mark_;  // a revision, and when it was the last
 };
 
 struct AgentOptions {
@@ -118,9 +121,9 @@ class StageAgent {
         layout_(options_.prefix),
         lease_(store, options_.lease) {}
 
-  // Publishes what this node's jobs do (`node` in them is ignored) and reads the decision about
-  // them. After a failure the store is left alone for a while, longer each time: calls return the
-  // same error at once. Call it once or a few times a second.
+  // Publishes what this node's jobs do (`node` in them is ignored), if it changed by more than 2 %,
+  // and reads the decision about them. After a failure the store is left alone for a while, longer
+  // each time: calls return the same error at once. Call it once or a few times a second.
   Status Step(std::span<const StageSummary> jobs, Nanos now);
 
   // The last decision, whatever became of store and controller; no limit for a job that none was
@@ -142,7 +145,7 @@ class StageAgent {
   const AgentOptions options_;
   const ControlLayout layout_;
   KeptLease lease_;
-  std::set<std::string> published_;  // jobs
+  std::map<std::string, StageSummary> published_;  // by job
   DecisionPage page_;
   bool decided_ = false;
   int64_t policy_revision_ = 0;

@@ -426,4 +426,11 @@ Result<std::optional<Leadership>> EtcdStore::Leader(std::string_view election) {
   return std::optional<Leadership>({entries[0].value, entries[0].lease});
 }
 
+Status EtcdStore::Compact(int64_t revision) {
+  // etcd serves watches from a compacted revision on.
+  const Status status =
+      Call("/v3/kv/compaction", StrCat("{\"revision\":\"", revision, "\"}")).status();
+  return status.code() == Code::kChanged ? Status() : status;
+}
+
 }  // namespace forebay::control

@@ -45,6 +45,7 @@ class EtcdStore final : public ControlStore {
   Result<Leadership> Campaign(std::string_view election, std::string_view name,
                               LeaseId lease) override;
   Result<std::optional<Leadership>> Leader(std::string_view election) override;
+  Status Compact(int64_t revision) override;
   std::string Describe() const override;
 
  private:

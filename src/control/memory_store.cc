@@ -239,4 +239,13 @@ Result<std::optional<Leadership>> MemoryStore::Leader(std::string_view election)
   return std::optional<Leadership>({at->second.value, at->second.lease});
 }
 
+Status MemoryStore::Compact(int64_t revision) {
+  MutexLock lock(rep_->mutex);
+  FOREBAY_RETURN_IF_ERROR(rep_->Enter());
+  const int64_t last = std::min(revision, rep_->revision) - 1;
+  rep_->forgotten = std::max(rep_->forgotten, last);
+  while (!rep_->events.empty() && rep_->events.front().revision <= last) rep_->events.pop_front();
+  return Status();
+}
+
 }  // namespace forebay::control

@@ -101,6 +101,10 @@ class ControlStore {
                                       LeaseId lease) = 0;
   virtual Result<std::optional<Leadership>> Leader(std::string_view election) = 0;
 
+  // Forgets events before `revision`: watches from there on still miss nothing. A store whose keys
+  // change all the time would otherwise grow without bound. What is forgotten already is ok.
+  virtual Status Compact(int64_t revision) = 0;
+
   // For messages: what and where it is.
   virtual std::string Describe() const = 0;
 };

@@ -212,6 +212,25 @@ TEST_P(StoreTest, WatchSeesEverythingFromItsRevision) {
   EXPECT_TRUE(none->empty());
 }
 
+TEST_P(StoreTest, CompactedEventsAreGoneAndTheRestIsNot) {
+  for (int i = 0; i < 5; ++i) ASSERT_TRUE(store_->Put("c", std::to_string(i)).ok());
+  const int64_t revision = store_->Range("c")->revision;
+  ASSERT_TRUE(store_->Put("c", "after").ok());
+  ASSERT_TRUE(store_->Compact(revision).ok());
+  ASSERT_TRUE(store_->Compact(revision).ok());
+  ASSERT_TRUE(store_->Compact(revision - 1).ok());
+  const auto late = store_->Watch("c", 2);
+  ASSERT_TRUE(late);
+  Status status;
+  for (int i = 0; i < 200 && status.ok(); ++i) status = (*late)->Poll(50 * kMilli).status();
+  EXPECT_EQ(status.code(), Code::kChanged) << status.message();
+  const auto watch = store_->Watch("c", revision + 1);
+  const std::vector<StoreEvent> events = Events(**watch, 1);
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].value, "after");
+  EXPECT_EQ(store_->Range("c")->entries[0].value, "after");
+}
+
 TEST_P(StoreTest, OneLeadsUntilItsLeaseEnds) {
   const auto other = fixture_->Handle();
   EXPECT_FALSE(store_->Leader("lead")->has_value());
@@ -349,23 +368,6 @@ TEST_F(EtcdTest, GoesOnWithAnotherEndpoint) {
   const Nanos begin = Now();
   EXPECT_EQ(store->Range("a")->entries.size(), 1u);
   EXPECT_LT(Now() - begin, 2 * kSecond);  // it stays with the one that answered
-}
-
-TEST_F(EtcdTest, EventsThatAreCompactedAreGone) {
-  const auto store = Store(20 * kSecond);
-  for (int i = 0; i < 5; ++i) ASSERT_TRUE(store->Put("a", std::to_string(i)).ok());
-  const int64_t revision = store->Range("a")->revision;
-  const auto connection =
-      HttpConnection::Connect(*HttpEndpoint::Parse(etcd_->endpoint()), Now() + 10 * kSecond);
-  ASSERT_TRUE(connection);
-  ASSERT_EQ(*(*connection)
-                 ->Post("/v3/kv/compaction", StrCat("{\"revision\":\"", revision, "\"}"),
-                        Now() + 10 * kSecond),
-            200);
-  const auto watch = store->Watch("a", 2);
-  Status status;
-  for (int i = 0; i < 100 && status.ok(); ++i) status = (*watch)->Poll(50 * kMilli).status();
-  EXPECT_EQ(status.code(), Code::kChanged) << status.message();
 }
 
 TEST(EtcdOptions, Complaints) {
