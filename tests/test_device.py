@@ -239,4 +239,5 @@ def test_the_report_knows_copies(photos):
     with _loader(photos, [T.RandomResizedCrop(32), T.ToTensor()], device="cuda") as loader:
         for images, _ in loader:
             images.sum().item()
-        assert set(loader.stats()[0].wait) == {"source", "memory", "decode", "plan", "copy"}
+        causes = {"source", "memory", "decode", "plan", "copy", "tier"}
+        assert set(loader.stats()[0].wait) == causes

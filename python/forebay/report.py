@@ -14,6 +14,7 @@ _CAUSES = {
     "decode": "copying and decoding",
     "plan": "working out the order",
     "copy": "copies to the GPU",
+    "tier": "reads from the cache folder",
 }
 
 

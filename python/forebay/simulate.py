@@ -487,7 +487,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         from rich.console import Console
 
-        console = Console(highlight=False)
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
         for result in results:
             (_print_single if len(result["runs"]) == 1 else _print_sweep)(console, result)
         for note in _notes(results):

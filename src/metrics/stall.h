@@ -14,11 +14,12 @@ enum class StallCause : uint8_t {
   kDecode,      // bytes were there, the decode step was not done
   kPlan,        // the order of the epoch was not known yet
   kCopy,        // the batch was finished, its copy to the accelerator was not
+  kTier,        // a read from the cache folder was under way
 };
-inline constexpr size_t kStallCauses = 5;
+inline constexpr size_t kStallCauses = 6;
 
 inline constexpr std::array<std::string_view, kStallCauses> kStallCauseNames = {
-    "source", "memory", "decode", "plan", "copy"};
+    "source", "memory", "decode", "plan", "copy", "tier"};
 
 // One epoch of one stream.
 struct EpochStats {

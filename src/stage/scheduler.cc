@@ -803,9 +803,14 @@ StallCause Scheduler::WaitCause(StreamId id) const {
     }
   }
   if (lease == nullptr) return stream.epochs.empty() ? StallCause::kPlan : StallCause::kSource;
+  bool from_tier = false;
   for (SampleId s : lease->missing) {
-    if (entry(lease->dataset, s).state == State::kReading) return StallCause::kSource;
+    const Entry& e = entry(lease->dataset, s);
+    if (e.state != State::kReading) continue;
+    if (!(e.flags & kInTier)) return StallCause::kSource;
+    from_tier = true;
   }
+  if (from_tier) return StallCause::kTier;
   if (!lease->missing.empty()) return StallCause::kMemory;
   return lease->copying ? StallCause::kDecode : StallCause::kMemory;
 }

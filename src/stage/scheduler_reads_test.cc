@@ -258,6 +258,34 @@ TEST(TwoTiers, AMuchSlowerFolderIsPassedByAndTriedNowAndThen) {
   for (const ReadAction& r : node.started) EXPECT_EQ(r.place, Place::kTier);
 }
 
+TEST(TwoTiers, AWaitForTheFolderIsNotTheSources) {
+  Node node(12, {.arena_bytes = 60 * kSize, .keep = false}, std::vector<uint32_t>(20, kSize));
+  node.folder_capacity = 20 * kSize;
+  node.scheduler.SetTier(node.dataset, {.present = true, .holds_all = true});
+  for (SampleId s = 0; s < 20; ++s) {
+    if (s == 5) continue;
+    node.folder.insert(s);
+    node.scheduler.OnStored(node.dataset, s);
+  }
+  node.limit = 1;
+  node.Open({.batch_size = 4}, Spec(20, false));
+  std::vector<StallCause> causes;
+  Scheduler::Handout h;
+  for (int batch = 0; batch < 2; ++batch) {
+    Take t = Take::kPending;
+    while ((t = node.scheduler.TakeBatch(node.stream, &h)) == Take::kPending) {
+      node.Pump();
+      causes.push_back(node.scheduler.WaitCause(node.stream));
+      node.Step();
+    }
+    ASSERT_EQ(t, Take::kReady);
+    node.scheduler.Release(h.lease);
+  }
+  EXPECT_EQ(std::count(causes.begin(), causes.end(), StallCause::kTier) > 0, true);
+  EXPECT_EQ(std::count(causes.begin(), causes.end(), StallCause::kSource) > 0, true);
+  EXPECT_EQ(causes[1], StallCause::kTier);
+}
+
 // ---- races -----------------------------------------------------------------------------------
 
 TEST(Race, TheSecondReadEndsTheWait) {
