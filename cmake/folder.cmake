@@ -1,16 +1,20 @@
 # One target a folder: forebay_folder(io DEPENDS base metrics) makes forebay_io from src/io/*.cc and,
-# with FOREBAY_TESTS, forebay_io_test from src/io/*_test.cc.
+# with FOREBAY_TESTS, forebay_io_test from src/io/*_test.cc. PROGRAM name: src/io/name.cc is a program
+# of its own.
 if(FOREBAY_TESTS)
   find_package(GTest REQUIRED)
   include(GoogleTest)
 endif()
 
 function(forebay_folder NAME)
-  cmake_parse_arguments(ARG "PURE" "" "DEPENDS;LIBS" ${ARGN})
+  cmake_parse_arguments(ARG "PURE" "PROGRAM" "DEPENDS;LIBS" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${NAME}/*.cc)
   set(tests ${sources})
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")
   list(FILTER sources EXCLUDE REGEX "_test\\.cc$")
+  if(ARG_PROGRAM)
+    list(FILTER sources EXCLUDE REGEX "/${ARG_PROGRAM}\\.cc$")
+  endif()
   list(TRANSFORM ARG_DEPENDS PREPEND forebay_)
   if(sources)
     add_library(forebay_${NAME} STATIC ${sources})
@@ -24,6 +28,10 @@ function(forebay_folder NAME)
   # Code without threads has nothing to show the thread sanitizer.
   if(ARG_PURE AND FOREBAY_SANITIZE MATCHES "thread")
     set(tests "")
+  endif()
+  if(ARG_PROGRAM)
+    add_executable(${ARG_PROGRAM} ${CMAKE_SOURCE_DIR}/src/${NAME}/${ARG_PROGRAM}.cc)
+    target_link_libraries(${ARG_PROGRAM} PRIVATE forebay_${NAME})
   endif()
   if(FOREBAY_TESTS AND tests)
     add_executable(forebay_${NAME}_test ${tests})

@@ -40,12 +40,22 @@ void PutMessages(const std::string& folder) {
   declare.order = {3, 2, 1};
   wire::Release release;
   release.leases = {1, 2};
+  wire::StatsReply stats;
+  stats.epochs = stats.reads = stats.bytes = {1, 2};
+  wire::SetKnobs knobs;
+  knobs.names = {"a", "bc"};
+  knobs.values = {1, -2};
+  wire::OpenDataset dataset;
+  dataset.delay = "open_ms=1";
   std::vector<std::byte> bytes = {std::byte{40}};
   wire::EncodeStatus(Status(Code::kNotFound, "gone"), 1, &bytes);
   const bool ok = wire::Encode(wire::Hello(), 1, &bytes).ok() &&
                   wire::Encode(wire::OpenStream(), 2, &bytes).ok() &&
                   wire::Encode(declare, 3, &bytes).ok() && wire::Encode(loan, 4, &bytes).ok() &&
-                  wire::Encode(release, 5, &bytes).ok();
+                  wire::Encode(release, 5, &bytes).ok() && wire::Encode(stats, 6, &bytes).ok() &&
+                  wire::Encode(knobs, 7, &bytes).ok() && wire::Encode(dataset, 8, &bytes).ok() &&
+                  wire::Encode(wire::Query(), 9, &bytes).ok() &&
+                  wire::Encode(wire::Nudge(), 0, &bytes).ok();
   if (ok) {
     Put(folder, "wire", 0,
         std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));

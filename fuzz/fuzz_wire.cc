@@ -45,7 +45,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (!whole) return 0;
       if (!*whole) break;
       TryAll<Hello, HelloReply, StatusReply, OpenStream, OpenStreamReply, Declare, Seek,
-             CloseStream, Take, Fetch, Loan, Release, Served>(frame);
+             CloseStream, Take, Fetch, Loan, Release, Served, OpenDataset, OpenDatasetReply, Query,
+             Text, Stats, StatsReply, SetKnobs, Nudge>(frame);
     }
   }
   return 0;

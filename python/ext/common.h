@@ -76,6 +76,7 @@ void BindPipeline(nb::module_& m);
 void BindPlacement(nb::module_& m);
 void BindPlan(nb::module_& m);
 void BindLimits(nb::module_& m);
+void BindShared(nb::module_& m);
 void BindSim(nb::module_& m);
 void BindWorker(nb::module_& m);
 

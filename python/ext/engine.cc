@@ -12,8 +12,8 @@ namespace {
 // A batch on loan. Its memory is its own until the last view of it is gone, or release().
 class Batch {
  public:
-  Batch(std::shared_ptr<Engine> engine, std::shared_ptr<const Catalog> catalog, BatchLoan loan)
-      : engine_(std::move(engine)), catalog_(std::move(catalog)), loan_(std::move(loan)) {
+  Batch(std::shared_ptr<Client> client, std::shared_ptr<const Catalog> catalog, BatchLoan loan)
+      : client_(std::move(client)), catalog_(std::move(catalog)), loan_(std::move(loan)) {
     for (size_t i = 1; i < loan_.offsets.size(); ++i) {
       contiguous_ &= loan_.offsets[i] == loan_.offsets[i - 1] + loan_.lengths[i - 1];
     }
@@ -22,12 +22,12 @@ class Batch {
   ~Batch() { Release(); }
 
   void Release() {
-    if (engine_ == nullptr) return;
-    (void)engine_->Release(
-        loan_.lease);  // refused only in a forked child, whose parent still has it
-    engine_.reset();
+    if (client_ == nullptr) return;
+    // Refused only in a forked child, whose parent still has it, and after a daemon's end.
+    (void)client_->Release(loan_.lease);
+    client_.reset();
   }
-  bool released() const { return engine_ == nullptr; }
+  bool released() const { return client_ == nullptr; }
 
   size_t size() const { return loan_.samples.size(); }
   const BatchLoan& loan() const { return loan_; }
@@ -36,7 +36,7 @@ class Batch {
 
   const uint8_t* At(size_t i) const {
     if (released()) throw nb::value_error("this batch was released");
-    return reinterpret_cast<const uint8_t*>(engine_->base() + loan_.offsets[i]);
+    return reinterpret_cast<const uint8_t*>(client_->base() + loan_.offsets[i]);
   }
 
   uint64_t bytes() const {
@@ -54,7 +54,7 @@ class Batch {
   }
 
  private:
-  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<Client> client_;  // shared with the engine's handle and other batches
   std::shared_ptr<const Catalog> catalog_;
   BatchLoan loan_;
   bool contiguous_ = true;
@@ -114,7 +114,7 @@ nb::object Take(const EngineHandle& self, StreamId stream, double wait_s) {
       wait_s, [&](Nanos slice) { return self.engine->Take(stream, slice, &loan); },
       [&] {
         auto catalog = std::as_const(*self.engine).shared_catalog(loan.dataset);
-        return Batch(self.engine, std::move(catalog), std::move(loan));
+        return Batch(self.client, std::move(catalog), std::move(loan));
       });
 }
 
@@ -130,6 +130,11 @@ nb::object PathsOf(const Catalog& catalog, const std::vector<SampleId>& samples)
   nb::list paths;
   for (const SampleId sample : samples) paths.append(FileText(catalog.SampleName(sample)));
   return paths;
+}
+
+nb::object MakeBatch(std::shared_ptr<Client> client, std::shared_ptr<const Catalog> catalog,
+                     BatchLoan loan) {
+  return nb::cast(Batch(std::move(client), std::move(catalog), std::move(loan)));
 }
 
 nb::dict StatsOf(const EpochStats& e) {
@@ -221,7 +226,7 @@ void BindEngine(nb::module_& m) {
                            StrCat("io is '", io, "'; it takes auto, threads or io_uring")));
             }
             EnginePtr engine = Value(Engine::Create(options));
-            new (self) EngineHandle{std::shared_ptr<Engine>(engine.release(), EngineDelete())};
+            new (self) EngineHandle(std::shared_ptr<Engine>(engine.release(), EngineDelete()));
           },
           nb::arg("memory") = 0, nb::arg("max_in_flight") = 256, nb::arg("in_flight") = 0,
           nb::arg("io") = "auto", nb::arg("copy_threads") = 2, nb::arg("decode_threads") = 0,
@@ -297,7 +302,7 @@ void BindEngine(nb::module_& m) {
               return nb::none();
             }
             auto catalog = e.engine->shared_catalog(loan.dataset);
-            return nb::cast(Batch(e.engine, std::move(catalog), std::move(loan)));
+            return nb::cast(Batch(e.client, std::move(catalog), std::move(loan)));
           },
           nb::arg("stream"), nb::arg("sample"), nb::arg("wait_s"),
           "One sample as a Batch, or None.")

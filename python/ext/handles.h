@@ -8,6 +8,8 @@
 
 #include "base/clock.h"
 #include "catalog/catalog.h"
+#include "client/client.h"
+#include "client/local_client.h"
 #include "common.h"
 #include "stage/engine.h"
 
@@ -53,7 +55,21 @@ nb::object TakeInSlices(double wait_s, TakeFor take, MakeBatch batch) {
 }
 
 struct EngineHandle {
+  explicit EngineHandle(std::shared_ptr<Engine> made) : engine(std::move(made)) {
+    struct Owner {
+      explicit Owner(std::shared_ptr<Engine> e) : engine(std::move(e)), client(*engine) {}
+      std::shared_ptr<Engine> engine;
+      LocalClient client;
+    };
+    auto owner = std::make_shared<Owner>(engine);
+    client = std::shared_ptr<Client>(owner, &owner->client);
+  }
   std::shared_ptr<Engine> engine;  // shared by Python objects and batches on loan
+  std::shared_ptr<Client> client;  // of that engine, which it keeps alive: what batches hold
 };
+
+// A forebay.Batch: samples on loan from an engine here or in another process.
+nb::object MakeBatch(std::shared_ptr<Client> client, std::shared_ptr<const Catalog> catalog,
+                     BatchLoan loan);
 
 }  // namespace forebay::python

@@ -97,6 +97,7 @@ NB_MODULE(_forebay, m) {
   forebay::python::BindPlan(m);
   forebay::python::BindImage(m);
   forebay::python::BindLimits(m);
+  forebay::python::BindShared(m);
   forebay::python::BindSim(m);
   forebay::python::BindWorker(m);
   m.def(

@@ -36,6 +36,7 @@ from ._errors import (
 from ._forebay import Batch, Catalog, DecodedBatch, crc32c
 from .accelerate import accelerate
 from .accelerate import open_through as open  # noqa: A004 - forebay.open is the point
+from .daemon import SharedEngine
 from .engine import Engine
 from .loader import DataLoader
 from .report import EpochReport
@@ -65,6 +66,7 @@ __all__ = [
     "ForebayError",
     "InternalError",
     "MissingError",
+    "SharedEngine",
     "StorageError",
     "UnsupportedError",
     "accelerate",

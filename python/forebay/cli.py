@@ -20,6 +20,7 @@ _COMMANDS = {
     "index": "list a data set and save the list; --verify checks every file",
     "plan": "what Forebay would gain on your data set; what more NVMe would buy",
     "simulate": "how long a job would take under each policy, in virtual time",
+    "status": "what this node's daemon does: data sets, processes, knobs, metrics",
     "cache": "list, fill, check or empty a folder of cache_dir=",
     "policy": "shares and limits of jobs: check a file, put it in force, show it",
     "bench": "measure Forebay against its limits and its rivals",
@@ -34,6 +35,7 @@ examples:
   forebay index /data/train --verify check every file against the list
   forebay plan /data/train --memory 64G --nvme 1T --nodes 8
   forebay simulate job.toml          your cluster and data set under every policy
+  forebay status                     what the daemon that ranks share does
   forebay cache ls /nvme/forebay     what a folder of cache_dir= holds
   forebay policy check site.toml     what a policy means, or what is wrong with it
   forebay bench epoch --quick        epoch times beside PyTorch's DataLoader
@@ -339,6 +341,27 @@ def _run_policy(argv: Sequence[str]) -> int:
     return run(parser, argv)
 
 
+def _run_status(argv: Sequence[str]) -> int:
+    parser = _command_parser(
+        "status",
+        "What forebayd does, the engine that this user's ranks and jobs on this node share.\n"
+        "Exit code 1 when none runs.",
+        "examples:\n"
+        "  forebay status\n"
+        "  forebay status --prometheus      every metric as Prometheus text\n"
+        "  forebay status --json            all of it, for programs\n",
+    )
+    parser.add_argument(
+        "--folder", metavar="DIR", help="where its socket lies; default: as loaders"
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="all of it as JSON")
+    form.add_argument("--prometheus", action="store_true", help="metrics as Prometheus text")
+    from .daemon_status import run
+
+    return run(parser.parse_args(argv))
+
+
 def _run_bench(argv: Sequence[str]) -> int:
     from .bench import main as bench_main
 
@@ -354,6 +377,7 @@ _RUN: dict[str, Callable[[Sequence[str]], int]] = {
     "plan": _run_plan,
     "policy": _run_policy,
     "simulate": _run_simulate,
+    "status": _run_status,
 }
 
 

@@ -12,8 +12,9 @@ from typing import Any
 from . import _forebay, ranks
 from ._errors import ArgumentError, CancelledError, DeadlineError
 from ._forebay import Batch, Catalog
+from .daemon import SharedEngine, SharedFeed, default_engine
 from .device import DeviceBatch, DeviceFeed, check_device
-from .engine import Engine, dataset_id, shared_engine
+from .engine import Engine, dataset_id
 from .feeds import Decoding, PipelineFeed, StreamFeed, finish
 from .report import EpochReport, from_native, sentence, table
 from .units import parse_bytes
@@ -53,7 +54,8 @@ class DataLoader:
         extensions: Folder: only files with these suffixes, such as ``forebay.IMG_EXTENSIONS``.
         timeout: Seconds to wait for a batch before ``DeadlineError``; 0 waits, with a warning
             every 30 s that names what it waits for.
-        engine: An engine of your own; default: the process's shared one.
+        engine: An engine of your own; default: the process's shared one, or, for stored bytes with
+            several ranks on the node, ``forebay.SharedEngine()``.
         io, in_flight, verify, cache_dir, cache_bytes: As in ``forebay.Engine``.
         progress: Show a bar while the data set is indexed; default: on a terminal.
         decode: ``"image"``: C++ threads decode and augment, the loop gets ``(images, labels)`` as
@@ -129,6 +131,8 @@ class DataLoader:
             raise ArgumentError("pass memory= to the engine, not to a loader that has one")
         if engine is not None and (cache_dir is not None or cache_bytes is not None):
             raise ArgumentError("pass cache_dir= to the engine, not to a loader that has one")
+        if decode is not None and isinstance(engine, SharedEngine):
+            raise ArgumentError("decode= works on an engine of this process: leave engine= out")
         self._decoding: Decoding | None = None
         self.device = check_device(device)
         if decode is not None:
@@ -178,7 +182,8 @@ class DataLoader:
             self.catalog = open_catalog(
                 path, format=format, extensions=extensions, progress=progress
             )
-        self.engine = engine or shared_engine(
+        self.engine = engine or default_engine(
+            decoded=self._decoding is not None,
             memory=memory,
             io=io,
             in_flight=in_flight,
@@ -195,7 +200,7 @@ class DataLoader:
         self._position = 0  # global samples of this epoch that were handed out
         self._resumed = False  # the next iter() starts inside the epoch
         self._iteration = 0  # tells an abandoned iterator that it is one
-        self._feed: StreamFeed | PipelineFeed | DeviceFeed | None = None
+        self._feed: StreamFeed | SharedFeed | PipelineFeed | DeviceFeed | None = None
         self._stream_at: tuple[int, int] | None = None  # where the feed stands
         self._closed_stats: list[EpochReport] = []
         self._pid = -1
@@ -333,7 +338,6 @@ class DataLoader:
         """Opens the stream; again in a forked child, whose parent keeps its own."""
         if self._feed is not None and self._pid == os.getpid():
             return
-        dataset = dataset_id(self.engine, self.catalog, self._delay)
         arguments = dict(
             batch_size=self.batch_size,
             drop_last=self.drop_last,
@@ -347,15 +351,24 @@ class DataLoader:
             first_epoch=self._epoch,
             first_position=self._position,
         )
-        if self._decoding is None:
-            contiguous = self.layout == "contiguous"
-            self._feed = StreamFeed(self.engine, dataset, arguments, contiguous)
-        elif self.device is None:
-            self._feed = PipelineFeed(self.engine, dataset, arguments, self._decoding, self.catalog)
+        contiguous = self.layout == "contiguous"
+        if isinstance(self.engine, SharedEngine) and self._decoding is None:
+            self._feed = self.engine.feed(self.catalog, self._delay, arguments, contiguous)
         else:
-            self._feed = DeviceFeed(self.engine, dataset, arguments, self._decoding, self.device)
+            self._feed = self._local_feed(arguments, contiguous)
         self._stream_at = (self._epoch, self._position)
         self._pid = os.getpid()
+
+    def _local_feed(
+        self, arguments: dict, contiguous: bool
+    ) -> StreamFeed | PipelineFeed | DeviceFeed:
+        """From an engine of this process."""
+        dataset = dataset_id(self.engine, self.catalog, self._delay)
+        if self._decoding is None:
+            return StreamFeed(self.engine, dataset, arguments, contiguous)
+        if self.device is None:
+            return PipelineFeed(self.engine, dataset, arguments, self._decoding, self.catalog)
+        return DeviceFeed(self.engine, dataset, arguments, self._decoding, self.device)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 from ._errors import ArgumentError
 
@@ -14,6 +15,24 @@ _LAUNCHERS = (
     ("MPI (PMI)", "PMI_RANK", "PMI_SIZE"),
     ("MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
 )
+
+
+# How many ranks a launcher started on this node; the C++ core divides its budget by the same.
+_LOCAL = (
+    "LOCAL_WORLD_SIZE",
+    "SLURM_NTASKS_PER_NODE",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+)
+
+
+def local_world() -> int:
+    """Ranks on this node; 1 when no launcher says more."""
+    for name in _LOCAL:
+        digits = re.match(r"\s*(\d+)", os.environ.get(name, ""))
+        if digits and int(digits.group(1)) > 0:
+            return int(digits.group(1))
+    return 1
 
 
 def detect() -> tuple[int, int, str]:

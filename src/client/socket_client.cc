@@ -14,6 +14,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "base/crc32c.h"
 #include "base/fork.h"
 #include "wire/socket.h"
 
@@ -29,6 +30,9 @@ constexpr size_t kReleasesHeld = 16;
 constexpr uint64_t kReleaseBytesHeld = uint64_t{1} << 20;
 constexpr size_t kReceiveBytes = size_t{16} << 10;
 constexpr size_t kDeclarePart = size_t{1} << 20;  // samples in a message
+constexpr Nanos kSlice = 100 * kMilli;  // of a wait, before it is asked whether the server lives
+constexpr Nanos kImageWait = 60 * kSecond;
+constexpr size_t kEpochsKept = 1000;
 
 timeval ToTimeval(Nanos time) {
   return {static_cast<time_t>(time / kSecond), static_cast<suseconds_t>(time % kSecond / kMicro)};
@@ -36,14 +40,15 @@ timeval ToTimeval(Nanos time) {
 
 }  // namespace
 
-SocketClient::SocketClient(OwnedFd socket, OwnedFd server, std::string path)
+SocketClient::SocketClient(OwnedFd socket, OwnedFd server, std::string path, bool rings)
     : fork_generation_(ForkGeneration()),
       path_(std::move(path)),
+      rings_(rings),
       socket_(std::move(socket)),
       server_(std::move(server)) {}
 
 Result<std::unique_ptr<SocketClient>> SocketClient::Attach(const std::string& socket_path,
-                                                           Nanos timeout) {
+                                                           Nanos timeout, bool rings) {
   const Nanos limit = std::clamp(timeout, kMilli, kLongestWait);
   const Nanos deadline = SteadyClock().Now() + limit;
   const Result<sockaddr_un> address = wire::SocketAddress(socket_path);
@@ -72,9 +77,15 @@ Result<std::unique_ptr<SocketClient>> SocketClient::Attach(const std::string& so
     return Status(Code::kUnavailable, StrCat(socket_path, ": ", server.error().message()));
   if (fcntl(socket.get(), F_SETFL, O_NONBLOCK) != 0) return ErrnoStatus(errno, "fcntl of a socket");
   std::unique_ptr<SocketClient> client(
-      new SocketClient(std::move(socket), *std::move(server), socket_path));
+      new SocketClient(std::move(socket), *std::move(server), socket_path, rings));
   FOREBAY_RETURN_IF_ERROR(client->Greet(deadline));
   return client;
+}
+
+SocketClient::~SocketClient() {
+  // A forked child holds the socket, too: only this tells the server that we are gone. The child's
+  // own copy is its parent's connection.
+  if (fork_generation_ == ForkGeneration()) shutdown(socket_.get(), SHUT_RDWR);
 }
 
 Status SocketClient::Greet(Nanos deadline) {
@@ -194,20 +205,15 @@ Status SocketClient::Receive(uint64_t request, Nanos deadline, wire::Frame* out)
       return Status(Code::kDataLoss, "an answer to another request");
     }
     FOREBAY_RETURN_IF_ERROR(Await(POLLIN, deadline));
-    const std::span<std::byte> room = in_.Room(kReceiveBytes);
-    const ssize_t n = recv(socket_.get(), room.data(), room.size(), MSG_DONTWAIT);
-    if (n > 0) {
-      in_.Filled(static_cast<size_t>(n));
-    } else if (n == 0) {
-      return Status(Code::kUnavailable, "the engine's process closed it");
-    } else if (errno != EAGAIN && errno != EINTR) {
-      return ErrnoStatus(errno, "receiving");
-    }
+    const Result<size_t> got =
+        wire::ReceiveDescriptor(socket_.get(), in_.Room(kReceiveBytes), &received_);
+    if (!got) return got.error();
+    in_.Filled(*got);
   }
 }
 
 template <typename Request, typename Reply>
-Status SocketClient::Call(const Request& request, Nanos wait, Reply* reply) {
+Status SocketClient::Call(const Request& request, Nanos wait, Reply* reply, int descriptor) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   const Nanos deadline = SteadyClock().Now() + wait + kGrace;
   const uint64_t id = next_request_++;
@@ -219,7 +225,15 @@ Status SocketClient::Call(const Request& request, Nanos wait, Reply* reply) {
       FOREBAY_RETURN_IF_ERROR(Send(out_, deadline));
       return encoded;
     }
-    FOREBAY_RETURN_IF_ERROR(Send(out_, deadline));
+    if (descriptor < 0) {
+      FOREBAY_RETURN_IF_ERROR(Send(out_, deadline));
+    } else {
+      // One request at a time, and the server has read the last: the socket takes a few bytes
+      // whole.
+      const Status sent = wire::SendDescriptor(socket_.get(), out_, descriptor);
+      out_.clear();
+      if (!sent.ok()) return Lose(sent);
+    }
     answer_awaited_ = true;
   }
   wire::Frame frame;
@@ -257,10 +271,71 @@ Result<StreamId> SocketClient::OpenStream(const StreamOptions& options) {
   request.sampler_seed = options.sampler.seed;
   request.sampler_rank = options.sampler.rank;
   request.sampler_world = options.sampler.world;
+  request.ring = rings_ && !options.shape.itemised;
   wire::OpenStreamReply reply;
+  auto stream = std::make_shared<Stream>();
+  MutexLock call(call_mutex_);
+  received_.Reset();
+  FOREBAY_RETURN_IF_ERROR(Call(request, 0, &reply));
+  if (reply.ring_slots != 0) {
+    const OwnedFd memory = std::move(received_);
+    Result<wire::RingReader> reader =
+        wire::RingReader::Map(memory, {reply.ring_slots, reply.ring_samples});
+    if (!reader) return Lose(reader.error());
+    stream->ring = true;
+    stream->reader = *std::move(reader);
+  }
+  MutexLock lock(streams_mutex_);
+  streams_[reply.stream] = std::move(stream);
+  return reply.stream;
+}
+
+Result<DatasetId> SocketClient::AddDataset(const Catalog& catalog, const std::string& delay) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  const std::span<const std::byte> image = catalog.image();
+  wire::OpenDataset request;
+  request.fingerprint = catalog.fingerprint();
+  request.image_bytes = image.size();
+  request.image_crc = Crc32c(image);
+  request.delay = delay;
+  wire::OpenDatasetReply reply;
+  MutexLock call(call_mutex_);
+  const Status known = Call(request, 0, &reply);
+  if (known.ok()) return reply.dataset;
+  if (known.code() != Code::kNotFound) return known;
+  const OwnedFd memory(memfd_create("forebay-catalog", MFD_CLOEXEC));
+  if (!memory.valid()) return ErrnoStatus(errno, "making memory for a catalog");
+  size_t at = 0;
+  while (at < image.size()) {
+    const ssize_t n = write(memory.get(), image.data() + at, image.size() - at);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return ErrnoStatus(errno, "copying a catalog");
+    at += static_cast<size_t>(n);
+  }
+  request.has_image = true;
+  FOREBAY_RETURN_IF_ERROR(Call(request, kImageWait, &reply, memory.get()));
+  return reply.dataset;
+}
+
+Result<std::string> SocketClient::Query(uint8_t what, StreamId stream) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  wire::Query request;
+  request.what = what;
+  request.stream = stream;
+  wire::Text reply;
   MutexLock call(call_mutex_);
   FOREBAY_RETURN_IF_ERROR(Call(request, 0, &reply));
-  return reply.stream;
+  return std::move(reply.text);
+}
+
+Status SocketClient::SetKnobs(std::vector<std::string> names, std::vector<int64_t> values) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  wire::SetKnobs request;
+  request.names = std::move(names);
+  request.values = std::move(values);
+  wire::StatusReply reply;
+  MutexLock call(call_mutex_);
+  return Call(request, 0, &reply);
 }
 
 Status SocketClient::Declare(StreamId stream, uint64_t epoch, std::vector<SampleId> order,
@@ -291,14 +366,37 @@ Status SocketClient::Seek(StreamId stream, uint64_t epoch, uint64_t position) {
   request.epoch = epoch;
   request.position = position;
   wire::StatusReply reply;
+  const std::shared_ptr<Stream> state = Find(stream);
+  if (state == nullptr) {
+    MutexLock call(call_mutex_);
+    return Call(request, 0, &reply);
+  }
+  // Nobody takes from the ring while the server takes back what it announced.
+  MutexLock lock(state->mutex);
   MutexLock call(call_mutex_);
-  return Call(request, 0, &reply);
+  FOREBAY_RETURN_IF_ERROR(Call(request, 0, &reply));
+  state->ended = false;
+  state->waited = 0;
+  if (state->in_epoch) state->epochs.back().wall_ns = SteadyClock().Now() - state->epoch_start;
+  state->in_epoch = false;
+  return Status();
 }
 
 Status SocketClient::CloseStream(StreamId stream) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   wire::CloseStream request;
   request.stream = stream;
+  if (const std::shared_ptr<Stream> state = Find(stream); state != nullptr) {
+    {
+      MutexLock lock(streams_mutex_);
+      streams_.erase(stream);
+    }
+    {
+      MutexLock lock(write_mutex_);
+      state->closed.store(true, std::memory_order_relaxed);
+    }
+    if (state->ring) state->reader.Wake();
+  }
   wire::StatusReply reply;
   MutexLock call(call_mutex_);
   return Call(request, 0, &reply);
@@ -310,13 +408,6 @@ Result<TakeKind> SocketClient::Ask(const Request& request, Nanos wait, BatchLoan
   FOREBAY_RETURN_IF_ERROR(Call(request, wait, &loan_));
   const auto kind = static_cast<TakeKind>(loan_.kind);
   if (kind != TakeKind::kBatch) return kind;
-  uint64_t bytes = 0;
-  for (size_t i = 0; i < loan_.samples.size(); ++i) {
-    if (loan_.offsets[i] > arena_.size() || loan_.lengths[i] > arena_.size() - loan_.offsets[i]) {
-      return Lose(Status(Code::kDataLoss, "a loan outside of the arena"));
-    }
-    bytes += loan_.lengths[i];
-  }
   out->lease = loan_.lease;
   out->stream = loan_.stream;
   out->dataset = loan_.dataset;
@@ -325,17 +416,193 @@ Result<TakeKind> SocketClient::Ask(const Request& request, Nanos wait, BatchLoan
   out->samples.swap(loan_.samples);
   out->offsets.swap(loan_.offsets);
   out->lengths.swap(loan_.lengths);
+  uint64_t bytes = 0;
+  FOREBAY_RETURN_IF_ERROR(CheckLoan(*out, &bytes));
   MutexLock lock(write_mutex_);
-  held_[out->lease] = bytes;
+  held_[out->lease] = {bytes, nullptr};
   return kind;
+}
+
+Status SocketClient::CheckLoan(const BatchLoan& loan, uint64_t* bytes) {
+  *bytes = 0;
+  for (size_t i = 0; i < loan.samples.size(); ++i) {
+    if (loan.offsets[i] > arena_.size() || loan.lengths[i] > arena_.size() - loan.offsets[i]) {
+      return Lose(Status(Code::kDataLoss, "a loan outside of the arena"));
+    }
+    *bytes += loan.lengths[i];
+  }
+  return Status();
+}
+
+std::shared_ptr<SocketClient::Stream> SocketClient::Find(StreamId stream) {
+  MutexLock lock(streams_mutex_);
+  const auto found = streams_.find(stream);
+  return found == streams_.end() ? nullptr : found->second;
 }
 
 Result<TakeKind> SocketClient::Take(StreamId stream, Nanos wait, BatchLoan* out) {
   FOREBAY_RETURN_IF_ERROR(Alive());
+  const std::shared_ptr<Stream> state = Find(stream);
+  if (state != nullptr && state->ring) return TakeFromRing(stream, state, wait, out);
   wire::Take request;
   request.stream = stream;
   request.wait_ns = std::clamp<Nanos>(wait, 0, kLongestWait);
-  return Ask(request, request.wait_ns, out);
+  const Nanos start = SteadyClock().Now();
+  Result<TakeKind> kind = Ask(request, request.wait_ns, out);
+  if (state != nullptr && kind) {
+    const Nanos now = SteadyClock().Now();
+    MutexLock lock(state->mutex);
+    state->Begin(start);
+    state->waited += now - start;
+    // Why it waited is the server's knowledge; mostly it is this.
+    state->Account(*kind, *out, StallCause::kSource, now);
+  }
+  return kind;
+}
+
+Result<TakeKind> SocketClient::TakeReady(StreamId id, const std::shared_ptr<Stream>& stream,
+                                         BatchLoan* out) {
+  const Nanos now = SteadyClock().Now();
+  wire::RingEntry entry;
+  std::string error;
+  bool tell = false;
+  MutexLock lock(stream->mutex);
+  stream->Begin(now);
+  if (stream->ended) return TakeKind::kEndOfStream;
+  const Result<bool> there =
+      stream->reader.Take(&entry, &out->samples, &out->offsets, &out->lengths, &error, &tell);
+  if (!there) return Lose(there.error());
+  if (!*there) return TakeKind::kPending;
+  if (tell) {
+    MutexLock write(write_mutex_);
+    // A lost connection shows when the ring is empty; this batch is a right one.
+    (void)SendNudge();
+  }
+  const StallCause cause =
+      entry.cause < kStallCauses ? static_cast<StallCause>(entry.cause) : StallCause::kSource;
+  if (entry.kind == wire::RingEntry::kError) return Status(entry.code, std::move(error));
+  const auto kind = static_cast<TakeKind>(entry.kind);
+  if (kind == TakeKind::kBatch) {
+    out->lease = entry.lease;
+    out->stream = id;
+    out->dataset = entry.dataset;
+    out->epoch = entry.epoch;
+    out->index = entry.index;
+    uint64_t bytes = 0;
+    FOREBAY_RETURN_IF_ERROR(CheckLoan(*out, &bytes));
+    MutexLock write(write_mutex_);
+    held_[out->lease] = {bytes, stream};
+  }
+  stream->ended = kind == TakeKind::kEndOfStream;
+  stream->Account(kind, *out, cause, now);
+  return kind;
+}
+
+Result<TakeKind> SocketClient::TakeFromRing(StreamId id, const std::shared_ptr<Stream>& stream,
+                                            Nanos wait, BatchLoan* out) {
+  const Nanos deadline = SteadyClock().Now() + std::clamp<Nanos>(wait, 0, kLongestWait);
+  while (true) {
+    FOREBAY_RETURN_IF_ERROR(Alive());
+    if (stream->closed.load(std::memory_order_relaxed)) {
+      return Status(Code::kCancelled, "the stream was closed");
+    }
+    const Result<TakeKind> kind = TakeReady(id, stream, out);
+    if (!kind || *kind != TakeKind::kPending) return kind;
+    FOREBAY_RETURN_IF_ERROR(ServerLives());
+    uint32_t seen = 0;
+    {
+      MutexLock lock(stream->mutex);
+      if (stream->reader.Want(&seen)) {
+        MutexLock write(write_mutex_);
+        FOREBAY_RETURN_IF_ERROR(SendNudge());
+      }
+    }
+    const Nanos start = SteadyClock().Now();
+    if (start >= deadline) return TakeKind::kPending;
+    stream->reader.Wait(seen, std::min(deadline - start, kSlice));
+    const Nanos waited = SteadyClock().Now() - start;
+    MutexLock lock(stream->mutex);
+    stream->waited += waited;
+  }
+}
+
+void SocketClient::Stream::Begin(Nanos now) {
+  if (in_epoch) return;
+  in_epoch = true;
+  epoch_start = now;
+  last_handout = now;
+  epochs.emplace_back();
+  if (epochs.size() > kEpochsKept) epochs.pop_front();
+}
+
+void SocketClient::Stream::Account(TakeKind kind, const BatchLoan& loan, StallCause cause,
+                                   Nanos now) {
+  EpochStats& stats = epochs.back();
+  stats.wait_ns[static_cast<size_t>(cause)] += std::exchange(waited, 0);
+  switch (kind) {
+    case TakeKind::kBatch:
+      stats.epoch = loan.epoch;
+      ++stats.batches;
+      stats.samples += loan.samples.size();
+      for (const uint32_t length : loan.lengths) stats.bytes += length;
+      stats.batch_us.push_back(
+          static_cast<uint32_t>(std::min<Nanos>((now - last_handout) / kMicro, ~uint32_t{0})));
+      last_handout = now;
+      return;
+    case TakeKind::kEndOfEpoch:
+      stats.wall_ns = now - epoch_start;
+      in_epoch = false;
+      return;
+    case TakeKind::kEndOfStream:
+      if (stats.batches == 0) epochs.pop_back();
+      in_epoch = false;
+      return;
+    case TakeKind::kPending:
+      return;
+  }
+}
+
+Result<std::vector<EpochStats>> SocketClient::Stats(StreamId id) {
+  const std::shared_ptr<Stream> stream = Find(id);
+  if (stream == nullptr) {
+    return Status(Code::kInvalidArgument, StrCat("stream ", id, " was not opened by this client"));
+  }
+  std::vector<EpochStats> out;
+  {
+    MutexLock lock(stream->mutex);
+    out.assign(stream->epochs.begin(), stream->epochs.end());
+    if (stream->in_epoch && !out.empty()) {
+      out.back().wall_ns = SteadyClock().Now() - stream->epoch_start;
+    }
+  }
+  wire::Stats request;
+  request.stream = id;
+  wire::StatsReply reply;
+  MutexLock call(call_mutex_);
+  // Without the server the reads stay 0; the rest is known here.
+  if (!Call(request, 0, &reply).ok()) return out;
+  for (EpochStats& stats : out) {
+    for (size_t i = 0; i < reply.epochs.size(); ++i) {
+      if (reply.epochs[i] != stats.epoch) continue;
+      stats.source_reads = reply.reads[i];
+      stats.source_bytes = reply.bytes[i];
+    }
+  }
+  return out;
+}
+
+Status SocketClient::ServerLives() {
+  std::array<pollfd, 2> fds = {pollfd{socket_.get(), POLLRDHUP, 0},
+                               pollfd{server_.get(), POLLIN, 0}};
+  const int ready = poll(fds.data(), server_.valid() ? 2 : 1, 0);
+  if (ready <= 0) return Status();
+  return Lose(Status(Code::kUnavailable, "the engine's process has ended"));
+}
+
+Status SocketClient::SendNudge() {
+  FOREBAY_RETURN_IF_ERROR(AppendReleases());
+  FOREBAY_RETURN_IF_ERROR(wire::Encode(wire::Nudge(), 0, &out_));
+  return Send(out_, SteadyClock().Now() + kGrace);
 }
 
 Result<TakeKind> SocketClient::Fetch(StreamId stream, SampleId sample, Nanos wait, BatchLoan* out) {
@@ -352,9 +619,15 @@ Status SocketClient::Release(LeaseId lease) {
   MutexLock lock(write_mutex_);
   const auto held = held_.find(lease);
   if (held == held_.end()) return Status();
-  releases_.leases.push_back(lease);
-  release_bytes_ += held->second;
+  const Held loan = std::move(held->second);
   held_.erase(held);
+  bool tell = false;
+  if (loan.ring != nullptr && !loan.ring->closed.load(std::memory_order_relaxed) &&
+      loan.ring->reader.Release(lease, &tell)) {
+    return tell ? SendNudge() : Status();
+  }
+  releases_.leases.push_back(lease);
+  release_bytes_ += loan.bytes;
   const bool many = releases_.leases.size() > kReleasesHeld || release_bytes_ > kReleaseBytesHeld;
   // Another thread's Take may be waiting for this very memory.
   if (!many && !answer_awaited_) return Status();

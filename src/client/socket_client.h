@@ -6,6 +6,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -16,7 +18,9 @@
 #include "base/status.h"
 #include "base/thread_annotations.h"
 #include "client/client.h"
+#include "metrics/stall.h"
 #include "wire/frame.h"
+#include "wire/ring.h"
 
 namespace forebay {
 
@@ -26,9 +30,12 @@ namespace forebay {
 // every loan and closes the streams that this client opened.
 class SocketClient final : public Client {
  public:
-  // `timeout` bounds the whole of it.
-  static Result<std::unique_ptr<SocketClient>> Attach(const std::string& socket_path,
-                                                      Nanos timeout);
+  // `timeout` bounds the whole of it. `rings`: streams that this client opens and takes batches
+  // from are its own, and their batches come announced through a ring: one that is ready costs no
+  // system call.
+  static Result<std::unique_ptr<SocketClient>> Attach(const std::string& socket_path, Nanos timeout,
+                                                      bool rings = false);
+  ~SocketClient() override;
 
   Result<StreamId> OpenStream(const StreamOptions& options) override;
   Status Declare(StreamId stream, uint64_t epoch, std::vector<SampleId> order, bool last) override;
@@ -44,13 +51,46 @@ class SocketClient final : public Client {
   // system.
   Status Served(uint64_t reads, uint64_t passes);
 
+  // Adds a data set to a daemon, or finds it there. `delay`: settings of an emulated slow storage.
+  Result<DatasetId> AddDataset(const Catalog& catalog, const std::string& delay);
+  // One of wire::Query's questions.
+  Result<std::string> Query(uint8_t what, StreamId stream = 0);
+  // All of them, or none.
+  Status SetKnobs(std::vector<std::string> names, std::vector<int64_t> values);
+  // As Engine::Stats, of a stream that this client opened. Waits and times are this process's.
+  Result<std::vector<EpochStats>> Stats(StreamId stream);
+
+  uint32_t server_pid() const { return hello_.pid; }
+  const std::string& settings() const { return hello_.settings; }
   uint64_t arena_bytes() const { return arena_.size(); }
   uint64_t budget() const { return hello_.budget; }
   uint32_t dataset_count() const { return hello_.datasets; }
   bool connected() const { return !lost_.load(std::memory_order_relaxed); }
 
  private:
-  SocketClient(OwnedFd socket, OwnedFd server, std::string path);
+  // A stream that this client opened.
+  struct Stream {
+    std::atomic<bool> closed{false};  // pairs with nothing: a late waiter wakes by itself
+    // Constant once it is opened; `mutex` is held for the reader's Take and Want, write_mutex_ for
+    // its Release.
+    bool ring = false;
+    wire::RingReader reader;
+    Mutex mutex;  // taken before call_mutex_ and write_mutex_
+    bool ended GUARDED_BY(mutex) = false;
+    std::deque<EpochStats> epochs GUARDED_BY(mutex);
+    bool in_epoch GUARDED_BY(mutex) = false;
+    Nanos epoch_start GUARDED_BY(mutex) = 0;
+    Nanos last_handout GUARDED_BY(mutex) = 0;
+    Nanos waited GUARDED_BY(mutex) = 0;  // for what comes next
+    void Begin(Nanos now) REQUIRES(mutex);
+    void Account(TakeKind kind, const BatchLoan& loan, StallCause cause, Nanos now) REQUIRES(mutex);
+  };
+  struct Held {
+    uint64_t bytes = 0;
+    std::shared_ptr<Stream> ring;  // shared with the streams, which may be closed before
+  };
+
+  SocketClient(OwnedFd socket, OwnedFd server, std::string path, bool rings);
 
   Status Greet(Nanos deadline);
   // kCancelled in a forked child, kUnavailable once the connection is lost.
@@ -66,13 +106,24 @@ class SocketClient final : public Client {
 
   // Sends a request and receives its answer, decoded into `reply`; a peer's error is returned.
   template <typename Request, typename Reply>
-  Status Call(const Request& request, Nanos wait, Reply* reply) REQUIRES(call_mutex_);
+  Status Call(const Request& request, Nanos wait, Reply* reply, int descriptor = -1)
+      REQUIRES(call_mutex_);
   template <typename Request>
   Result<TakeKind> Ask(const Request& request, Nanos wait, BatchLoan* out);
+  std::shared_ptr<Stream> Find(StreamId stream);
+  Result<TakeKind> TakeFromRing(StreamId id, const std::shared_ptr<Stream>& stream, Nanos wait,
+                                BatchLoan* out);
+  // The next entry of the ring, or kPending.
+  Result<TakeKind> TakeReady(StreamId id, const std::shared_ptr<Stream>& stream, BatchLoan* out);
+  Status CheckLoan(const BatchLoan& loan, uint64_t* bytes);
+  Status SendNudge() REQUIRES(write_mutex_);
+  // kUnavailable when the server or the connection has gone, without a wait.
+  Status ServerLives();
 
   // Constant after construction.
   const uint64_t fork_generation_;
   const std::string path_;
+  const bool rings_;
   OwnedFd socket_;
   OwnedFd server_;  // readable once the server's process has ended; may be invalid
   Mapping arena_;
@@ -84,6 +135,7 @@ class SocketClient final : public Client {
   wire::FrameReader in_ GUARDED_BY(call_mutex_);
   wire::Loan loan_ GUARDED_BY(call_mutex_);
   uint64_t next_request_ GUARDED_BY(call_mutex_) = 1;
+  OwnedFd received_ GUARDED_BY(call_mutex_);  // the descriptor that came last
 
   // The sending side, so that a Release goes out while another thread waits for an answer.
   Mutex write_mutex_;
@@ -91,7 +143,10 @@ class SocketClient final : public Client {
   std::vector<std::byte> out_ GUARDED_BY(write_mutex_);
   wire::Release releases_ GUARDED_BY(write_mutex_);
   uint64_t release_bytes_ GUARDED_BY(write_mutex_) = 0;
-  std::unordered_map<LeaseId, uint64_t> held_ GUARDED_BY(write_mutex_);  // bytes by lease
+  std::unordered_map<LeaseId, Held> held_ GUARDED_BY(write_mutex_);
+
+  Mutex streams_mutex_;  // nothing else is taken under it
+  std::map<StreamId, std::shared_ptr<Stream>> streams_ GUARDED_BY(streams_mutex_);
 };
 
 }  // namespace forebay

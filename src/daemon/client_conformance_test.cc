@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 
 #include "client/local_client.h"
@@ -25,7 +26,7 @@ using testing::Seeds;
 using testing::SlowSource;
 using testing::TestFiles;
 
-enum class Kind { kLocal, kSocket };
+enum class Kind { kLocal, kSocket, kRing };
 
 class ClientConformance : public ::testing::TestWithParam<Kind> {
  protected:
@@ -56,7 +57,8 @@ class ClientConformance : public ::testing::TestWithParam<Kind> {
       if (!server) return nullptr;
       server_ = *std::move(server);
     }
-    auto client = SocketClient::Attach(server_->socket_path(), 10 * kSecond);
+    auto client =
+        SocketClient::Attach(server_->socket_path(), 10 * kSecond, GetParam() == Kind::kRing);
     EXPECT_TRUE(client) << client.status().ToString();
     return client ? *std::move(client) : nullptr;
   }
@@ -428,10 +430,13 @@ TEST_P(ClientConformance, AForkedChildLeavesTheParentsClientAlone) {
   EXPECT_EQ(*taken, TakeKind::kBatch);
 }
 
-INSTANTIATE_TEST_SUITE_P(Clients, ClientConformance, ::testing::Values(Kind::kLocal, Kind::kSocket),
-                         [](const auto& kind) {
-                           return kind.param == Kind::kLocal ? "Local" : "Socket";
-                         });
+std::string NameOf(const ::testing::TestParamInfo<Kind>& info) {
+  if (info.param == Kind::kLocal) return "Local";
+  return info.param == Kind::kSocket ? "Socket" : "Ring";
+}
+
+INSTANTIATE_TEST_SUITE_P(Clients, ClientConformance,
+                         ::testing::Values(Kind::kLocal, Kind::kSocket, Kind::kRing), NameOf);
 
 }  // namespace
 }  // namespace forebay

@@ -26,12 +26,14 @@ namespace {
 
 constexpr Nanos kSlice = 100 * kMilli;  // longest sleep while something waits
 constexpr Nanos kIdle = 10 * kSecond;
+constexpr Nanos kFirstClient = 10 * kSecond;  // who has a server started comes
 constexpr Nanos kLongestWait = 3600 * kSecond;
 constexpr size_t kReadBytes = size_t{16} << 10;
 constexpr size_t kLongestOrder = size_t{1} << 28;
 // Output buffers that one large reply has grown are given back.
 constexpr size_t kOutputKept = size_t{1} << 20;
 constexpr int kEventsAtOnce = 64;
+constexpr uint64_t kAheadShare = 8;  // of the arena
 constexpr int kBacklog = 256;
 
 // What an epoll event is about: these, or a peer's socket (its id) or process (its id + 1).
@@ -59,19 +61,6 @@ void Disconnect(int epoll, int socket) {
   shutdown(socket, SHUT_RDWR);
 }
 
-// Makes the folder, or checks that nobody else can get into the one that is there.
-Status PrivateFolder(const std::string& folder, bool* made) {
-  *made = mkdir(folder.c_str(), 0700) == 0;
-  if (!*made && errno != EEXIST) return ErrnoStatus(errno, StrCat("making the folder ", folder));
-  struct stat st = {};
-  if (lstat(folder.c_str(), &st) != 0) return ErrnoStatus(errno, folder);
-  if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 077) != 0) {
-    return Status(Code::kPermissionDenied,
-                  StrCat(folder, " must be a folder that only this user can enter (mode 0700)"));
-  }
-  return Status();
-}
-
 // Whether the socket at `address` has a living process behind it.
 bool SomebodyListens(const sockaddr_un& address) {
   const OwnedFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -81,14 +70,6 @@ bool SomebodyListens(const sockaddr_un& address) {
   const Result<pid_t> peer = wire::CheckPeer(probe.get());
   // A forked child can hold the socket of its dead parent open.
   return !peer || wire::WatchProcess(*peer).has_value();
-}
-
-std::string DefaultFolder() {
-  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-  if (runtime != nullptr && *runtime == '/' && access(runtime, W_OK | X_OK) == 0) {
-    return StrCat(runtime, "/forebay");
-  }
-  return StrCat("/tmp/forebay-", geteuid());
 }
 
 std::string Hex(uint64_t number) {
@@ -125,7 +106,13 @@ Server::Server(Engine& engine, const ServerOptions& options)
       passed_total_(
           engine.registry().AddCounter("forebay_client_passed_reads_total",
                                        "Reads that attached processes left to the file system")),
-      next_id_(kFirstPeer) {}
+      ready_batches_(engine.registry().AddGauge("forebay_daemon_ready_batches",
+                                                "Batches announced to clients and not taken yet")),
+      rings_(engine.registry().AddGauge("forebay_daemon_rings", "Streams served through a ring")),
+      started_(SteadyClock().Now()),
+      ahead_limit_(engine.arena_bytes() / kAheadShare),
+      next_id_(kFirstPeer),
+      idle_since_(started_) {}
 
 Result<ServerPtr> Server::Start(Engine& engine, const ServerOptions& options) {
   FOREBAY_RETURN_IF_ERROR(options.Validate());
@@ -136,8 +123,10 @@ Result<ServerPtr> Server::Start(Engine& engine, const ServerOptions& options) {
   if (!server->arena_.valid()) return ErrnoStatus(errno, "opening the arena through /proc/self/fd");
   server->epoll_ = OwnedFd(epoll_create1(EPOLL_CLOEXEC));
   server->wake_ = OwnedFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  server->ended_ = OwnedFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   server->listen_ = OwnedFd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!server->epoll_.valid() || !server->wake_.valid() || !server->listen_.valid()) {
+  if (!server->epoll_.valid() || !server->wake_.valid() || !server->ended_.valid() ||
+      !server->listen_.valid()) {
     return ErrnoStatus(errno, "making the server's descriptors");
   }
   FOREBAY_RETURN_IF_ERROR(server->Bind());
@@ -156,7 +145,7 @@ Result<ServerPtr> Server::Start(Engine& engine, const ServerOptions& options) {
 Status Server::Bind() {
   constexpr int kAttempts = 50;
   const bool choose = options_.socket_path.empty();
-  std::string folder = DefaultFolder();
+  std::string folder = wire::RuntimeFolder();
   if (!choose) {
     const size_t slash = options_.socket_path.rfind('/');
     folder = slash == std::string::npos ? "." : options_.socket_path.substr(0, slash + 1);
@@ -169,7 +158,7 @@ Status Server::Bind() {
     const Result<sockaddr_un> address = wire::SocketAddress(path_);
     if (!address) return address.error();
     bool made = false;
-    FOREBAY_RETURN_IF_ERROR(PrivateFolder(folder, &made));
+    FOREBAY_RETURN_IF_ERROR(wire::PrivateFolder(folder, &made));
     if (made || choose) folder_ = folder;
     // One starter at a time judges and replaces what is there.
     const OwnedFd lock(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -224,6 +213,7 @@ Server::~Server() {
     }
   }
   if (!folder_.empty()) rmdir(folder_.c_str());  // fails, rightly, while others have sockets there
+  if (options_.keep_loans) return;               // the sockets close, and that is all
   for (auto& [id, peer] : peers_) peer->gone = true;
   some_gone_ = true;
   RemoveGone();
@@ -233,10 +223,11 @@ void Server::Run(std::stop_token stop) {
   std::array<epoll_event, kEventsAtOnce> events;
   while (!stop.stop_requested()) {
     Nanos now = SteadyClock().Now();
-    Nanos wait = some_gone_ ? 0 : kIdle;
-    if (!pending_.empty()) wait = std::min(wait, kSlice);
+    Nanos wait = some_gone_ || SleepOnRings() ? 0 : kIdle;
+    if (!pending_.empty() || ring_count_ != 0) wait = std::min(wait, kSlice);
     for (const Pending& ask : pending_) wait = std::min(wait, ask.deadline - now);
     if (accept_again_ != 0) wait = std::min(wait, accept_again_ - now);
+    if (options_.linger != nullptr && peers_.empty()) wait = std::min(wait, LingerLeft(now));
     const Nanos milliseconds = (std::max<Nanos>(wait, 0) + kMilli - 1) / kMilli;
     const int ready =
         epoll_wait(epoll_.get(), events.data(), kEventsAtOnce, static_cast<int>(milliseconds));
@@ -266,7 +257,20 @@ void Server::Run(std::stop_token stop) {
     }
     RemoveGone();
     if (!pending_.empty()) Retry();
+    if (ring_count_ != 0) PumpAll();
+    if (options_.linger == nullptr || !peers_.empty() || LingerLeft(now) > 0) continue;
+    // Who has connected by now stays; who comes later finds a closed door and knocks elsewhere.
+    Accept();
+    if (!peers_.empty()) continue;
+    const uint64_t one = 1;
+    (void)!write(ended_.get(), &one, sizeof one);
+    return;
   }
+}
+
+Nanos Server::LingerLeft(Nanos now) const {
+  const Nanos linger = options_.linger();
+  return idle_since_ + (had_client_ ? linger : std::max(linger, kFirstClient)) - now;
 }
 
 void Server::Accept() {
@@ -304,18 +308,19 @@ void Server::Accept() {
     }
     peers_.emplace(peer->id, std::move(peer));
     clients_.Set(peers_.size());
+    had_client_ = true;
   }
 }
 
 void Server::Read(Peer& peer) {
-  const std::span<std::byte> room = peer.in.Room(kReadBytes);
-  const ssize_t got = recv(peer.socket.get(), room.data(), room.size(), MSG_DONTWAIT);
-  if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (got <= 0) {
+  const Result<size_t> got =
+      wire::ReceiveDescriptor(peer.socket.get(), peer.in.Room(kReadBytes), &peer.received);
+  if (!got) {
     MarkGone(peer);
     return;
   }
-  peer.in.Filled(static_cast<size_t>(got));
+  if (*got == 0) return;
+  peer.in.Filled(*got);
   while (!peer.gone) {
     wire::Frame frame;
     const Result<bool> whole = peer.in.Next(&frame);
@@ -374,13 +379,14 @@ Status Server::OnFrame(Peer& peer, const wire::Frame& frame) {
     case wire::Type::kSeek: {
       wire::Seek seek;
       FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &seek));
-      Reply(peer, request, engine_.Seek(seek.stream, seek.epoch, seek.position));
+      Reply(peer, request, OnSeek(peer, seek));
       return Status();
     }
     case wire::Type::kCloseStream: {
       wire::CloseStream close;
       FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &close));
       Status closed;
+      DropRing(peer, close.stream);
       if (peer.streams.erase(close.stream) != 0) {
         closed = engine_.CloseStream(close.stream);
       } else {
@@ -397,6 +403,38 @@ Status Server::OnFrame(Peer& peer, const wire::Frame& frame) {
       passed_total_.Add(served.passes);
       return Status();
     }
+    case wire::Type::kOpenDataset: {
+      wire::OpenDataset open;
+      FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &open));
+      const Result<DatasetId> dataset = OnOpenDataset(peer, open);
+      if (!dataset) {
+        Reply(peer, request, dataset.error());
+        return Status();
+      }
+      wire::OpenDatasetReply reply;
+      reply.dataset = *dataset;
+      return wire::Encode(reply, request, &peer.out);
+    }
+    case wire::Type::kQuery: {
+      wire::Query query;
+      FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &query));
+      OnQuery(peer, request, query);
+      return Status();
+    }
+    case wire::Type::kStats: {
+      wire::Stats stats;
+      FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &stats));
+      OnStats(peer, request, stats.stream);
+      return Status();
+    }
+    case wire::Type::kSetKnobs: {
+      wire::SetKnobs set;
+      FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &set));
+      Reply(peer, request, OnSetKnobs(set));
+      return Status();
+    }
+    case wire::Type::kNudge:
+      return Status();  // the rings are looked at after every round
     default:
       return Status(Code::kDataLoss, "a message that only a server sends");
   }
@@ -418,11 +456,13 @@ Status Server::OnHello(Peer& peer, const wire::Frame& frame) {
   reply.arena_bytes = engine_.arena_bytes();
   reply.budget = engine_.budget();
   reply.datasets = static_cast<uint32_t>(engine_.dataset_count());
+  reply.settings = options_.settings;
   std::vector<std::byte> bytes;
   FOREBAY_RETURN_IF_ERROR(wire::Encode(reply, frame.header.request, &bytes));
   // The first bytes on an empty socket: they fit, or the client is not worth keeping.
   FOREBAY_RETURN_IF_ERROR(wire::SendDescriptor(peer.socket.get(), bytes, arena_.get()));
   peer.greeted = true;
+  peer.pid = hello.pid;
   return Status();
 }
 
@@ -443,15 +483,45 @@ void Server::OnOpenStream(Peer& peer, uint64_t request, const wire::OpenStream& 
   options.sampler.rank = open.sampler_rank;
   options.sampler.world = open.sampler_world;
   options.sampler.drop_last = open.sampler_drop_last;
+  const wire::RingShape shape =
+      open.ring && !open.itemised ? wire::RingShape::For(open.batch_size) : wire::RingShape();
+  options.ahead_of_consumer = shape.slots != 0;
   const Result<StreamId> stream = engine_.OpenStream(options);
   if (!stream) {
     Reply(peer, request, stream.error());
     return;
   }
-  peer.streams.insert(*stream);
+  StreamInfo info;
+  info.opened = open;
+  info.epoch = open.first_epoch;
+  peer.streams.emplace(*stream, std::move(info));
   wire::OpenStreamReply reply;
   reply.stream = *stream;
-  (void)wire::Encode(reply, request, &peer.out);  // a few bytes
+  if (shape.slots == 0) {
+    (void)wire::Encode(reply, request, &peer.out);  // a few bytes
+    return;
+  }
+  Result<wire::RingWriter> writer = wire::RingWriter::Create(shape);
+  reply.ring_slots = shape.slots;
+  reply.ring_samples = shape.samples;
+  std::vector<std::byte> bytes;
+  (void)wire::Encode(reply, request, &bytes);
+  // The descriptor goes with bytes that the socket takes at once; what was to be said before that
+  // has gone out, as the client asks one thing at a time.
+  Flush(peer);
+  Status sent = writer.status();
+  if (sent.ok() && !peer.out.empty()) {
+    sent = Status(Code::kUnavailable, "this client does not read its replies");
+  }
+  if (sent.ok()) sent = wire::SendDescriptor(peer.socket.get(), bytes, writer->fd());
+  if (!sent.ok()) {
+    peer.streams.erase(*stream);
+    (void)engine_.CloseStream(*stream);
+    Reply(peer, request, sent);
+    return;
+  }
+  peer.rings.emplace(*stream, std::make_unique<Ring>(*stream, *std::move(writer)));
+  rings_.Set(++ring_count_);
 }
 
 Status Server::OnDeclare(Peer& peer, wire::Declare& declare) {
@@ -479,6 +549,14 @@ Status Server::OnDeclare(Peer& peer, wire::Declare& declare) {
 Status Server::OnAsk(Peer& peer, Pending ask, int64_t wait) {
   const Nanos now = SteadyClock().Now();
   ask.peer = &peer;
+  const bool announced = std::any_of(peers_.begin(), peers_.end(), [&](const auto& entry) {
+    return entry.second->rings.contains(ask.stream);
+  });
+  if (announced) {
+    Reply(peer, ask.request,
+          Status(Code::kInvalidArgument, "this stream's batches are announced in its ring"));
+    return Status();
+  }
   ask.deadline = now + std::clamp<Nanos>(wait, 0, kLongestWait);
   // A batch goes to those who asked first.
   const bool behind =
@@ -623,11 +701,13 @@ void Server::RemoveGone() {
     Disconnect(epoll_.get(), peer.socket.get());
     if (peer.process.valid())
       (void)SetEvents(epoll_.get(), EPOLL_CTL_DEL, peer.process.get(), 0, 0);
+    while (!peer.rings.empty()) DropRing(peer, peer.rings.begin()->first);
     for (const LeaseId lease : peer.leases) (void)engine_.Release(lease);
-    for (const StreamId stream : peer.streams) (void)engine_.CloseStream(stream);
+    for (const auto& [stream, info] : peer.streams) (void)engine_.CloseStream(stream);
     return true;
   });
   clients_.Set(peers_.size());
+  if (peers_.empty()) idle_since_ = SteadyClock().Now();
 }
 
 }  // namespace forebay

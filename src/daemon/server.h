@@ -3,9 +3,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
 #include <vector>
@@ -14,8 +18,10 @@
 #include "base/owned.h"
 #include "base/status.h"
 #include "metrics/registry.h"
+#include "metrics/stall.h"
 #include "stage/engine.h"
 #include "wire/frame.h"
+#include "wire/ring.h"
 
 namespace forebay {
 
@@ -28,6 +34,15 @@ struct ServerOptions {
   size_t max_output_bytes = size_t{32} << 20;  // replies a client has not read
   // How long a request waits for memory that only unreleased loans hold.
   Nanos release_wait = 10 * kSecond;
+  // Clients may add data sets of their own.
+  bool open_datasets = false;
+  // Loans stay made when the server ends: the engine's process ends with it, and clients go on
+  // reading what they hold.
+  bool keep_loans = false;
+  // Set: the server ends by itself when nobody has been there for as long as it says. Asked by the
+  // server's thread.
+  std::function<Nanos()> linger;
+  std::string settings;  // told to every client, see wire::HelloReply
   Status Validate() const;
 };
 
@@ -40,9 +55,11 @@ struct ServerDelete {
 };
 using ServerPtr = std::unique_ptr<Server, ServerDelete>;
 
-// Any client may Take and Fetch from any stream. Loans belong to the client that they were made to,
-// streams to the client that opened them: both end with its connection or its process. A client
-// that breaks the protocol or does not read its replies is disconnected.
+// Any client may Take and Fetch from any stream, but a stream with a ring is its opener's alone:
+// its batches are lent and announced ahead of the asking, as far as an eighth of the arena goes.
+// Loans belong to the client that they were made to, streams to the client that opened them: both
+// end with its connection or its process. A client that breaks the protocol or does not read its
+// replies is disconnected.
 class Server {
  public:
   // Listens when it returns. Replaces a socket that a dead process left behind; kUnavailable when
@@ -52,8 +69,34 @@ class Server {
   ~Server();
 
   const std::string& socket_path() const { return path_; }
+  // Readable once the server has ended by itself: it takes no client any more.
+  int ended_fd() const { return ended_.get(); }
 
  private:
+  // A stream whose batches are announced in memory that the client maps.
+  struct Ring {
+    Ring(StreamId id, wire::RingWriter made) : stream(id), writer(std::move(made)) {}
+    struct Announced {
+      LeaseId lease = kNoLease;  // kNoLease: an end, or an error
+      uint64_t bytes = 0;
+    };
+    const StreamId stream;
+    wire::RingWriter writer;
+    std::deque<Announced> announced;  // as many as the writer has outstanding
+    uint64_t batch_bytes = 0;         // of the last one
+    bool ended = false;
+    bool failed = false;   // tried again when the client asks, not before
+    bool waiting = false;  // for the engine
+    Nanos wanted_since = -1;
+    StallCause cause = StallCause::kSource;
+    Nanos blocked_since = -1;
+  };
+  // What Describe tells of a stream.
+  struct StreamInfo {
+    wire::OpenStream opened;
+    uint64_t epoch = 0;
+    uint64_t batches = 0;  // of the epoch, so far
+  };
   struct Peer {
     uint64_t id = 0;
     OwnedFd socket;
@@ -66,7 +109,10 @@ class Server {
     size_t sent = 0;  // of `out`
     size_t pending = 0;
     std::unordered_set<LeaseId> leases;
-    std::unordered_set<StreamId> streams;
+    std::map<StreamId, StreamInfo> streams;
+    std::map<StreamId, std::unique_ptr<Ring>> rings;
+    OwnedFd received;             // the descriptor that came last
+    uint32_t pid = 0;             // as the client says
     std::vector<SampleId> order;  // the parts of a Declare so far
     bool declaring = false;
     StreamId declare_stream = 0;
@@ -97,6 +143,12 @@ class Server {
   // What the request came to, for its reply.
   Status OnDeclare(Peer& peer, wire::Declare& declare);
   void OnOpenStream(Peer& peer, uint64_t request, const wire::OpenStream& open);
+  Result<DatasetId> OnOpenDataset(Peer& peer, const wire::OpenDataset& open);
+  Status OnSeek(Peer& peer, const wire::Seek& seek);
+  Status OnSetKnobs(const wire::SetKnobs& set);
+  void OnQuery(Peer& peer, uint64_t request, const wire::Query& query);
+  void OnStats(Peer& peer, uint64_t request, StreamId stream);
+  std::string Describe() const;
   Status OnAsk(Peer& peer, Pending ask, int64_t wait);
   void Reply(Peer& peer, uint64_t request, const Status& status);
   void Flush(Peer& peer);
@@ -104,6 +156,18 @@ class Server {
   bool Answer(Pending& ask, Nanos now);
   void Cancel(Pending& ask);
   void Retry();
+  // Sees what the client took and gave back, and announces what is ready. An error is the client's.
+  Status Pump(Peer& peer, Ring& ring, Nanos now);
+  // One more entry; false when nothing is ready or may be announced.
+  bool Announce(Peer& peer, Ring& ring, Nanos now);
+  void PumpAll();
+  // How long a client is to be waited for; 0: nobody came for long enough.
+  Nanos LingerLeft(Nanos now) const;
+  // True when a ring has news and the thread must not sleep.
+  bool SleepOnRings();
+  // Takes back what was announced and not taken.
+  void DropAnnounced(Peer& peer, Ring& ring);
+  void DropRing(Peer& peer, StreamId stream);
   void MarkGone(Peer& peer);
   // Takes back what those who are gone held.
   void RemoveGone();
@@ -119,10 +183,15 @@ class Server {
   OwnedFd listen_;
   OwnedFd epoll_;
   OwnedFd wake_;
+  OwnedFd ended_;
   Metric& clients_;
   Metric& dropped_total_;
   Metric& served_total_;
   Metric& passed_total_;
+  Metric& ready_batches_;
+  Metric& rings_;
+  const Nanos started_;
+  const uint64_t ahead_limit_;  // bytes that may be announced and not taken
 
   // The thread's own.
   std::unordered_map<uint64_t, std::unique_ptr<Peer>> peers_;
@@ -132,6 +201,13 @@ class Server {
   Nanos accept_again_ = 0;  // not 0: out of descriptors until then
   BatchLoan loan_;
   wire::Loan reply_;
+  std::vector<uint64_t> released_;
+  uint64_t ahead_bytes_ = 0;
+  size_t ring_count_ = 0;
+  // By what its catalog's image and source are.
+  std::map<std::tuple<uint64_t, uint64_t, uint32_t, std::string>, DatasetId> datasets_;
+  Nanos idle_since_;         // counts while there is no client
+  bool had_client_ = false;  // the first is waited for longer
 
   std::jthread thread_;
 };

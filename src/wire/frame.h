@@ -81,6 +81,10 @@ class Writer {
   void Put(const std::vector<T>& values) {
     Columns(values);
   }
+  void Put(const std::vector<std::string>& texts) {
+    Put(static_cast<uint32_t>(texts.size()));
+    for (const std::string& text : texts) Put(text);
+  }
   void Put(const std::string& text) {
     Put(static_cast<uint32_t>(text.size()));
     PutArray(text.data(), text.size());
@@ -133,6 +137,14 @@ class Reader {
   template <typename T>
   void Get(std::vector<T>& values) {
     Columns(values);
+  }
+  void Get(std::vector<std::string>& texts) {
+    uint32_t count = 0;
+    Get(count);
+    // Each has four bytes at least.
+    ok_ = ok_ && count <= in_.size() / sizeof(uint32_t);
+    texts.clear();
+    for (uint32_t i = 0; ok_ && i < count; ++i) Get(texts.emplace_back());
   }
   void Get(std::string& text) {
     uint32_t count = 0;

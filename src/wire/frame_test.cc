@@ -34,7 +34,7 @@ class Describer {
   template <typename T>
   void Add(const std::vector<T>& values) {
     text += "[";
-    for (T value : values) Add(value);
+    for (const T& value : values) Add(value);
     text += "]";
   }
 };
@@ -87,6 +87,8 @@ Message Random(uint64_t seed) {
   Filler filler(seed);
   Message::Fields(message, filler);
   if constexpr (requires { message.kind; }) message.kind %= Message::kKinds;
+  if constexpr (requires { message.what; }) message.what %= Message::kKinds;
+  if constexpr (requires { message.names; }) message.values.resize(message.names.size());
   return message;
 }
 
@@ -124,14 +126,24 @@ bool DecodeAny(const Frame& frame) {
   as(Loan());
   as(Release());
   as(Served());
+  as(OpenDataset());
+  as(OpenDatasetReply());
+  as(Query());
+  as(Text());
+  as(Stats());
+  as(StatsReply());
+  as(SetKnobs());
+  as(Nudge());
   return status.ok();
 }
 
 template <typename Message>
 class MessageTest : public ::testing::Test {};
 
-using Messages = ::testing::Types<Hello, HelloReply, StatusReply, OpenStream, OpenStreamReply,
-                                  Declare, Seek, CloseStream, Take, Fetch, Loan, Release, Served>;
+using Messages =
+    ::testing::Types<Hello, HelloReply, StatusReply, OpenStream, OpenStreamReply, Declare, Seek,
+                     CloseStream, Take, Fetch, Loan, Release, Served, OpenDataset, OpenDatasetReply,
+                     Query, Text, Stats, StatsReply, SetKnobs, Nudge>;
 TYPED_TEST_SUITE(MessageTest, Messages);
 
 TYPED_TEST(MessageTest, ComesBackAsItWent) {

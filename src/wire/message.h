@@ -1,8 +1,8 @@
 // What a client process and the engine's server say to each other.
 //
 // A client says Hello first; the HelloReply carries the arena's descriptor. Every request is
-// answered by its reply or by a StatusReply with the same request number; Release and Served have
-// no answer.
+// answered by its reply or by a StatusReply with the same request number; Release, Served and Nudge
+// have no answer.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace forebay::wire {
 
 // Changes with the meaning of any message; both sides must have the same.
-inline constexpr uint32_t kProtocol = 1;
+inline constexpr uint32_t kProtocol = 2;
 
 enum class Type : uint16_t {
   kHello = 1,
@@ -28,8 +28,16 @@ enum class Type : uint16_t {
   kLoan,
   kRelease,
   kServed,
+  kOpenDataset,
+  kOpenDatasetReply,
+  kQuery,
+  kText,
+  kStats,
+  kStatsReply,
+  kSetKnobs,
+  kNudge,
 };
-inline constexpr Type kLastType = Type::kServed;
+inline constexpr Type kLastType = Type::kNudge;
 
 struct Hello {
   static constexpr Type kType = Type::kHello;
@@ -48,9 +56,10 @@ struct HelloReply {
   uint64_t arena_bytes = 0;
   uint64_t budget = 0;
   uint32_t datasets = 0;
+  std::string settings;  // what the daemon was started with, a "name=value" in each line
   template <typename Self, typename Io>
   static void Fields(Self& m, Io& io) {
-    io(m.protocol, m.pid, m.arena_bytes, m.budget, m.datasets);
+    io(m.protocol, m.pid, m.arena_bytes, m.budget, m.datasets, m.settings);
   }
 };
 
@@ -81,20 +90,24 @@ struct OpenStream {
   uint64_t sampler_seed = 0;
   uint32_t sampler_rank = 0;
   uint32_t sampler_world = 1;
+  bool ring = false;  // batches are announced in a ring, to this client alone
   template <typename Self, typename Io>
   static void Fields(Self& m, Io& io) {
     io(m.dataset, m.batch_size, m.drop_last, m.contiguous, m.itemised, m.declared, m.first_epoch,
        m.first_position, m.epochs, m.sampler_size, m.sampler_shuffle, m.sampler_drop_last,
-       m.sampler_seed, m.sampler_rank, m.sampler_world);
+       m.sampler_seed, m.sampler_rank, m.sampler_world, m.ring);
   }
 };
 
 struct OpenStreamReply {
   static constexpr Type kType = Type::kOpenStreamReply;
   uint32_t stream = 0;
+  // The ring whose descriptor comes along; 0 slots: there is none, batches are asked for.
+  uint32_t ring_slots = 0;
+  uint32_t ring_samples = 0;
   template <typename Self, typename Io>
   static void Fields(Self& m, Io& io) {
-    io(m.stream);
+    io(m.stream, m.ring_slots, m.ring_samples);
   }
 };
 
@@ -192,6 +205,95 @@ struct Served {
   static void Fields(Self& m, Io& io) {
     io(m.reads, m.passes);
   }
+};
+
+// Adds a data set, or names the one that is there. With `has_image` a descriptor of the catalog's
+// image comes along; without it, kNotFound asks for it.
+struct OpenDataset {
+  static constexpr Type kType = Type::kOpenDataset;
+  uint64_t fingerprint = 0;
+  uint64_t image_bytes = 0;
+  uint32_t image_crc = 0;
+  bool has_image = false;
+  std::string delay;  // settings of an emulated slow storage; mostly empty
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.fingerprint, m.image_bytes, m.image_crc, m.has_image, m.delay);
+  }
+};
+
+struct OpenDatasetReply {
+  static constexpr Type kType = Type::kOpenDatasetReply;
+  uint32_t dataset = 0;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.dataset);
+  }
+};
+
+// Answered by a Text.
+struct Query {
+  static constexpr Type kType = Type::kQuery;
+  static constexpr uint8_t kDescribe = 0;    // the daemon, its data sets, clients, knobs: JSON
+  static constexpr uint8_t kPrometheus = 1;  // metrics as Prometheus text
+  static constexpr uint8_t kWaitingFor = 2;  // what `stream` waits for, in words
+  static constexpr uint8_t kKinds = 3;
+  uint8_t what = 0;
+  uint32_t stream = 0;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.what, m.stream);
+  }
+  bool Valid() const { return what < kKinds; }
+};
+
+struct Text {
+  static constexpr Type kType = Type::kText;
+  std::string text;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.text);
+  }
+};
+
+// What a stream's epochs read from the source; the client counts the rest itself.
+struct Stats {
+  static constexpr Type kType = Type::kStats;
+  uint32_t stream = 0;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.stream);
+  }
+};
+
+struct StatsReply {
+  static constexpr Type kType = Type::kStatsReply;
+  std::vector<uint64_t> epochs;
+  std::vector<uint64_t> reads;
+  std::vector<uint64_t> bytes;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io.Columns(m.epochs, m.reads, m.bytes);
+  }
+};
+
+// All of them, or none.
+struct SetKnobs {
+  static constexpr Type kType = Type::kSetKnobs;
+  std::vector<std::string> names;
+  std::vector<int64_t> values;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.names, m.values);
+  }
+  bool Valid() const { return names.size() == values.size(); }
+};
+
+// The client changed something in a ring that the daemon sleeps on.
+struct Nudge {
+  static constexpr Type kType = Type::kNudge;
+  template <typename Self, typename Io>
+  static void Fields(Self&, Io&) {}
 };
 
 }  // namespace forebay::wire

@@ -1,13 +1,35 @@
 #include "wire/socket.h"
 
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 namespace forebay::wire {
+
+std::string RuntimeFolder() {
+  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+  if (runtime != nullptr && *runtime == '/' && access(runtime, W_OK | X_OK) == 0) {
+    return StrCat(runtime, "/forebay");
+  }
+  return StrCat("/tmp/forebay-", geteuid());
+}
+
+Status PrivateFolder(const std::string& folder, bool* made) {
+  *made = mkdir(folder.c_str(), 0700) == 0;
+  if (!*made && errno != EEXIST) return ErrnoStatus(errno, StrCat("making the folder ", folder));
+  struct stat st = {};
+  if (lstat(folder.c_str(), &st) != 0) return ErrnoStatus(errno, folder);
+  if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & 077) != 0) {
+    return Status(Code::kPermissionDenied,
+                  StrCat(folder, " must be a folder that only this user can enter (mode 0700)"));
+  }
+  return Status();
+}
 
 Result<sockaddr_un> SocketAddress(const std::string& path) {
   sockaddr_un address = {};

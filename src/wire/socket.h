@@ -14,6 +14,11 @@
 
 namespace forebay::wire {
 
+// Where this user's sockets lie: $XDG_RUNTIME_DIR/forebay, or /tmp/forebay-<uid>.
+std::string RuntimeFolder();
+// Makes the folder, or checks that nobody else can get into the one that is there.
+Status PrivateFolder(const std::string& folder, bool* made);
+
 // kInvalidArgument when the path is empty or longer than the kernel takes (107 bytes).
 Result<sockaddr_un> SocketAddress(const std::string& path);
 

@@ -1,0 +1,146 @@
+// SharedEngine: a daemon's engine behind the same methods as Engine, so that loaders see no
+// difference.
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "client/attach.h"
+#include "common.h"
+#include "handles.h"
+#include "wire/message.h"
+
+namespace forebay::python {
+namespace {
+
+struct SharedHandle {
+  std::shared_ptr<SocketClient> client;  // shared by Python objects and batches on loan
+  // Of the data sets that this process has opened; Python's lock guards it.
+  std::map<DatasetId, std::shared_ptr<const Catalog>> catalogs;
+};
+
+SharedHandle Attached(Result<std::unique_ptr<SocketClient>> made) {
+  return {std::shared_ptr<SocketClient>(Value(std::move(made))), {}};
+}
+
+template <typename Call>
+auto Unlocked(Call call) {
+  WaitUnlocked unlocked;
+  return call();
+}
+
+std::string Ask(const SharedHandle& self, uint8_t what, StreamId stream = 0) {
+  return Value(Unlocked([&] { return self.client->Query(what, stream); }));
+}
+
+DatasetId AddDataset(SharedHandle& self, const CatalogHandle& c, const std::string& delay) {
+  const DatasetId id = Value(Unlocked([&] { return self.client->AddDataset(*c.catalog, delay); }));
+  self.catalogs[id] = c.catalog;
+  return id;
+}
+
+nb::object BatchOf(const SharedHandle& self, BatchLoan loan) {
+  const auto catalog = self.catalogs.find(loan.dataset);
+  if (catalog == self.catalogs.end()) {
+    (void)self.client->Release(loan.lease);
+    Raise(Status(Code::kInternal, "a batch of a data set that this process did not open"));
+  }
+  return MakeBatch(self.client, catalog->second, std::move(loan));
+}
+
+nb::object Take(const SharedHandle& self, StreamId stream, double wait_s) {
+  BatchLoan loan;
+  return TakeInSlices(
+      wait_s, [&](Nanos slice) { return self.client->Take(stream, slice, &loan); },
+      [&] { return BatchOf(self, std::move(loan)); });
+}
+
+}  // namespace
+
+void BindShared(nb::module_& m) {
+  nb::class_<SharedHandle>(m, "SharedEngine", "An engine in forebayd; see forebay.SharedEngine.")
+      .def_static(
+          "attach",
+          [](const std::string& program, const std::string& folder,
+             std::vector<std::string> settings, double timeout_s) {
+            DaemonOptions options;
+            options.program = program;
+            options.folder = folder;
+            options.settings = std::move(settings);
+            options.timeout = static_cast<Nanos>(timeout_s * kSecond);
+            return Attached(Unlocked([&] { return AttachDaemon(options); }));
+          },
+          nb::arg("program"), nb::arg("folder"), nb::arg("settings"), nb::arg("timeout_s") = 20.0,
+          "The daemon that runs, or one that is started with these settings ('name=value').")
+      .def_static(
+          "attach_running",
+          [](const std::string& folder, double timeout_s) {
+            return Attached(Unlocked([&] {
+              return AttachRunningDaemon(folder, static_cast<Nanos>(timeout_s * kSecond));
+            }));
+          },
+          nb::arg("folder"), nb::arg("timeout_s") = 5.0, "Raises when none runs.")
+      .def_static("clear_dead", &ClearDeadDaemon, nb::arg("folder"),
+                  "Removes what a killed daemon left behind.")
+      .def_static("default_folder", [] { return DaemonPlace("").folder; })
+      .def("add_dataset", &AddDataset, nb::arg("catalog"), nb::arg("delay") = "")
+      .def(
+          "open_stream",
+          [](const SharedHandle& e, DatasetId dataset, uint32_t batch_size, bool drop_last,
+             bool contiguous, uint32_t size, bool shuffle, uint64_t seed, uint32_t rank,
+             uint32_t world, bool sampler_drop_last, uint64_t epochs, uint64_t first_epoch,
+             uint64_t first_position) {
+            StreamOptions options;
+            options.shape = {dataset, batch_size,  drop_last,      contiguous,
+                             false,   first_epoch, first_position, epochs};
+            options.sampler = {size, shuffle, seed, rank, world, sampler_drop_last};
+            return Value(Unlocked([&] { return e.client->OpenStream(options); }));
+          },
+          nb::arg("dataset"), nb::arg("batch_size"), nb::arg("drop_last") = false,
+          nb::arg("contiguous") = false, nb::arg("size") = 0, nb::arg("shuffle") = true,
+          nb::arg("seed") = 0, nb::arg("rank") = 0, nb::arg("world") = 1,
+          nb::arg("sampler_drop_last") = false, nb::arg("epochs") = 0, nb::arg("first_epoch") = 0,
+          nb::arg("first_position") = 0)
+      .def("close_stream",
+           [](const SharedHandle& e, StreamId s) {
+             Raise(Unlocked([&] { return e.client->CloseStream(s); }));
+           })
+      .def(
+          "seek",
+          [](const SharedHandle& e, StreamId s, uint64_t epoch, uint64_t position) {
+            Raise(Unlocked([&] { return e.client->Seek(s, epoch, position); }));
+          },
+          nb::arg("stream"), nb::arg("epoch"), nb::arg("position"))
+      .def("take", &Take, nb::arg("stream"), nb::arg("wait_s"),
+           "A Batch; None when `wait_s` seconds passed; or 'end of epoch' or 'end of stream'.")
+      .def(
+          "stats",
+          [](const SharedHandle& e, StreamId s) {
+            nb::list out;
+            for (const EpochStats& epoch : Value(Unlocked([&] { return e.client->Stats(s); }))) {
+              out.append(StatsOf(epoch));
+            }
+            return out;
+          },
+          nb::arg("stream"))
+      .def("waiting_for", [](const SharedHandle& e,
+                             StreamId s) { return FileText(Ask(e, wire::Query::kWaitingFor, s)); })
+      .def(
+          "describe", [](const SharedHandle& e) { return Ask(e, wire::Query::kDescribe); },
+          "The daemon, its data sets, clients, knobs and metrics, as JSON.")
+      .def("prometheus", [](const SharedHandle& e) { return Ask(e, wire::Query::kPrometheus); })
+      .def(
+          "set_knobs",
+          [](const SharedHandle& e, std::vector<std::string> names, std::vector<int64_t> values) {
+            Raise(
+                Unlocked([&] { return e.client->SetKnobs(std::move(names), std::move(values)); }));
+          },
+          nb::arg("names"), nb::arg("values"), "All of them, or none.")
+      .def_prop_ro("settings", [](const SharedHandle& e) { return FileText(e.client->settings()); })
+      .def_prop_ro("pid", [](const SharedHandle& e) { return e.client->server_pid(); })
+      .def_prop_ro("budget", [](const SharedHandle& e) { return e.client->budget(); })
+      .def_prop_ro("arena_bytes", [](const SharedHandle& e) { return e.client->arena_bytes(); })
+      .def_prop_ro("connected", [](const SharedHandle& e) { return e.client->connected(); });
+}
+
+}  // namespace forebay::python

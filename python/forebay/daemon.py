@@ -1,0 +1,371 @@
+"""The engine that a node's training processes share: ``forebayd``, started when it is needed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from . import _forebay, ranks
+from ._errors import (
+    AccessError,
+    ArgumentError,
+    DeadlineError,
+    ForebayError,
+    MissingError,
+    StorageError,
+    UnsupportedError,
+)
+from .engine import Engine, dataset_id, shared_engine
+from .feeds import StreamFeed
+from .units import format_bytes, parse_bytes
+
+_log = logging.getLogger("forebay")
+_START_S = 20.0
+_T = TypeVar("_T")
+_NO_DAEMON = (AccessError, DeadlineError, MissingError, StorageError, UnsupportedError)
+_BYTES = ("memory", "memory_tier", "cache_bytes")
+
+
+def program() -> str:
+    """The daemon's executable: $FOREBAYD, or the one beside the extension module."""
+    beside = os.path.join(os.path.dirname(os.path.abspath(_forebay.__file__)), "forebayd")
+    return os.environ.get("FOREBAYD") or beside
+
+
+class SharedEngine(Engine):
+    """One engine for all of a user's processes on a node, in a process of its own.
+
+    Ranks of one job, and different jobs, share its memory budget; a data set that several of them
+    read is read from the source once. The first to need it starts it; it ends some seconds after
+    the last has left. Batches are views of its memory. When it dies, each loader goes on with the
+    next batch from an engine in its own process.
+
+    With more than one rank on the node (``LOCAL_WORLD_SIZE`` and its kin) loaders of stored bytes
+    use it by default; ``FOREBAY_DAEMON=off``, or ``engine=forebay.Engine()``, keeps them apart.
+
+    Args:
+        memory: Bytes for everything the daemon holds, for all ranks together. Default: half of
+            what may be used.
+        linger: Seconds that it stays without a client.
+        metrics_port: ``GET /metrics`` for Prometheus on 127.0.0.1; 0: no port.
+        folder: Where its socket lies. Default: ``$XDG_RUNTIME_DIR/forebay``, or
+            ``/tmp/forebay-UID``.
+        Others: As in ``forebay.Engine``. Whoever starts the daemon decides; a later process that
+            wants something else is told so in its log.
+    """
+
+    def __init__(
+        self,
+        memory: int | str | None = None,
+        *,
+        in_flight: int = 0,
+        max_in_flight: int = 256,
+        io: str = "auto",
+        copy_threads: int | None = None,
+        keep: bool = True,
+        memory_tier: int | str | None = None,
+        verify: bool = False,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_bytes: int | str | None = None,
+        linger: int = 5,
+        metrics_port: int = 0,
+        folder: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if cache_bytes and not cache_dir:
+            raise ArgumentError("cache_bytes needs a cache_dir")
+        self._options = dict(
+            memory=parse_bytes(memory),
+            in_flight=in_flight,
+            max_in_flight=max_in_flight,
+            io=io,
+            copy_threads=copy_threads,
+            keep=keep,
+            memory_tier=parse_bytes(memory_tier, "memory_tier"),
+            verify=verify,
+            cache_dir=os.path.abspath(cache_dir) if cache_dir else "",
+            cache_bytes=parse_bytes(cache_bytes, "cache_bytes"),
+            linger=linger,
+            metrics_port=metrics_port,
+            folder=os.path.abspath(folder) if folder else "",
+        )
+        self._noted = False
+        self._pid = -1
+        self._client: _forebay.SharedEngine | None = None
+        self._embedded: Engine | None = None
+        self._gate = threading.RLock()
+        self.client()
+
+    # ---- the daemon, or what stands in for it
+
+    def client(self) -> _forebay.SharedEngine | None:
+        """The connection of this process; None once it goes on without the daemon."""
+        if self._pid != os.getpid():
+            # A forked child has a connection of its own; its parent's lock may be held.
+            self._gate = threading.RLock()
+            self._client = self._embedded = None
+            self._pid = os.getpid()
+        with self._gate:
+            if self._client is None and self._embedded is None:
+                try:
+                    self._client = _forebay.SharedEngine.attach(
+                        program(), self._options["folder"], self._settings(), _START_S
+                    )
+                    self._tell_differences(self._client)
+                except _NO_DAEMON as error:
+                    self._go_on_alone(str(error))
+            return self._client
+
+    def embedded(self) -> Engine:
+        """The engine of this process that took the daemon's place."""
+        with self._gate:
+            if self._embedded is None:
+                options: dict[str, Any] = dict(self._options)
+                for name in ("linger", "metrics_port", "folder"):
+                    del options[name]
+                # What was meant for all ranks of the node is divided among them.
+                for name in ("memory", "memory_tier"):
+                    options[name] //= ranks.local_world()
+                self._embedded = Engine(**options)
+            return self._embedded
+
+    def lost(self, client: _forebay.SharedEngine, why: str) -> None:
+        """The daemon has gone: this process goes on alone. Said once."""
+        with self._gate:
+            if self._client is client:
+                self._client = None
+                self._go_on_alone(why)
+        _forebay.SharedEngine.clear_dead(self._options["folder"])
+
+    def _go_on_alone(self, why: str) -> None:
+        # As text: an exception that a handler keeps would keep the connection.
+        _log.warning("forebay: going on without the node's daemon, in this process: %s", why)
+        self.embedded()
+
+    def _settings(self) -> list[str]:
+        options, out = self._options, []
+        defaults = dict(max_in_flight=256, io="auto", keep=True, linger=5)
+        for name, value in options.items():
+            if name == "folder" or value is None or value == defaults.get(name, 0) or value == "":
+                continue
+            out.append(f"{name}={int(value) if isinstance(value, bool) else value}")
+        return out
+
+    def _tell_differences(self, client: _forebay.SharedEngine) -> None:
+        theirs = dict(line.split("=", 1) for line in client.settings.splitlines())
+        differ = []
+        for setting in self._settings():
+            name, value = setting.split("=", 1)
+            if theirs.get(name) != value:
+                has = theirs.get(name, "default")
+                if name in _BYTES:
+                    value = format_bytes(int(value))
+                    has = format_bytes(int(has)) if has.isdigit() else has
+                differ.append(f"{name}={value} (it has {has})")
+        if differ:
+            _log.warning("forebay: the node's daemon was started by another process; not used: %s",
+                         ", ".join(differ))  # fmt: skip
+
+    def _describe(self) -> dict[str, Any] | None:
+        """What the daemon says of itself; None without one."""
+        client = self.client()
+        if client is None:
+            return None
+        try:
+            return json.loads(client.describe())
+        except ForebayError as error:
+            if client.connected:
+                raise
+            self.lost(client, str(error))
+            return None
+
+    # ---- as Engine
+
+    @property
+    def native(self) -> Any:
+        """The C++ engine behind this one."""
+        return self.client() or self.embedded().native
+
+    @property
+    def cache_status(self) -> str:
+        said = self._describe()
+        return said["cache_status"] if said is not None else self.embedded().cache_status
+
+    def metrics(self) -> dict[str, int]:
+        said = self._describe()
+        return said["metrics"] if said is not None else self.embedded().metrics()
+
+    def knobs(self) -> dict[str, tuple[int, int, int, str]]:
+        said = self._describe()
+        if said is None:
+            return self.embedded().knobs()
+        return {
+            k["name"]: (k["value"], k["minimum"], k["maximum"], k["meaning"]) for k in said["knobs"]
+        }
+
+    def set_knob(self, name: str, value: int) -> None:
+        self.set_knobs({name: value})
+
+    def set_knobs(self, knobs: dict[str, int]) -> None:
+        """Changes all of them, or none, while running; for every process that shares the daemon."""
+        client = self.client()
+        if client is not None:
+            client.set_knobs(list(knobs), list(knobs.values()))
+            return
+        for name, value in knobs.items():
+            self.embedded().set_knob(name, value)
+
+    def feed(
+        self, catalog: _forebay.Catalog, delay: str, arguments: dict, contiguous: bool
+    ) -> SharedFeed:
+        """A loader's batches."""
+        return SharedFeed(self, catalog, delay, arguments, contiguous)
+
+    def __reduce__(self):
+        return _rebuild, (self._options,)
+
+
+def _rebuild(options: dict) -> SharedEngine:
+    return SharedEngine(**options)
+
+
+class SharedFeed:
+    """Stored bytes from the daemon; from an engine of this process once that has gone.
+
+    It knows where the stream stands, so that the change is between two batches and nothing is
+    missed or seen twice.
+    """
+
+    def __init__(
+        self,
+        engine: SharedEngine,
+        catalog: _forebay.Catalog,
+        delay: str,
+        arguments: dict,
+        contiguous: bool,
+    ) -> None:
+        self._engine = engine
+        self._catalog = catalog
+        self._delay = delay
+        self._arguments = dict(arguments)
+        self._contiguous = contiguous
+        self._total = _forebay.epoch_total(
+            arguments["size"], arguments["world"], arguments["sampler_drop_last"]
+        )
+        self._epoch, self._position = arguments["first_epoch"], arguments["first_position"]
+        self._past: list[dict] = []  # what a daemon that has gone had delivered
+        self._client: _forebay.SharedEngine | None = None
+        self._native: Any = None
+        self._stream = 0
+        self._open()
+
+    def _open(self) -> None:
+        arguments = {
+            **self._arguments,
+            "first_epoch": self._epoch,
+            "first_position": self._position,
+        }
+        client = self._client = self._engine.client()
+        if client is None:
+            embedded = self._engine.embedded()
+            dataset = dataset_id(embedded, self._catalog, self._delay)
+            feed = StreamFeed(embedded, dataset, arguments, self._contiguous)
+            self._native, self._stream = feed._native, feed._stream
+            return
+        try:
+            dataset = client.add_dataset(self._catalog, self._delay)
+            self._stream = client.open_stream(dataset, contiguous=self._contiguous, **arguments)
+            self._native = client
+        except ForebayError as error:
+            if client.connected:
+                raise
+            self._engine.lost(client, str(error))
+            self._open()
+
+    def _call(self, function: Callable[[Any, int], _T]) -> _T:
+        while True:
+            client = self._client
+            try:
+                return function(self._native, self._stream)
+            except ForebayError as error:
+                if client is None or client.connected or self._engine._pid != os.getpid():
+                    raise
+                self._past = merge_stats(self._past, client.stats(self._stream))
+                self._engine.lost(client, str(error))
+                self._open()
+
+    def take(self, wait: float) -> Any:
+        took = self._call(lambda native, stream: native.take(stream, wait))
+        if took == "end of epoch":
+            self._epoch, self._position = self._epoch + 1, 0
+        elif took is not None and not isinstance(took, str):
+            step = self._arguments["batch_size"] * self._arguments["world"]
+            self._position = min(self._total, self._position + step)
+        return took
+
+    def seek(self, epoch: int, position: int) -> None:
+        self._call(lambda native, stream: native.seek(stream, epoch, position))
+        self._epoch, self._position = epoch, position
+
+    def stats(self) -> list[dict]:
+        return merge_stats(self._past, self._call(lambda native, stream: native.stats(stream)))
+
+    def waiting_for(self) -> str:
+        return self._call(lambda native, stream: native.waiting_for(stream))
+
+    def close(self) -> None:
+        try:
+            self._native.close_stream(self._stream)
+        except ForebayError:
+            if self._client is None or self._client.connected:
+                raise
+
+
+def merge_stats(past: list[dict], now: list[dict]) -> list[dict]:
+    """Epochs of two engines in one list; the one that both have a part of is added up."""
+    now = [s for s in now if s["batches"]]
+    if not past or not now or past[-1]["epoch"] != now[0]["epoch"]:
+        return past + now
+    import numpy as np
+
+    first, second = past[-1], now[0]
+    both = {name: first[name] + second[name] for name in first if name not in ("epoch", "wait")
+            and name != "batch_us"}  # fmt: skip
+    both["epoch"] = first["epoch"]
+    both["wait"] = {cause: first["wait"][cause] + second["wait"][cause] for cause in first["wait"]}
+    both["batch_us"] = np.concatenate([first["batch_us"], second["batch_us"]])
+    return [*past[:-1], both, *now[1:]]
+
+
+_shared: weakref.ref[SharedEngine] | None = None
+_shared_lock = threading.Lock()
+
+
+def default_engine(*, decoded: bool, **options: Any) -> Engine:
+    """The engine of a loader that names none: the node's daemon where the node has several ranks,
+    else the process's own. Decoded batches are made in the process, from its own engine.
+    """
+    alone = ranks.local_world() == 1 or os.environ.get("FOREBAY_DAEMON", "").lower() in ("off", "0")
+    if decoded or alone:
+        return shared_engine(**options)
+    global _shared
+    given = {k: v for k, v in options.items() if v is not None}
+    with _shared_lock:
+        engine = _shared() if _shared is not None else None
+        if engine is None:
+            engine = SharedEngine(**given)
+            _shared = weakref.ref(engine)
+            return engine
+    for name, value in given.items():
+        wanted = parse_bytes(value, name) if name in _BYTES else value
+        if wanted and wanted != engine._options[name]:
+            raise ArgumentError(
+                f"{name}={value!r}, but the loaders of this process already share an engine with "
+                f"{engine._options[name]!r}; leave {name}= out, or pass "
+                f"engine=forebay.Engine({name}={value!r})"
+            )
+    return engine

@@ -1,0 +1,100 @@
+"""``forebay status``: what the node's daemon does."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+from . import _forebay
+from ._errors import AccessError, MissingError, StorageError
+from .units import format_bytes
+
+_KEY_METRICS = (
+    ("forebay_source_reads_total", "reads from the source", False),
+    ("forebay_source_read_bytes_total", "bytes read from the source", True),
+    ("forebay_stage_samples_total", "samples handed out", False),
+    ("forebay_stage_kept_bytes", "kept for later epochs", True),
+    ("forebay_source_in_flight_reads", "reads under way", False),
+    ("forebay_stage_leases", "batches on loan", False),
+    ("forebay_daemon_ready_batches", "batches ready", False),
+)
+
+
+def run(options: argparse.Namespace) -> int:
+    folder = os.path.abspath(options.folder) if options.folder else ""
+    where = folder or _forebay.SharedEngine.default_folder()
+    try:
+        client = _forebay.SharedEngine.attach_running(folder)
+    except (AccessError, MissingError, StorageError) as error:
+        if isinstance(error, AccessError):
+            raise
+        print(f"No forebayd runs for this user on this node (looked in {where}).")
+        return 1
+    if options.prometheus:
+        print(client.prometheus(), end="")
+        return 0
+    said = json.loads(client.describe())
+    if options.json:
+        print(json.dumps(said, indent=2))
+        return 0
+    print(describe(said, where))
+    return 0
+
+
+def _text(quoted: str) -> str:
+    """Names of files come with a character for each byte."""
+    return os.fsdecode(quoted.encode("latin-1"))
+
+
+def describe(said: dict[str, Any], where: str) -> str:
+    """The daemon in a page of text."""
+    metrics = said["metrics"]
+    seconds = said["uptime_ms"] / 1000
+    lines = [
+        f"forebayd {said['pid']} in {where}, for {_duration(seconds)}; "
+        f"memory {format_bytes(said['budget'])}"
+    ]
+    if said["cache_status"]:
+        lines.append(f"cache folder: {_text(said['cache_status'])}")
+    lines.append("\ndata sets")
+    for d in said["datasets"]:
+        lines.append(
+            f"  {d['dataset']:>3}  {_text(d['root'])}  {d['samples']} samples, "
+            f"{format_bytes(d['bytes'])}"
+        )
+    if not said["datasets"]:
+        lines.append("  none")
+    lines.append("\nprocesses")
+    jobs = [c for c in said["clients"] if c["pid"] != os.getpid()]
+    for client in jobs:
+        lines.append(f"  pid {client['pid']}, {client['leases']} batches on loan or ready")
+        for s in client["streams"]:
+            lines.append(
+                f"    data set {s['dataset']}, batches of {s['batch_size']}, rank {s['rank']} of "
+                f"{s['world']}, seed {s['seed']}: epoch {s['epoch']}, batch {s['batches']}, "
+                f"{s['ready']} ready"
+            )
+    if not jobs:
+        lines.append("  none")
+    lines.append("\nknobs")
+    width = max(len(k["name"]) for k in said["knobs"])
+    for k in said["knobs"]:
+        lines.append(
+            f"  {k['name']:<{width}}  {k['value']}  ({k['minimum']} to {k['maximum']}: "
+            f"{k['meaning']})"
+        )
+    lines.append("\nmetrics")
+    for name, meaning, is_bytes in _KEY_METRICS:
+        value = metrics.get(name, 0)
+        lines.append(f"  {meaning:<28}{format_bytes(value) if is_bytes else value}")
+    return "\n".join(lines)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -1,0 +1,44 @@
+// How a process comes to its user's daemon on this node: the one that runs, or one it starts.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "client/socket_client.h"
+
+namespace forebay {
+
+// Where a daemon and its clients meet. All of it lies in one folder of mode 0700.
+struct DaemonPlace {
+  explicit DaemonPlace(const std::string& where);  // empty: wire::RuntimeFolder()
+  const std::string folder;
+  const std::string socket;
+  const std::string lock;  // held by the daemon for its life, and by who starts it before that
+  const std::string log;
+};
+
+struct DaemonOptions {
+  std::string folder;   // empty: wire::RuntimeFolder()
+  std::string program;  // forebayd
+  // Its settings, each "name=value"; those of the first client hold.
+  std::vector<std::string> settings;
+  Nanos timeout = 20 * kSecond;  // for all of it
+};
+
+// A client with rings, of the daemon that is there or that this call has started. The daemon shares
+// nothing with this process: a session of its own, no open descriptor, no LD_PRELOAD, none of the
+// launcher's variables that speak of one rank. However many call at once, one is started. What a
+// dead daemon left behind is replaced. An error of the daemon's own start is returned as it is.
+Result<std::unique_ptr<SocketClient>> AttachDaemon(const DaemonOptions& options);
+
+// Of the daemon that is there; kUnavailable when there is none.
+Result<std::unique_ptr<SocketClient>> AttachRunningDaemon(const std::string& folder, Nanos timeout);
+
+// Removes what a daemon that was killed left in the folder. Does nothing while one lives or starts.
+void ClearDeadDaemon(const std::string& folder);
+
+}  // namespace forebay

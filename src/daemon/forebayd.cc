@@ -1,0 +1,261 @@
+// forebayd: one engine for all of a user's training processes on a node.
+//
+// Started by the first client that needs it (client/attach.cc) and gone some seconds after the last
+// has left. Nothing of it outlives it but what it said in its log, if it was killed.
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/file.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "client/attach.h"
+#include "daemon/metrics_http.h"
+#include "daemon/server.h"
+#include "stage/engine.h"
+#include "wire/socket.h"
+
+namespace forebay {
+namespace {
+
+constexpr std::string_view kUsage =
+    "usage: forebayd [--folder=DIR] [--NAME=VALUE ...]\n"
+    "\n"
+    "Serves one engine to this user's training processes on this node, over a Unix socket in\n"
+    "$XDG_RUNTIME_DIR/forebay or /tmp/forebay-UID. Clients start it by themselves.\n"
+    "\n"
+    "  --memory=BYTES         of everything it holds; default: half of what may be used\n"
+    "  --memory_tier=BYTES    the most that stays for later epochs\n"
+    "  --cache_dir=DIR        a folder on a local disk for copies\n"
+    "  --cache_bytes=BYTES    how much of the disk it may take\n"
+    "  --in_flight=N          source reads at once; default: found while running\n"
+    "  --max_in_flight=N      the most it may find\n"
+    "  --copy_threads=N, --keep=0|1, --verify=0|1, --io=auto|threads|io_uring\n"
+    "  --linger=SECONDS       it stays without a client; default 5\n"
+    "  --metrics_port=PORT    GET /metrics on 127.0.0.1\n";
+
+constexpr int64_t kLongestLinger = 7 * 24 * 3600;
+
+struct Settings {
+  EngineOptions engine;
+  std::string folder;
+  std::string given;  // for HelloReply::settings
+  uint64_t linger = 5;
+  uint64_t metrics_port = 0;
+  uint64_t lock_fd = 0;
+  uint64_t ready_fd = 0;
+  bool detach = false;
+};
+
+Status Number(std::string_view name, std::string_view text, uint64_t most, uint64_t* out) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *out);
+  if (error != std::errc() || end != text.data() + text.size() || *out > most) {
+    return Status(Code::kInvalidArgument,
+                  StrCat("--", name, "=", text, ": it takes a number from 0 to ", most));
+  }
+  return Status();
+}
+
+template <typename T>
+Status Option(std::string_view name, std::string_view text, uint64_t most, T* out) {
+  uint64_t value = 0;
+  FOREBAY_RETURN_IF_ERROR(Number(name, text, most, &value));
+  *out = static_cast<T>(value);
+  return Status();
+}
+
+Status ParseOne(std::string_view word, Settings* out) {
+  if (word == "--detach") {
+    out->detach = true;
+    return Status();
+  }
+  const size_t equals = word.find('=');
+  if (!word.starts_with("--") || equals == std::string_view::npos) {
+    return Status(Code::kInvalidArgument, StrCat("'", word, "' is no option of forebayd"));
+  }
+  const std::string_view name = word.substr(2, equals - 2);
+  const std::string_view value = word.substr(equals + 1);
+  constexpr uint64_t kAny = ~uint64_t{0};
+  constexpr uint64_t kFds = 1 << 20;
+  if (name == "folder") {
+    out->folder = value;
+    return Status();
+  }
+  if (name == "lock-fd") return Number(name, value, kFds, &out->lock_fd);
+  if (name == "ready-fd") return Number(name, value, kFds, &out->ready_fd);
+  out->given += StrCat(name, "=", value, "\n");
+  EngineOptions& engine = out->engine;
+  if (name == "memory") return Number(name, value, kAny, &engine.memory);
+  if (name == "memory_tier") return Number(name, value, kAny, &engine.memory_tier);
+  if (name == "cache_bytes") return Number(name, value, kAny, &engine.cache_bytes);
+  if (name == "in_flight") return Option(name, value, 1 << 20, &engine.in_flight);
+  if (name == "max_in_flight") return Option(name, value, 1 << 20, &engine.max_in_flight);
+  if (name == "copy_threads") return Option(name, value, 1 << 10, &engine.copy_threads);
+  if (name == "keep") return Option(name, value, 1, &engine.keep);
+  if (name == "verify") return Option(name, value, 1, &engine.verify);
+  if (name == "linger") return Number(name, value, kLongestLinger, &out->linger);
+  if (name == "metrics_port") return Number(name, value, 65535, &out->metrics_port);
+  if (name == "cache_dir") {
+    engine.cache_folder = value;
+    return Status();
+  }
+  if (name == "io" && (value == "auto" || value == "threads" || value == "io_uring")) {
+    if (value == "threads") engine.io = PosixSourceOptions::Io::kThreads;
+    if (value == "io_uring") engine.io = PosixSourceOptions::Io::kUring;
+    return Status();
+  }
+  return Status(Code::kInvalidArgument, StrCat("'", word, "' is no option of forebayd"));
+}
+
+void Say(std::string_view what) {
+  std::fprintf(stderr, "forebayd %d: %.*s\n", static_cast<int>(getpid()),
+               static_cast<int>(what.size()), what.data());
+}
+
+// Tells who started us how it went, or standard error.
+void Report(OwnedFd& ready, const Status& status) {
+  if (ready.valid()) {
+    std::string report(1, static_cast<char>(status.code()));
+    report += status.message();
+    (void)!write(ready.get(), report.data(), report.size());
+    ready.Reset();
+  } else if (!status.ok()) {
+    Say(status.ToString());
+  }
+}
+
+// The lock that a client handed over, or one of our own.
+Result<OwnedFd> Lock(const Settings& settings, const DaemonPlace& place) {
+  if (settings.lock_fd != 0) {
+    (void)fcntl(static_cast<int>(settings.lock_fd), F_SETFD, FD_CLOEXEC);
+    return OwnedFd(static_cast<int>(settings.lock_fd));
+  }
+  bool made = false;
+  FOREBAY_RETURN_IF_ERROR(wire::PrivateFolder(place.folder, &made));
+  OwnedFd lock(open(place.lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!lock.valid()) return ErrnoStatus(errno, StrCat("opening ", place.lock));
+  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    return Status(Code::kUnavailable, StrCat("another forebayd runs in ", place.folder));
+  }
+  return lock;
+}
+
+struct Daemon {
+  EnginePtr engine;
+  ServerPtr server;  // goes before the engine
+  std::unique_ptr<MetricsHttp> http;
+  Knob* linger = nullptr;
+};
+
+Result<Daemon> Start(const Settings& settings, const DaemonPlace& place) {
+  Daemon daemon;
+  Result<EnginePtr> engine = Engine::Create(settings.engine);
+  if (!engine) return engine.error();
+  daemon.engine = *std::move(engine);
+  daemon.linger = &daemon.engine->registry().AddKnob(
+      "daemon_linger_seconds", 0, kLongestLinger, static_cast<int64_t>(settings.linger),
+      "how long forebayd stays after its last client has left");
+  if (const std::string note = daemon.engine->CacheNote(); !note.empty()) Say(note);
+  if (settings.metrics_port != 0) {
+    auto http =
+        MetricsHttp::Start(daemon.engine->registry(), static_cast<uint16_t>(settings.metrics_port));
+    // Training does not depend on it.
+    if (http) {
+      daemon.http = *std::move(http);
+    } else {
+      Say(http.error().ToString());
+    }
+  }
+  ServerOptions options;
+  options.socket_path = place.socket;
+  options.open_datasets = true;
+  options.keep_loans = true;
+  options.settings = settings.given;
+  options.linger = [knob = daemon.linger] { return knob->value() * kSecond; };
+  Result<ServerPtr> server = Server::Start(*daemon.engine, options);
+  if (!server) return server.error();
+  daemon.server = *std::move(server);
+  return daemon;
+}
+
+// Until a signal asks for the end, or nobody has been there for long enough.
+void Serve(const Daemon& daemon, const sigset_t& ends) {
+  const OwnedFd signals(signalfd(-1, &ends, SFD_CLOEXEC));
+  std::array<pollfd, 2> fds = {pollfd{signals.get(), POLLIN, 0},
+                               pollfd{daemon.server->ended_fd(), POLLIN, 0}};
+  while (poll(fds.data(), fds.size(), -1) <= 0) {
+  }
+}
+
+int Run(int argc, char** argv) {
+  Settings settings;
+  Status parsed;
+  for (int i = 1; i < argc && parsed.ok(); ++i) {
+    if (std::string_view(argv[i]) == "--help") {
+      std::fputs(kUsage.data(), stdout);
+      return 0;
+    }
+    parsed = ParseOne(argv[i], &settings);
+  }
+  // Before any thread is there. The starter waits for this process only.
+  if (settings.detach) {
+    const pid_t child = fork();
+    if (child < 0) return 1;
+    if (child > 0) return 0;
+  }
+  OwnedFd ready;
+  if (settings.ready_fd != 0) {
+    ready = OwnedFd(static_cast<int>(settings.ready_fd));
+    (void)fcntl(ready.get(), F_SETFD, FD_CLOEXEC);
+  }
+  if (!parsed.ok()) {
+    Report(ready, parsed);
+    return 2;
+  }
+  const DaemonPlace place(settings.folder);
+  umask(077);
+  (void)!chdir("/");  // keeps no mount busy
+  sigset_t ends;
+  sigemptyset(&ends);
+  for (const int number : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&ends, number);
+  sigprocmask(SIG_BLOCK, &ends, nullptr);
+  (void)std::signal(SIGPIPE, SIG_IGN);
+
+  const Result<OwnedFd> lock = Lock(settings, place);
+  if (!lock) {
+    Report(ready, lock.error());
+    return 1;
+  }
+  int code = 0;
+  {
+    Result<Daemon> daemon = Start(settings, place);
+    Report(ready, daemon.status());
+    if (daemon) {
+      Serve(*daemon, ends);
+      daemon->http.reset();
+      daemon->server.reset();
+      daemon->engine.reset();
+    } else {
+      code = 1;
+    }
+  }
+  unlink(place.log.c_str());
+  // Last, while the lock is held: who finds no file makes a new one.
+  unlink(place.lock.c_str());
+  rmdir(place.folder.c_str());
+  return code;
+}
+
+}  // namespace
+}  // namespace forebay
+
+int main(int argc, char** argv) { return forebay::Run(argc, argv); }

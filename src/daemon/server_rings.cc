@@ -1,0 +1,189 @@
+// The server's rings: batches announced to clients before they ask.
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "daemon/server.h"
+
+namespace forebay {
+
+Status Server::OnSeek(Peer& peer, const wire::Seek& seek) {
+  // A refused seek leaves everything where it is.
+  FOREBAY_RETURN_IF_ERROR(engine_.Seek(seek.stream, seek.epoch, seek.position));
+  const auto found = peer.rings.find(seek.stream);
+  if (found == peer.rings.end()) return Status();
+  Ring& ring = *found->second;
+  FOREBAY_RETURN_IF_ERROR(ring.writer.Look());
+  DropAnnounced(peer, ring);
+  ring.writer.Rewind();
+  ring.ended = false;
+  ring.failed = false;
+  ring.wanted_since = -1;
+  ring.blocked_since = -1;
+  return Status();
+}
+
+void Server::DropAnnounced(Peer& peer, Ring& ring) {
+  // Those at the front may have been taken since the last look: they stay the client's loans.
+  const size_t untaken = std::min<size_t>(ring.writer.outstanding(), ring.announced.size());
+  for (size_t i = ring.announced.size() - untaken; i < ring.announced.size(); ++i) {
+    const LeaseId lease = ring.announced[i].lease;
+    if (lease != kNoLease && peer.leases.erase(lease) != 0) (void)engine_.Release(lease);
+  }
+  for (const Ring::Announced& entry : ring.announced) ahead_bytes_ -= entry.bytes;
+  ring.announced.clear();
+}
+
+void Server::DropRing(Peer& peer, StreamId stream) {
+  const auto found = peer.rings.find(stream);
+  if (found == peer.rings.end()) return;
+  Ring& ring = *found->second;
+  if (ring.writer.Look().ok()) {
+    released_.clear();
+    (void)ring.writer.PopReleases(&released_);
+    for (const LeaseId lease : released_) {
+      if (peer.leases.erase(lease) != 0) (void)engine_.Release(lease);
+    }
+  }
+  DropAnnounced(peer, ring);
+  peer.rings.erase(found);
+  rings_.Set(--ring_count_);
+}
+
+bool Server::Announce(Peer& peer, Ring& ring, Nanos now) {
+  const bool wanted = ring.writer.outstanding() == 0 && ring.writer.wanted();
+  if (wanted && ring.wanted_since < 0) {
+    ring.wanted_since = now;
+    ring.cause = engine_.WaitCause(ring.stream);
+  }
+  // Ahead of the asking: only while it takes memory from nobody who waits, and no error is told
+  // that nobody may ever come to.
+  if (!wanted && (ring.failed || ahead_bytes_ + ring.batch_bytes > ahead_limit_)) return false;
+  Result<TakeKind> kind = engine_.Take(ring.stream, 0, &loan_);
+  if (kind && *kind == TakeKind::kPending) {
+    ring.waiting = true;
+    const Status blocked = wanted ? engine_.Blocked(ring.stream) : Status();
+    if (blocked.ok()) {
+      ring.blocked_since = -1;
+      return false;
+    }
+    if (ring.blocked_since < 0) ring.blocked_since = now;
+    if (now - ring.blocked_since <= options_.release_wait) return false;
+    ring.blocked_since = -1;
+    kind = blocked;
+  }
+  if (!kind && !wanted) {
+    ring.failed = true;
+    return false;
+  }
+  ring.failed = false;
+  ring.waiting = false;
+  ring.blocked_since = -1;
+  if (ring.wanted_since >= 0) {
+    engine_.CountStall(ring.cause, now - std::exchange(ring.wanted_since, -1));
+  }
+  const auto cause = static_cast<uint8_t>(ring.cause);
+  if (!kind) {
+    ring.failed = true;  // the next try is for the next asking
+    ring.announced.emplace_back();
+    ring.writer.PublishError(kind.error(), cause);
+    return false;
+  }
+  wire::RingEntry entry;
+  entry.kind = static_cast<uint8_t>(*kind);
+  entry.cause = cause;
+  StreamInfo& info = peer.streams[ring.stream];
+  if (*kind != TakeKind::kBatch) {
+    ring.ended = *kind == TakeKind::kEndOfStream;
+    ++info.epoch;
+    info.batches = 0;
+    ring.announced.emplace_back();
+    ring.writer.Publish(entry, {}, {}, {});
+    return true;
+  }
+  entry.lease = loan_.lease;
+  entry.dataset = loan_.dataset;
+  entry.epoch = loan_.epoch;
+  entry.index = loan_.index;
+  info.epoch = loan_.epoch;
+  info.batches = loan_.index + 1;
+  ring.batch_bytes = 0;
+  for (const uint32_t length : loan_.lengths) ring.batch_bytes += length;
+  ahead_bytes_ += ring.batch_bytes;
+  peer.leases.insert(loan_.lease);
+  ring.announced.push_back({loan_.lease, ring.batch_bytes});
+  ring.writer.Publish(entry, loan_.samples, loan_.offsets, loan_.lengths);
+  return true;
+}
+
+Status Server::Pump(Peer& peer, Ring& ring, Nanos now) {
+  ring.writer.Awake();
+  FOREBAY_RETURN_IF_ERROR(ring.writer.Look());
+  while (ring.announced.size() > ring.writer.outstanding()) {
+    ahead_bytes_ -= ring.announced.front().bytes;
+    ring.announced.pop_front();
+  }
+  released_.clear();
+  FOREBAY_RETURN_IF_ERROR(ring.writer.PopReleases(&released_));
+  for (const LeaseId lease : released_) {
+    // Nobody gives back what another one reads, or what was not taken yet.
+    const bool untaken = std::any_of(ring.announced.begin(), ring.announced.end(),
+                                     [&](const auto& entry) { return entry.lease == lease; });
+    if (!untaken && peer.leases.erase(lease) != 0) {
+      FOREBAY_RETURN_IF_ERROR(engine_.Release(lease));
+    }
+  }
+  ring.waiting = false;
+  if (ring.ended && ring.writer.outstanding() == 0 && ring.writer.wanted()) {
+    ring.ended = false;  // said again, to who asks again
+  }
+  while (ring.writer.free_slots() != 0 && !ring.ended && Announce(peer, ring, now)) {
+  }
+  return Status();
+}
+
+void Server::PumpAll() {
+  const auto pump = [this](bool only_waiting) {
+    const Nanos now = SteadyClock().Now();
+    bool waiting = false;
+    for (auto& [id, peer] : peers_) {
+      for (auto& [stream, ring] : peer->rings) {
+        if (peer->gone || (only_waiting && !ring->waiting)) continue;
+        if (!Pump(*peer, *ring, now).ok()) {
+          dropped_total_.Add(1);
+          MarkGone(*peer);
+        }
+        waiting |= ring->waiting;
+      }
+    }
+    return waiting;
+  };
+  if (pump(false)) {
+    // Armed before the asking: what happens after an ask has looked is signalled.
+    engine_.ArmProgress();
+    (void)pump(true);
+  }
+  size_t ready = 0;
+  for (const auto& [id, peer] : peers_) {
+    for (const auto& [stream, ring] : peer->rings) ready += ring->announced.size();
+  }
+  ready_batches_.Set(ready);
+}
+
+bool Server::SleepOnRings() {
+  if (ring_count_ == 0) return false;
+  bool blocked = std::any_of(pending_.begin(), pending_.end(),
+                             [](const Pending& ask) { return ask.blocked_since >= 0; });
+  for (const auto& [id, peer] : peers_) {
+    for (const auto& [stream, ring] : peer->rings) blocked |= ring->blocked_since >= 0;
+  }
+  bool news = false;
+  for (auto& [id, peer] : peers_) {
+    for (auto& [stream, ring] : peer->rings) {
+      if (!peer->gone) news |= ring->writer.Sleep(blocked, ring->wanted_since >= 0);
+    }
+  }
+  return news;
+}
+
+}  // namespace forebay
