@@ -170,7 +170,18 @@ Result<std::unique_ptr<SocketClient>> AttachDaemon(const DaemonOptions& options)
     auto client = SocketClient::Attach(place.socket, std::clamp(left, kMilli, kAttachOnce), true);
     if (client || client.error().code() != Code::kUnavailable || left <= 0) return client;
     bool made = false;
-    FOREBAY_RETURN_IF_ERROR(wire::PrivateFolder(place.folder, &made));
+    const Status there = wire::PrivateFolder(place.folder, &made);
+    if (there.code() == Code::kNotFound && access(place.folder.c_str(), F_OK) != 0 &&
+        left > kLookAgain) {
+      // Another daemon has just removed it as the last to leave; or its parent is not there.
+      std::this_thread::sleep_for(std::chrono::nanoseconds(kLookAgain));
+      const size_t slash = place.folder.rfind('/');
+      if (slash == 0 || slash == std::string::npos ||
+          access(place.folder.substr(0, slash).c_str(), F_OK) == 0) {
+        continue;
+      }
+    }
+    FOREBAY_RETURN_IF_ERROR(there);
     Result<OwnedFd> lock = TakeLock(place);
     if (!lock) return lock.error();
     if (lock->valid()) {

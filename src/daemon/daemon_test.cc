@@ -87,12 +87,12 @@ class DaemonTest : public ::testing::Test {
     return client ? *std::move(client) : nullptr;
   }
 
-  std::unique_ptr<Catalog> MakeFiles(uint32_t n) {
+  std::unique_ptr<Catalog> MakeFiles(uint32_t n, uint64_t longest = 3000) {
     std::vector<std::string> paths;
     SplitMix64 rng(n);
     for (uint32_t i = 0; i < n; ++i) {
       paths.push_back(StrCat(root_, "/", i));
-      lengths_.push_back(rng.Below(3000));
+      lengths_.push_back(rng.Below(longest));
       std::ofstream(paths.back(), std::ios::binary) << Content(i, lengths_.back());
     }
     auto built = BuildFileList(paths, {});
@@ -273,7 +273,9 @@ TEST_F(DaemonTest, WhatAKilledDaemonLeftIsCleared) {
 
 // A daemon that is asked to end leaves what its clients hold as it is.
 TEST_F(DaemonTest, LoansOutliveATerminatedDaemon) {
-  const auto catalog = MakeFiles(400);
+  // Twice what the daemon's memory holds: what is given back is soon used again.
+  const auto catalog = MakeFiles(400, 100000);
+  options_.settings[0] = "memory=12582912";
   auto client = Attach();
   ASSERT_NE(client, nullptr);
   auto dataset = client->AddDataset(*catalog, "");

@@ -158,7 +158,10 @@ Status Server::Bind() {
     const Result<sockaddr_un> address = wire::SocketAddress(path_);
     if (!address) return address.error();
     bool made = false;
-    FOREBAY_RETURN_IF_ERROR(wire::PrivateFolder(folder, &made));
+    const Status there = wire::PrivateFolder(folder, &made);
+    // Made by another, and removed again before it was looked at.
+    if (there.code() == Code::kNotFound && attempt + 1 < kAttempts) continue;
+    FOREBAY_RETURN_IF_ERROR(there);
     if (made || choose) folder_ = folder;
     // One starter at a time judges and replaces what is there.
     const OwnedFd lock(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));

@@ -22,7 +22,8 @@ using internal::kTellReleased;
 using internal::kTellTaken;
 using internal::RingHeader;
 
-constexpr uint32_t kSlots = 8;
+// The daemon is woken once for half of them. What a ring may hold is bounded by the daemon.
+constexpr uint32_t kSlots = 32;
 constexpr uint32_t kMostSlots = 64;
 constexpr uint32_t kMostSamples = uint32_t{1} << 20;
 constexpr size_t kMostBytes = size_t{4} << 20;

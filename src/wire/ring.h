@@ -27,7 +27,7 @@ struct RingShape {
   uint32_t samples = 0;  // the most in a batch
   size_t SlotBytes() const;
   size_t Bytes() const;
-  // Eight slots, fewer where batches are long; none when even two would take more than 4 MiB.
+  // 32 slots, fewer where batches are long; none when even two would take more than 4 MiB.
   static RingShape For(uint32_t batch_size);
   // kDataLoss for numbers that no daemon sends.
   Status Validate() const;

@@ -198,8 +198,8 @@ TEST(RingTest, NobodyCanShrinkTheMemory) {
 }
 
 TEST(RingTest, LongBatchesHaveFewerSlotsOrNone) {
-  EXPECT_EQ(RingShape::For(1).slots, 8u);
-  EXPECT_EQ(RingShape::For(1024).slots, 8u);
+  EXPECT_EQ(RingShape::For(1).slots, 32u);
+  EXPECT_EQ(RingShape::For(1024).slots, 32u);
   EXPECT_EQ(RingShape::For(100000).slots, 2u);
   EXPECT_EQ(RingShape::For(1 << 20).slots, 0u);
   EXPECT_EQ(RingShape::For(~uint32_t{0}).slots, 0u);
