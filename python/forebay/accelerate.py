@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import _forebay
-from ._errors import ForebayError
+from ._errors import ArgumentError, ForebayError
+from .daemon import SharedEngine
 from .engine import Engine, dataset_id, shared_engine
 from .progress import counting
 from .report import from_native, table
@@ -68,6 +69,8 @@ def accelerate(
     if paths is None:
         return _unchanged(loader, f"{name} has no list of paths, one for each item")
     try:
+        if isinstance(engine, SharedEngine):
+            raise ArgumentError("accelerate() works on an engine of this process: forebay.Engine()")
         hub = _Hub(paths, loader.batch_size or 1, engine or shared_engine(memory=memory))
     except (ForebayError, OSError) as error:
         return _unchanged(loader, str(error))

@@ -26,6 +26,7 @@ from .units import format_bytes, parse_bytes
 
 _log = logging.getLogger("forebay")
 _START_S = 20.0
+_LEAST = 16 << 20  # bytes for an engine of one rank
 _T = TypeVar("_T")
 _NO_DAEMON = (AccessError, DeadlineError, MissingError, StorageError, UnsupportedError)
 _BYTES = ("memory", "memory_tier", "cache_bytes")
@@ -129,7 +130,8 @@ class SharedEngine(Engine):
                     del options[name]
                 # What was meant for all ranks of the node is divided among them.
                 for name in ("memory", "memory_tier"):
-                    options[name] //= ranks.local_world()
+                    if options[name]:
+                        options[name] = max(options[name] // ranks.local_world(), _LEAST)
                 self._embedded = Engine(**options)
             return self._embedded
 
