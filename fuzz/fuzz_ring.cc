@@ -34,7 +34,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::vector<uint64_t> leases;
     if (!writer->Look().ok() || !writer->PopReleases(&leases).ok()) return 0;
     FUZZ_EXPECT(writer->outstanding() <= shape.slots);
-    FUZZ_EXPECT(leases.size() <= internal::kRingReleases);
+    FUZZ_EXPECT(leases.size() <= wire::internal::kRingReleases);
     if (writer->free_slots() != 0) writer->Publish(RingEntry(), numbers, offsets, numbers);
     (void)writer->Sleep(true, false);
     RingEntry entry;

@@ -393,9 +393,10 @@ def test_ctrl_c_is_the_programs_and_not_the_daemons(
         import forebay
         loader = forebay.DataLoader(
             sys.argv[1], 4, engine=forebay.SharedEngine("64M", linger=1), _delay="open_ms=60000")
-        print("waiting", loader.engine.client().pid, flush=True)
+        iterator = iter(loader)
         try:
-            next(iter(loader))
+            print("waiting", flush=True)
+            next(iterator)
         except KeyboardInterrupt:
             print(loader.engine.client().connected, flush=True)
     """
