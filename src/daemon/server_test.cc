@@ -205,6 +205,60 @@ TEST_F(ServerTest, KilledClientsGiveBackWhatTheyHeldAndOthersGoOn) {
   EXPECT_EQ(waitpid(nursery, nullptr, 0), nursery);
 }
 
+// The engine goes on for a while after its server; what clients hold, and what was announced to
+// them, must not change meanwhile.
+TEST_F(ServerTest, KeptLoansStayRightWhenTheServerHasEnded) {
+  catalog_ = files_.Make(kSamples, 0, 60000);
+  EngineOptions small;
+  small.memory = 10 << 20;
+  small.keep = false;  // memory that is given back is used again
+  auto engine = Engine::Create(small);
+  ASSERT_TRUE(engine) << engine.status().ToString();
+  engine_ = *std::move(engine);
+  ASSERT_TRUE(engine_->AddDataset(catalog_, *MakeNullSource(16)));
+  ServerOptions keep;
+  keep.keep_loans = true;
+  keep.socket_path = path();
+  auto server = Server::Start(*engine_, keep);
+  ASSERT_TRUE(server) << server.status().ToString();
+  server_ = *std::move(server);
+  auto client = SocketClient::Attach(path(), 10 * kSecond, true);
+  ASSERT_TRUE(client) << client.status().ToString();
+  StreamOptions options;
+  options.shape.batch_size = 8;
+  options.sampler.size = kSamples;
+  const auto stream = (*client)->OpenStream(options);
+  ASSERT_TRUE(stream);
+  std::vector<BatchLoan> held(3);
+  for (BatchLoan& loan : held) {
+    const auto taken = (*client)->Take(*stream, 10 * kSecond, &loan);
+    ASSERT_TRUE(taken && *taken == TakeKind::kBatch);
+  }
+  server_.reset();
+  ASSERT_TRUE(engine_->CloseStream(*stream).ok());
+  options.sampler.seed = 5;
+  const auto other = engine_->OpenStream(options);
+  ASSERT_TRUE(other);
+  for (int i = 0; i < 80; ++i) {
+    BatchLoan loan;
+    const auto taken = engine_->Take(*other, 10 * kSecond, &loan);
+    ASSERT_TRUE(taken) << taken.status().ToString();
+    if (*taken != TakeKind::kBatch) continue;
+    ASSERT_TRUE(engine_->Release(loan.lease).ok());
+  }
+  for (const BatchLoan& loan : held) EXPECT_TRUE(BytesRight((*client)->base(), loan));
+  while (true) {
+    BatchLoan loan;
+    const auto taken = (*client)->Take(*stream, kSecond, &loan);
+    if (!taken) {
+      EXPECT_EQ(taken.error().code(), Code::kUnavailable);
+      break;
+    }
+    ASSERT_EQ(*taken, TakeKind::kBatch);
+    EXPECT_TRUE(BytesRight((*client)->base(), loan));
+  }
+}
+
 TEST_F(ServerTest, ItsEndEndsEveryWait) {
   int started[2];
   ASSERT_EQ(pipe2(started, O_CLOEXEC), 0);
