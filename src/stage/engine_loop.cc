@@ -20,7 +20,7 @@ constexpr size_t kReapAtOnce = 64;
 constexpr Nanos kLookSoonest = 5 * kMilli;
 constexpr Nanos kLookLatest = 20 * kMilli;
 // Latency that read-ahead hides from any step.
-constexpr Nanos kHidden = 5 * kMilli;
+constexpr Nanos kHidden = 20 * kMilli;
 
 uint64_t RequestBytes(const ReadAction& read) {
   return read.request_bytes != 0 ? read.request_bytes : read.length;
@@ -82,16 +82,13 @@ void Engine::UpdateCosts(DatasetId id, DatasetState& dataset, const ReadsUnderWa
     costs.merge_gap = dataset.source_model.MergeGap(depth);
   }
   if (dataset.tiered != nullptr) {
-    // The source is shared with others: it is asked for what the folder has only where that keeps
-    // the consumer waiting.
-    if (dataset.source_model.known() && dataset.tier_model.known() && scheduler_.Hungry()) {
-      const size_t tier_depth = std::max<size_t>(1, under_way.depth(Place::kTier));
-      const Nanos tier = dataset.tier_model.Expect(dataset.mean_bytes, tier_depth);
-      const Nanos source = dataset.source_model.Expect(dataset.mean_bytes, depth);
-      if (tier > kHidden) {
-        costs.tier = static_cast<double>(tier);
-        costs.source = static_cast<double>(source);
-      }
+    // The source is shared with others: it is asked for what the folder has only while that keeps a
+    // consumer waiting. How long the folder's oldest read has taken by now tells so at once, and
+    // tells when it is over.
+    const Nanos tier = under_way.oldest_tier_age();
+    if (dataset.source_model.known() && tier > kHidden && scheduler_.Waiting()) {
+      costs.tier = static_cast<double>(tier);
+      costs.source = static_cast<double>(dataset.source_model.Expect(dataset.mean_bytes, depth));
     }
     // Neighbours are staged for the folder's sake: not when it cannot take them.
     if (dataset.tiered->write_room() < 0.5) costs.merge_bytes = 0;
@@ -160,6 +157,7 @@ void Engine::SubmitBacklog(DatasetState& dataset, ReadsUnderWay& under_way) {
 
 Nanos Engine::HedgeHanging(std::span<DatasetState* const> datasets, ReadsUnderWay& under_way,
                            Nanos now) {
+  under_way.FindOldest(now);
   if (under_way.size() == 0) return now + kSlice;
   Nanos next = now + kLookLatest;
   for (ReadsUnderWay::Read& read : under_way.all()) {

@@ -99,5 +99,22 @@ TEST(ReadsUnderWay, AGroupIsOneRequest) {
   EXPECT_EQ(reads.size(), 0u);
 }
 
+TEST(ReadsUnderWay, TheOldestReadFromTheFolder) {
+  ReadsUnderWay reads;
+  ReadAction tier;
+  tier.likely = Place::kTier;
+  const uint64_t first = reads.Add(tier, 10 * kMilli, true);
+  const uint64_t second = reads.Add(tier, 30 * kMilli, true);
+  reads.Add(ReadAction(), 0, true);  // the source's do not count
+  EXPECT_EQ(reads.oldest_tier_age(), 0);
+  reads.FindOldest(50 * kMilli);
+  EXPECT_EQ(reads.oldest_tier_age(), 40 * kMilli);
+  reads.Remove(first);
+  reads.FindOldest(51 * kMilli);
+  EXPECT_EQ(reads.oldest_tier_age(), 21 * kMilli);
+  reads.Remove(second);
+  EXPECT_EQ(reads.oldest_tier_age(), 0) << "it has answered";
+}
+
 }  // namespace
 }  // namespace forebay

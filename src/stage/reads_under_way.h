@@ -1,6 +1,7 @@
 // ReadsUnderWay: what the loop thread has handed to sources and not had back, by tag.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -35,6 +36,9 @@ class ReadsUnderWay {
   size_t size() const { return reads_.size() - free_.size(); }
   // Requests to a place of any data set; groups count once.
   size_t depth(Place place) const { return depth_[static_cast<size_t>(place)]; }
+  // How long the oldest read from a folder had taken at the last FindOldest; 0: none is left.
+  Nanos oldest_tier_age() const { return depth(Place::kTier) == 0 ? 0 : oldest_tier_age_; }
+  void FindOldest(Nanos now);
   // In any order; entries that are not live are skipped by the caller.
   std::vector<Read>& all() { return reads_; }
 
@@ -43,7 +47,16 @@ class ReadsUnderWay {
   std::vector<uint32_t> free_;
   std::array<size_t, 2> depth_{};
   Nanos ticked_ = 0;
+  Nanos oldest_tier_age_ = 0;
 };
+
+inline void ReadsUnderWay::FindOldest(Nanos now) {
+  oldest_tier_age_ = 0;
+  for (const Read& read : reads_) {
+    if (!read.live || read.action.likely != Place::kTier) continue;
+    oldest_tier_age_ = std::max(oldest_tier_age_, now - read.start);
+  }
+}
 
 inline void ReadsUnderWay::Tick(Nanos now) {
   const Nanos passed = now - ticked_;

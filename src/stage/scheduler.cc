@@ -826,6 +826,13 @@ bool Scheduler::OnlyReleaseHelps(StreamId id) const {
   return false;
 }
 
+bool Scheduler::Waiting() const {
+  return std::any_of(pending_.begin(), pending_.end(), [this](LeaseId id) {
+    const Lease& lease = leases_.at(id);
+    return lease.wanted && !lease.missing.empty();
+  });
+}
+
 bool Scheduler::Hungry() const {
   for (const Stream& stream : streams_) {
     if (!stream.open || stream.epochs.empty() || stream.blocked_at == frees_) continue;

@@ -217,6 +217,8 @@ class Scheduler {
   StallCause WaitCause(StreamId stream) const;
   // Nothing is under way that could end the wait: only a Release can.
   bool OnlyReleaseHelps(StreamId stream) const;
+  // A consumer waits for samples that are not there.
+  bool Waiting() const;
   // True when finished samples ahead of some active stream are few: more parallel reads would help.
   bool Hungry() const;
 
