@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -104,6 +105,10 @@ def memory_group() -> Iterator[MemoryGroup]:
         group.remove()
 
 
+# What the kernel charges to the group beside the cached pages: requests of the mount, page tables.
+_KERNEL_BYTES = 4 << 20
+
+
 class CachedReader:
     """The child; epochs are read one at a time, so that the caller can look at the mount between.
 
@@ -117,7 +122,7 @@ class CachedReader:
         )  # fmt: skip
         try:
             self._ask({**told, "members": group.members})
-            group.limit(group.usage() + cache_bytes)
+            group.limit(group.usage() + cache_bytes + _KERNEL_BYTES)
         except BaseException:
             self.close()
             raise
@@ -131,7 +136,9 @@ class CachedReader:
             pass  # the empty answer tells
         line = self._child.stdout.readline()
         if not line:
-            raise RuntimeError(f"the reader in a memory cgroup failed: {self._child.wait()}")
+            code = self._child.wait()
+            why = "the limit left it no room" if code == -signal.SIGKILL else f"exit code {code}"
+            raise RuntimeError(f"the reader in a memory cgroup failed: {why}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

@@ -328,7 +328,7 @@ def run(ctx: Context) -> Outcome:
                     try:
                         cached[percent] = setup.page_cache(root, percent, work["cache_threads"])
                         ctx.say(f"page cache {percent:g} %: {_shown(cached[percent][0])}")
-                    except OSError as error:
+                    except (OSError, RuntimeError) as error:
                         no_group = str(error)
             late.append(mount.stats()["late_us_mean"])
             plain.append(setup.plain_threads(threads))
