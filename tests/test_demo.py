@@ -75,8 +75,13 @@ def test_a_difference_is_found_and_fails() -> None:
     assert "losses" in command.same([good, run([1, 2], [7], [0.6])])[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("options", KINDS)
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [
+        pytest.param([], signal.SIGTERM, id="mount-15", marks=needs_fuse),
+        pytest.param(["--no-fuse"], signal.SIGINT, id="fallback-2"),
+    ],
+)
 def test_nothing_stays_after_an_early_end(
     options: list[str], number: signal.Signals, tmp_path: Path
 ) -> None:
