@@ -12,7 +12,8 @@ cmake --preset fuzz >/dev/null
 # shellcheck disable=SC2086  # a list
 cmake --build --preset fuzz --target $targets
 corpus=build/fuzz/corpus
-mkdir -p "$corpus" build/fuzz/findings
+mkdir -p build/fuzz/findings
+for name in $fuzzers; do mkdir -p "$corpus/$name"; done
 build/fuzz/fuzz/fuzz_seeds "$corpus"
 
 # The folder fuzzer makes real trees.
