@@ -456,6 +456,21 @@ TEST(Groups, AllThatFitsIsStagedInLargeRequestsWhateverTheOrder) {
   }
 }
 
+// A tar header lies between two samples.
+TEST(Groups, NothingIsReadAcrossAGapThatCostsMoreThanARequest) {
+  const testing::TempFolder folder;
+  const auto catalog = Shards(folder, 50);
+  for (const bool shuffle : {false, true}) {
+    Node node(13, {.arena_bytes = 200 * kSize}, std::vector<uint32_t>(100, kSize));
+    node.scheduler.SetLayout(node.dataset, catalog);
+    node.scheduler.SetCosts(node.dataset, {.merge_bytes = 16 << 10, .merge_gap = 511});
+    node.Open({.batch_size = 8, .epochs = 1, .whole = true}, Spec(100, shuffle));
+    node.RunEpoch(0);
+    EXPECT_EQ(node.scheduler.counters().requests, 100u);
+    for (const ReadAction& read : node.started) EXPECT_EQ(read.group, 0u);
+  }
+}
+
 TEST(Groups, WhatIsNotUsedThisEpochIsNotRead) {
   const testing::TempFolder folder;
   const auto catalog = Shards(folder, 50);
