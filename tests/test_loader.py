@@ -555,6 +555,27 @@ def test_knobs(folder: DataSet, engine: forebay.Engine) -> None:
         engine.set_knob("reads_in_flite", 1)
 
 
+def test_mechanisms_have_all_knobs_and_their_documents(engine: forebay.Engine) -> None:
+    listed = engine.mechanisms()
+    assert {"prefetch", "memory_tier", "cache_folder", "admission", "hedging"} <= set(listed)
+    named = [knob for each in listed.values() for knob in each["knobs"]]
+    assert sorted(named) == sorted(engine.knobs())
+    assert {m for each in listed.values() for m in each["metrics"]} <= set(engine.metrics())
+    text = (_ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert [name for name in [*named, *listed] if f"`{name}`" not in text] == []
+
+
+def test_knobs_act_together_or_not_at_all(folder: DataSet, engine: forebay.Engine) -> None:
+    with pytest.raises(forebay.ArgumentError, match="admit_folder"):
+        engine.set_knobs({"admit_memory": 0, "admit_folder": 2})
+    assert engine.knobs()["admit_memory"][0] == 1
+    engine.set_knobs({"admit_memory": 0, "hedge_one_in": 0})
+    for _ in range(2):
+        assert sum(len(b) for b in forebay.DataLoader(folder.root, 8, engine=engine)) == 61
+    assert engine.metrics()["forebay_stage_kept_bytes"] == 0
+    assert engine.metrics()["forebay_source_reads_total"] == 2 * 61
+
+
 @pytest.mark.parametrize("io", ["threads", "io_uring"])
 def test_both_ways_to_read(folder: DataSet, io: str) -> None:
     if io == "io_uring" and (reason := _forebay.features()["io_uring"]):

@@ -348,6 +348,32 @@ void BindEngine(nb::module_& m) {
             Raise(e.engine->registry().SetKnob(name, value));
           },
           nb::arg("name"), nb::arg("value"))
+      .def(
+          "set_knobs",
+          [](const EngineHandle& e, const std::map<std::string, int64_t>& knobs) {
+            std::vector<KnobSetting> settings;
+            for (const auto& [name, value] : knobs) settings.push_back({name, value});
+            Raise(e.engine->registry().Apply(settings));
+          },
+          nb::arg("knobs"), "All of them, or none.")
+      .def(
+          "mechanisms",
+          [](const EngineHandle& e) {
+            nb::dict out;
+            for (const Registry::MechanismInfo& info : e.engine->registry().Mechanisms()) {
+              nb::list knobs;
+              for (const Knob* knob : info.knobs) knobs.append(knob->name());
+              nb::list metrics;
+              for (const std::string& metric : info.metrics) metrics.append(metric);
+              nb::dict one;
+              one["meaning"] = info.mechanism->meaning();
+              one["knobs"] = knobs;
+              one["metrics"] = metrics;
+              out[info.mechanism->name().c_str()] = one;
+            }
+            return out;
+          },
+          "name to its meaning, and the names of its knobs and metrics")
       .def_prop_ro("budget", [](const EngineHandle& e) { return e.engine->budget(); })
       .def_prop_ro("arena_bytes", [](const EngineHandle& e) { return e.engine->arena_bytes(); })
       .def_prop_ro(

@@ -206,7 +206,23 @@ class SharedEngine(Engine):
         if said is None:
             return self.embedded().knobs()
         return {
-            k["name"]: (k["value"], k["minimum"], k["maximum"], k["meaning"]) for k in said["knobs"]
+            k["name"]: (k["value"], k["minimum"], k["maximum"], k["meaning"])
+            for mechanism in said["mechanisms"]
+            for k in mechanism["knobs"]
+        }
+
+    def mechanisms(self) -> dict[str, dict[str, Any]]:
+        """What can be tuned: each mechanism's meaning, and the names of its knobs and metrics."""
+        said = self._describe()
+        if said is None:
+            return self.embedded().mechanisms()
+        return {
+            m["name"]: {
+                "meaning": m["meaning"],
+                "knobs": [k["name"] for k in m["knobs"]],
+                "metrics": m["metrics"],
+            }
+            for m in said["mechanisms"]
         }
 
     def set_knob(self, name: str, value: int) -> None:
@@ -218,8 +234,7 @@ class SharedEngine(Engine):
         if client is not None:
             client.set_knobs(list(knobs), list(knobs.values()))
             return
-        for name, value in knobs.items():
-            self.embedded().set_knob(name, value)
+        self.embedded().set_knobs(knobs)
 
     def feed(
         self, catalog: _forebay.Catalog, delay: str, arguments: dict, contiguous: bool

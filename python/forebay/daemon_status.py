@@ -78,18 +78,29 @@ def describe(said: dict[str, Any], where: str) -> str:
             )
     if not jobs:
         lines.append("  none")
-    lines.append("\nknobs")
-    width = max(len(k["name"]) for k in said["knobs"])
-    for k in said["knobs"]:
-        lines.append(
-            f"  {k['name']:<{width}}  {k['value']}  ({k['minimum']} to {k['maximum']}: "
-            f"{k['meaning']})"
-        )
+    lines.append("\nmechanisms and their knobs")
+    for mechanism in said["mechanisms"]:
+        lines.append(f"  {mechanism['name']}: {mechanism['meaning']}")
+        for k in mechanism["knobs"]:
+            largest = "" if k["maximum"] == 2**63 - 1 else f" to {knob_value(k, k['maximum'])}"
+            lines.append(
+                f"    {k['name']} = {knob_value(k, k['value'])}  "
+                f"({knob_value(k, k['minimum'])}{largest}; {k['meaning']})"
+            )
     lines.append("\nmetrics")
     for name, meaning, is_bytes in _KEY_METRICS:
         value = metrics.get(name, 0)
         lines.append(f"  {meaning:<28}{format_bytes(value) if is_bytes else value}")
     return "\n".join(lines)
+
+
+def knob_value(knob: dict[str, Any], value: int) -> str:
+    """A knob's value, or a bound of it, for people."""
+    if knob["type"] == "bytes":
+        return format_bytes(value)
+    if knob["type"] == "bytes_per_second":
+        return f"{format_bytes(value)}/s"
+    return f"{value}{dict(per_second='/s', seconds=' s').get(knob['type'], '')}"
 
 
 def _duration(seconds: float) -> str:

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import weakref
+from typing import Any
 
 from . import _forebay
 from ._errors import ArgumentError
@@ -112,6 +113,14 @@ class Engine:
     def set_knob(self, name: str, value: int) -> None:
         """Changes a knob while running."""
         self.native.set_knob(name, value)
+
+    def set_knobs(self, knobs: dict[str, int]) -> None:
+        """Changes all of them while running, or none if one is wrong."""
+        self.native.set_knobs(knobs)
+
+    def mechanisms(self) -> dict[str, dict[str, Any]]:
+        """What can be tuned: each mechanism's meaning, and the names of its knobs and metrics."""
+        return self.native.mechanisms()
 
     def __reduce__(self):
         return _rebuild, (self._options,)

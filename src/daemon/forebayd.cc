@@ -161,9 +161,11 @@ Result<Daemon> Start(const Settings& settings, const DaemonPlace& place) {
   Result<EnginePtr> engine = Engine::Create(settings.engine);
   if (!engine) return engine.error();
   daemon.engine = *std::move(engine);
-  daemon.linger = &daemon.engine->registry().AddKnob(
-      "daemon_linger_seconds", 0, kLongestLinger, static_cast<int64_t>(settings.linger),
-      "how long forebayd stays after its last client has left");
+  daemon.linger = &daemon.engine->registry()
+                       .AddMechanism("daemon", "this node's forebayd")
+                       .AddKnob("daemon_linger_seconds", KnobType::kSeconds, 0, kLongestLinger,
+                                static_cast<int64_t>(settings.linger),
+                                "how long forebayd stays after its last client has left");
   if (const std::string note = daemon.engine->CacheNote(); !note.empty()) Say(note);
   if (settings.metrics_port != 0) {
     auto http =

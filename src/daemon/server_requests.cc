@@ -109,20 +109,9 @@ Result<DatasetId> Server::OnOpenDataset(Peer& peer, const wire::OpenDataset& ope
 }
 
 Status Server::OnSetKnobs(const wire::SetKnobs& set) {
-  // Checked first, so that a wrong one leaves all as they were.
-  const std::vector<const Knob*> knobs = engine_.registry().Knobs();
-  for (size_t i = 0; i < set.names.size(); ++i) {
-    const auto found = std::find_if(knobs.begin(), knobs.end(),
-                                    [&](const Knob* knob) { return knob->name() == set.names[i]; });
-    const bool fits = found != knobs.end() && set.values[i] >= (*found)->minimum() &&
-                      set.values[i] <= (*found)->maximum();
-    // The registry's words for what is wrong.
-    if (!fits) return engine_.registry().SetKnob(set.names[i], set.values[i]);
-  }
-  for (size_t i = 0; i < set.names.size(); ++i) {
-    FOREBAY_RETURN_IF_ERROR(engine_.registry().SetKnob(set.names[i], set.values[i]));
-  }
-  return Status();
+  std::vector<KnobSetting> settings;
+  for (size_t i = 0; i < set.names.size(); ++i) settings.push_back({set.names[i], set.values[i]});
+  return engine_.registry().Apply(settings);
 }
 
 void Server::OnQuery(Peer& peer, uint64_t request, const wire::Query& query) {
@@ -167,10 +156,17 @@ std::string Server::Describe() const {
     return StrCat("{\"pid\":", peer.pid, ",\"leases\":", peer.leases.size(), ",\"streams\":[",
                   streams, "]}");
   });
-  const std::string knobs = Joined(engine_.registry().Knobs(), [](const Knob* knob) {
-    return StrCat("{\"name\":", Quoted(knob->name()), ",\"value\":", knob->value(),
-                  ",\"minimum\":", knob->minimum(), ",\"maximum\":", knob->maximum(),
-                  ",\"meaning\":", Quoted(knob->meaning()), "}");
+  const auto mechanisms = engine_.registry().Mechanisms();
+  const std::string listed = Joined(mechanisms, [](const Registry::MechanismInfo& info) {
+    const std::string knobs = Joined(info.knobs, [](const Knob* knob) {
+      return StrCat("{\"name\":", Quoted(knob->name()), ",\"value\":", knob->value(),
+                    ",\"type\":", Quoted(KnobTypeName(knob->type())),
+                    ",\"minimum\":", knob->minimum(), ",\"maximum\":", knob->maximum(),
+                    ",\"meaning\":", Quoted(knob->meaning()), "}");
+    });
+    return StrCat("{\"name\":", Quoted(info.mechanism->name()),
+                  ",\"meaning\":", Quoted(info.mechanism->meaning()), ",\"knobs\":[", knobs,
+                  "],\"metrics\":[", Joined(info.metrics, Quoted), "]}");
   });
   const std::string metrics =
       Joined(engine_.registry().Snapshot(), [](const Registry::Sample& sample) {
@@ -181,8 +177,8 @@ std::string Server::Describe() const {
                 ",\"budget\":", engine_.budget(), ",\"arena_bytes\":", engine_.arena_bytes(),
                 ",\"settings\":", Quoted(options_.settings),
                 ",\"cache_status\":", Quoted(cache.ok() ? "" : cache.ToString()), ",\"datasets\":[",
-                datasets, "],\"clients\":[", clients, "],\"knobs\":[", knobs, "],\"metrics\":{",
-                metrics, "}}");
+                datasets, "],\"clients\":[", clients, "],\"mechanisms\":[", listed,
+                "],\"metrics\":{", metrics, "}}");
 }
 
 }  // namespace forebay

@@ -51,9 +51,10 @@ void ThreadGovernor::OnTake(size_t ready, size_t ahead) {
 
 DecodePool::DecodePool(Registry& registry, size_t threads)
     : most_(std::max<size_t>(threads, 1)),
-      active_(registry.AddGauge("forebay_decode_threads", "Decode threads allowed to run")),
-      knob_(registry.AddKnob("decode_threads", 0, static_cast<int64_t>(most_), 0,
-                             "threads that decode; 0 lets the governor choose")),
+      mechanism_(registry.AddMechanism("decode", "threads that decode for all loaders")),
+      active_(mechanism_.AddGauge("forebay_decode_threads", "Decode threads allowed to run")),
+      knob_(mechanism_.AddKnob("decode_threads", KnobType::kCount, 0, static_cast<int64_t>(most_),
+                               0, "threads that decode; 0 lets the governor choose")),
       governor_(most_) {}
 
 DecodePool::~DecodePool() {

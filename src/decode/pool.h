@@ -78,6 +78,7 @@ class DecodePool {
   bool StepOne(size_t thread) REQUIRES(mutex_);
 
   const size_t most_;
+  Mechanism& mechanism_;
   Metric& active_;
   Knob& knob_;
 

@@ -140,11 +140,6 @@ Engine::Engine(const EngineOptions& options, uint64_t budget, uint64_t arena_byt
       fork_generation_(ForkGeneration()),
       reads_total_(
           registry_.AddCounter("forebay_source_reads_total", "Reads finished by the source")),
-      requests_total_(
-          registry_.AddCounter("forebay_source_requests_total",
-                               "Requests sent to the source; neighbouring samples may share one")),
-      hedged_total_(registry_.AddCounter("forebay_source_hedged_reads_total",
-                                         "Second reads of samples whose first one hung")),
       read_bytes_total_(
           registry_.AddCounter("forebay_source_read_bytes_total", "Bytes read from the source")),
       read_errors_total_(registry_.AddCounter("forebay_source_errors_total",
@@ -159,25 +154,16 @@ Engine::Engine(const EngineOptions& options, uint64_t budget, uint64_t arena_byt
           registry_.AddCounter("forebay_stage_sample_bytes_total", "Bytes handed to consumers")),
       changed_total_(registry_.AddCounter("forebay_source_changed_samples_total",
                                           "Samples whose bytes differ from an earlier read")),
-      evicted_total_(registry_.AddCounter("forebay_stage_evicted_samples_total",
-                                          "Kept samples given up for a waiting batch")),
       arena_used_(
           registry_.AddGauge("forebay_stage_arena_used_bytes", "Bytes of the arena in use")),
       arena_peak_(
           registry_.AddGauge("forebay_stage_arena_peak_bytes", "Most bytes of the arena in use")),
-      kept_bytes_(registry_.AddGauge("forebay_stage_kept_bytes", "Bytes the memory tier keeps")),
-      in_flight_(registry_.AddGauge("forebay_source_in_flight_reads", "Source reads under way")),
-      in_flight_limit_(registry_.AddGauge("forebay_source_in_flight_limit_reads",
-                                          "Source reads allowed at once")),
       leases_(registry_.AddGauge("forebay_stage_leases", "Batches on loan or being filled")),
-      reads_knob_(registry_.AddKnob("source_reads_in_flight", 0,
-                                    static_cast<int64_t>(options.max_in_flight),
-                                    static_cast<int64_t>(options.in_flight),
-                                    "source reads at once; 0 lets the governor choose")),
-      memory_tier_knob_(registry_.AddKnob(
-          "memory_tier_bytes", 0, static_cast<int64_t>(arena_bytes),
-          static_cast<int64_t>(std::min(options.memory_tier, arena_bytes)),
-          "most bytes of samples kept in memory for later epochs; 0: all that read-ahead leaves")),
+      prefetch_(registry_, options.max_in_flight, options.in_flight),
+      memory_tier_(registry_, arena_bytes, std::min(options.memory_tier, arena_bytes)),
+      cache_folder_(registry_),
+      admission_(registry_),
+      hedging_(registry_, Scheduler::kHedgeOneIn),
       scheduler_({.arena_bytes = arena_bytes,
                   .keep = options.keep,
                   .keep_bytes = std::min(options.memory_tier, arena_bytes),
@@ -773,9 +759,19 @@ bool Engine::WritesLagBehind() {
   return (lags || pause_.pausing()) && pause_.Ask(lags, SteadyClock().Now());
 }
 
+void Engine::ApplyKnobs() {
+  registry_.ReadKnobs(&knobs_seen_, [this]() NO_THREAD_SAFETY_ANALYSIS {
+    governor_.Fix(static_cast<size_t>(prefetch_.reads.value()));
+    scheduler_.SetKeepBytes(static_cast<uint64_t>(memory_tier_.bytes.value()));
+    scheduler_.SetAdmission(admission_.memory.value() != 0, admission_.folder.value() != 0);
+    scheduler_.SetHedging(static_cast<uint64_t>(hedging_.one_in.value()));
+    if (cache_ != nullptr)
+      cache_->store->SetQuota(static_cast<uint64_t>(cache_folder_.bytes.value()));
+  });
+}
+
 void Engine::Collect() {
-  governor_.Fix(static_cast<size_t>(reads_knob_.value()));
-  scheduler_.SetKeepBytes(static_cast<uint64_t>(memory_tier_knob_.value()));
+  ApplyKnobs();
   scheduler_.NextReads(WritesLagBehind() ? 0 : governor_.limit(), &outbox_);
   for (OrderAction& order : scheduler_.NextOrders()) {
     if (streams_[order.stream].options.declared) continue;
@@ -792,14 +788,14 @@ void Engine::Collect() {
   }
   arena_used_.Set(scheduler_.used_bytes());
   arena_peak_.Raise(scheduler_.used_bytes());
-  kept_bytes_.Set(scheduler_.kept_bytes());
-  in_flight_.Set(scheduler_.requests());
-  requests_total_.Set(scheduler_.counters().requests);
-  hedged_total_.Set(scheduler_.counters().hedged);
-  in_flight_limit_.Set(governor_.limit());
+  memory_tier_.kept_bytes.Set(scheduler_.kept_bytes());
+  prefetch_.in_flight.Set(scheduler_.requests());
+  prefetch_.requests_total.Set(scheduler_.counters().requests);
+  hedging_.hedged_total.Set(scheduler_.counters().hedged);
+  prefetch_.limit.Set(governor_.limit());
   leases_.Set(scheduler_.lease_count());
   changed_total_.Set(scheduler_.counters().changed);
-  evicted_total_.Set(scheduler_.counters().evicted);
+  memory_tier_.evicted_total.Set(scheduler_.counters().evicted);
 }
 
 void Engine::RunPlanner(std::stop_token stop) {

@@ -30,6 +30,7 @@
 #include "plan/sampler.h"
 #include "source/source.h"
 #include "stage/governor.h"
+#include "stage/mechanisms.h"
 #include "stage/pause_allowance.h"
 #include "stage/reads_under_way.h"
 #include "stage/scheduler.h"
@@ -232,6 +233,8 @@ class Engine {
   void SubmitBacklog(DatasetState& dataset, ReadsUnderWay& under_way);
   // When to look again.
   Nanos HedgeHanging(std::span<DatasetState* const> datasets, ReadsUnderWay& under_way, Nanos now);
+  // What was set since the last call holds from here on.
+  void ApplyKnobs() REQUIRES(mutex_);
   // Collects actions after any event; wakes whoever has work.
   void Collect() REQUIRES(mutex_);
   bool WritesLagBehind() REQUIRES(mutex_);
@@ -261,8 +264,6 @@ class Engine {
 
   Registry registry_;
   Metric& reads_total_;
-  Metric& requests_total_;
-  Metric& hedged_total_;
   Metric& read_bytes_total_;
   Metric& read_errors_total_;
   Metric& read_retries_total_;
@@ -270,16 +271,15 @@ class Engine {
   Metric& samples_total_;
   Metric& sample_bytes_total_;
   Metric& changed_total_;
-  Metric& evicted_total_;
   Metric& arena_used_;
   Metric& arena_peak_;
-  Metric& kept_bytes_;
-  Metric& in_flight_;
-  Metric& in_flight_limit_;
   Metric& leases_;
   std::array<Metric*, kStallCauses> stall_;
-  Knob& reads_knob_;
-  Knob& memory_tier_knob_;
+  PrefetchMechanism prefetch_;
+  MemoryTierMechanism memory_tier_;
+  CacheFolderMechanism cache_folder_;
+  AdmissionMechanism admission_;
+  HedgingMechanism hedging_;
 
   std::unique_ptr<Cache> cache_;  // constant after Create; null: no cache folder
 
@@ -299,6 +299,7 @@ class Engine {
   std::condition_variable copy_ready_;
   std::condition_variable room_;  // waited for with a bound; nobody notifies
   PauseAllowance pause_ GUARDED_BY(mutex_);
+  uint64_t knobs_seen_ GUARDED_BY(mutex_) = 0;
   bool loop_awake_ GUARDED_BY(mutex_) = true;
   bool copiers_started_ GUARDED_BY(mutex_) = false;
   // Ordered by mutex_: the driver arms before it asks, events signal after they changed the

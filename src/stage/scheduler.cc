@@ -250,7 +250,7 @@ bool Scheduler::Allot(DatasetId d, SampleId s, bool urgent, StreamId for_stream)
   const Dataset& dataset = datasets_[d];
   // Memory is for what the folder lacks, until the two cover everything.
   const bool elsewhere = (e.flags & kInTier) && !dataset.tier.holds_all && dataset.uncovered > 0;
-  const bool keep = !elsewhere && kept_bytes_ + rounded <= keep_quota();
+  const bool keep = !elsewhere && admit_memory_ && kept_bytes_ + rounded <= keep_quota();
   if (!urgent && !keep) {
     // What is neither kept nor free is staging; streams share it evenly.
     uint64_t active = 0;

@@ -160,6 +160,14 @@ class Scheduler {
     datasets_[dataset].layout = std::move(catalog);
   }
   void SetCosts(DatasetId dataset, const ReadCosts& costs) { datasets_[dataset].costs = costs; }
+  // Whether memory and the second tier take samples that they do not hold.
+  void SetAdmission(bool memory, bool tier) {
+    admit_memory_ = memory;
+    admit_tier_ = tier;
+  }
+  static constexpr uint64_t kHedgeOneIn = 200;
+  // At most one read in so many is hedged; 0: none.
+  void SetHedging(uint64_t one_in) { hedge_one_in_ = one_in; }
   // Changes Options::keep_bytes; a tier that holds more than that gives up what is not in use.
   void SetKeepBytes(uint64_t bytes);
   StreamId OpenStream(const StreamShape& shape);
@@ -199,7 +207,7 @@ class Scheduler {
   void OnStored(DatasetId dataset, SampleId sample);
   // A second read from the source of a sample whose read hangs; false when there is no memory for
   // it, second reads and lost ones would hold more than an eighth of what there is for samples, the
-  // sample has been read or raced already, or one read in 200 was hedged.
+  // sample has been read or raced already, or as many were hedged as may be.
   bool Hedge(const ReadAction& hanging, ReadAction* out);
   void OnCopyDone(LeaseId lease);
 
@@ -398,6 +406,9 @@ class Scheduler {
 
   Options options_;  // keep_bytes changes while running
   ArenaAllocator arena_;
+  bool admit_memory_ = true;
+  bool admit_tier_ = true;
+  uint64_t hedge_one_in_ = kHedgeOneIn;
   uint64_t staging_bytes_ = 0;
   uint64_t kept_bytes_ = 0;
   uint64_t metadata_bytes_ = 0;

@@ -142,7 +142,8 @@ void Scheduler::Start(const ReadAction& action, std::vector<ReadAction>* out) {
   if (next_serial_ == 0) next_serial_ = 1;
   started.place = ChoosePlace(action.dataset, action.sample);
   if (started.place == Place::kTier && (e.flags & kInTier)) started.likely = Place::kTier;
-  started.store = dataset.tier.present && (dataset.tier.holds_all || !(e.flags & kKept));
+  started.store =
+      dataset.tier.present && admit_tier_ && (dataset.tier.holds_all || !(e.flags & kKept));
   ++in_flight_;
   staged_ += action.staged ? 1 : 0;
   ++counters_.reads;
@@ -313,16 +314,15 @@ bool Scheduler::SettleRace(const ReadAction& read, bool ok) {
 }
 
 bool Scheduler::Hedge(const ReadAction& hanging, ReadAction* out) {
-  constexpr uint64_t kOneIn = 200;
   constexpr uint64_t kAtFirst = 2;
   // Losers may hold their memory for long, and a batch must find room all the same.
   constexpr uint64_t kMemoryOneIn = 8;
   const DatasetId d = hanging.dataset;
   const SampleId s = hanging.sample;
   Entry& e = entry(d, s);
-  if (e.state != State::kReading || orphans_.contains(hanging.serial) ||
+  if (hedge_one_in_ == 0 || e.state != State::kReading || orphans_.contains(hanging.serial) ||
       races_.contains(Key(d, s)) ||
-      kOneIn * counters_.hedged > counters_.reads + kAtFirst * kOneIn) {
+      hedge_one_in_ * counters_.hedged > counters_.reads + kAtFirst * hedge_one_in_) {
     return false;
   }
   uint64_t raced = ArenaAllocator::Rounded(e.length);
@@ -376,7 +376,7 @@ void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place 
     ClearFlag(d, s, kInTier);  // it was not there, or damaged
   }
   if (ok && from == Place::kSource && read.store) e.flags |= kCopying;
-  if (ok && from == Place::kSource && !(e.flags & kKept) &&
+  if (ok && admit_memory_ && from == Place::kSource && !(e.flags & kKept) &&
       kept_bytes_ + arena_.size(e.block) <= keep_quota()) {
     SetFlag(d, s, kKept);  // room that had been meant for what the folder turned out to have
     kept_bytes_ += arena_.size(e.block);

@@ -347,6 +347,46 @@ TEST(Race, OneReadInTwoHundredAtMost) {
   EXPECT_LE(node.scheduler.counters().hedged, 3 + node.scheduler.counters().reads / 200);
 }
 
+TEST(Race, AsManyAsTheKnobSays) {
+  for (const uint64_t one_in : {uint64_t{0}, uint64_t{50}}) {
+    const uint32_t n = 4000;
+    Node node(8, {.arena_bytes = 300 * kSize, .keep = false}, std::vector<uint32_t>(n, kSize));
+    node.scheduler.SetHedging(one_in);
+    node.hang_permille = 100;
+    node.hedge_tail = 500;
+    node.Open({.batch_size = 8}, Spec(n));
+    node.RunEpoch(0);
+    if (one_in == 0) {
+      EXPECT_EQ(node.scheduler.counters().hedged, 0u);
+    } else {
+      EXPECT_GT(node.scheduler.counters().hedged, node.scheduler.counters().reads / 100);
+      EXPECT_LE(node.scheduler.counters().hedged, 3 + node.scheduler.counters().reads / one_in);
+    }
+  }
+}
+
+TEST(Admission, TiersTakeNothingMoreWhileItIsOff) {
+  const uint32_t n = 200;
+  Node node(16, {.arena_bytes = 120 * kSize}, std::vector<uint32_t>(n, kSize));
+  node.folder_capacity = n * kSize;
+  node.scheduler.SetTier(node.dataset, {.present = true, .holds_all = false});
+  node.Open({.batch_size = 4}, Spec(n));
+  node.scheduler.SetAdmission(false, false);
+  node.RunEpoch(0);
+  EXPECT_EQ(node.scheduler.kept_bytes(), 0u);
+  EXPECT_TRUE(node.folder.empty());
+  node.scheduler.SetAdmission(true, false);
+  node.RunEpoch(1);
+  const uint64_t kept = node.scheduler.kept_bytes();
+  EXPECT_GT(kept, 20 * kSize);
+  EXPECT_TRUE(node.folder.empty());
+  node.scheduler.SetAdmission(false, true);
+  node.RunEpoch(2);
+  EXPECT_LE(node.scheduler.kept_bytes(), kept);
+  EXPECT_FALSE(node.folder.empty());
+  node.CloseAndDrain();
+}
+
 TEST(Race, LosersHoldNoMoreThanAnEighthOfTheMemory) {
   Node node(14, {.arena_bytes = 16 * kSize}, std::vector<uint32_t>(50, kSize));
   node.limit = 4;

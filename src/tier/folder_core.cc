@@ -156,16 +156,21 @@ bool FolderCore::Has(const TierKey& key) const {
 bool FolderCore::HasRoom(uint64_t bytes) const {
   MutexLock lock(mutex_);
   const uint64_t charge = FolderIndex::Charge(bytes);
-  if (!writing_ || !scanned_ || bytes > CopyEntry::kLongest || charge > capacity_bytes_) {
+  if (!writing_ || !scanned_ || bytes > CopyEntry::kLongest || charge > Limit()) {
     return false;
   }
   uint64_t oldest = 0;
-  return index_.used() + reserved_ + charge <= capacity_bytes_ || index_.Oldest(&oldest);
+  return index_.used() + reserved_ + charge <= Limit() || index_.Oldest(&oldest);
 }
 
 uint64_t FolderCore::used_bytes() const {
   MutexLock lock(mutex_);
   return index_.used();
+}
+
+void FolderCore::SetQuota(uint64_t bytes) {
+  MutexLock lock(mutex_);
+  quota_ = bytes == 0 ? ~uint64_t{0} : bytes;
 }
 
 uint64_t FolderCore::capacity_bytes() const {

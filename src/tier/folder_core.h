@@ -7,6 +7,7 @@
 // writer when that process has ended.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
 #include <optional>
@@ -61,6 +62,7 @@ class FolderCore {
   bool HasRoom(uint64_t bytes) const EXCLUDES(mutex_);
   uint64_t used_bytes() const EXCLUDES(mutex_);
   uint64_t capacity_bytes() const EXCLUDES(mutex_);
+  void SetQuota(uint64_t bytes) EXCLUDES(mutex_);
   TierStats stats() const EXCLUDES(mutex_);
   Status health() const EXCLUDES(mutex_);
   std::string note() const EXCLUDES(mutex_);
@@ -85,6 +87,8 @@ class FolderCore {
   void Enqueue(Job job) REQUIRES(mutex_);
   // Enough waits to be worth a wake-up.
   bool Enough() const REQUIRES(mutex_);
+  // What may be held now.
+  uint64_t Limit() const REQUIRES(mutex_) { return std::min(capacity_bytes_, quota_); }
   // The copy is not held any more; the background thread removes it.
   void DropLater(const TierKey& key) REQUIRES(mutex_);
 
@@ -145,6 +149,7 @@ class FolderCore {
   std::string note_ GUARDED_BY(mutex_);
   uint64_t reserved_ GUARDED_BY(mutex_) = 0;    // for puts under way
   uint64_t capacity_bytes_ GUARDED_BY(mutex_);  // 0 until the scan is done, when it is to be chosen
+  uint64_t quota_ GUARDED_BY(mutex_) = ~uint64_t{0};
   TierStats stats_ GUARDED_BY(mutex_);
 };
 

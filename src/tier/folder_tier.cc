@@ -133,6 +133,8 @@ void FolderStore::Use(uint64_t dataset, const std::string& path) { core_->Use(da
 bool FolderStore::WaitScanned(Nanos at_most) const { return core_->WaitScanned(at_most); }
 bool FolderStore::Has(const TierKey& key) const { return core_->Has(key); }
 uint64_t FolderStore::used_bytes() const { return core_->used_bytes(); }
+void FolderStore::SetQuota(uint64_t bytes) { core_->SetQuota(bytes); }
+
 uint64_t FolderStore::capacity_bytes() const { return core_->capacity_bytes(); }
 TierStats FolderStore::stats() const { return core_->stats(); }
 Status FolderStore::health() const { return core_->health(); }

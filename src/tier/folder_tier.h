@@ -79,6 +79,9 @@ class FolderStore {
   bool Has(const TierKey& key) const;
   uint64_t used_bytes() const;
   uint64_t capacity_bytes() const;
+  // From now on no copy is taken that would make the folder hold more than this; 0: no such bound.
+  // What it holds stays. A store that another process writes for is bound by that one.
+  void SetQuota(uint64_t bytes);
   TierStats stats() const;
   Status health() const;
   // What was found and mended when the folder was opened, in a sentence; mostly nothing.

@@ -347,6 +347,23 @@ TEST_F(FolderTierTest, AReaderBecomesTheWriter) {
   for (uint32_t i = 0; i < 60; ++i) EXPECT_EQ(Hits(*tier, {9, i}), i != 5) << i;
 }
 
+TEST_F(FolderTierTest, AQuotaBindsWhatComesAndLeavesWhatIsThere) {
+  auto opened = FolderStore::Open({.folder = folder_.path(), .capacity_bytes = 400'000});
+  ASSERT_TRUE(opened.has_value());
+  (*opened)->Use(1, "/data/one");
+  auto tier = *FolderStore::MakeTier(*opened, 4);
+  ASSERT_TRUE(Put(*tier, {1, 0}, Bytes(100'000)).stored);
+  (*opened)->SetQuota(50'000);
+  EXPECT_FALSE(Put(*tier, {1, 1}, Bytes(10'000)).stored);
+  EXPECT_FALSE(tier->HasRoom(10'000));
+  EXPECT_TRUE(tier->Has({1, 0}));
+  (*opened)->SetQuota(200'000);
+  EXPECT_TRUE(Put(*tier, {1, 2}, Bytes(50'000)).stored);
+  EXPECT_FALSE(Put(*tier, {1, 3}, Bytes(100'000)).stored);
+  (*opened)->SetQuota(0);
+  EXPECT_TRUE(Put(*tier, {1, 4}, Bytes(100'000)).stored);
+}
+
 TEST_F(FolderTierTest, TheNextWriterKnowsWhatItsJobUses) {
   auto writer = OpenFolder(folder_.path(), 100'000);
   ASSERT_TRUE(Put(*writer, {1, 0}, Bytes(50'000)).stored);

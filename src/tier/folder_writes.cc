@@ -367,9 +367,9 @@ size_t FolderCore::AdmitPuts(std::span<Job> jobs, std::vector<Pending>* admitted
     }
     if (!writing_ || job.op.bytes.size() > CopyEntry::kLongest) continue;
     const uint64_t charge = FolderIndex::Charge(job.op.bytes.size());
-    if (index_.used() + reserved_ + charge > capacity_bytes_) {
+    if (index_.used() + reserved_ + charge > Limit()) {
       uint64_t oldest = 0;
-      if (charge <= capacity_bytes_ && index_.Oldest(&oldest)) {
+      if (charge <= Limit() && index_.Oldest(&oldest)) {
         index_.At(oldest).leaving = true;
         *leaving = oldest;
         return i;

@@ -41,16 +41,19 @@ bool WriteBuffer::Take(uint64_t bytes) {
 }
 
 TierMetrics::TierMetrics(Registry& registry)
-    : hits(registry.AddCounter("forebay_tier_hits_total",
-                               "Samples read from the cache folder instead of the source")),
-      misses(registry.AddCounter(
+    : TierMetrics(registry.AddMechanism("cache_folder", "copies in a folder on a local disk")) {}
+
+TierMetrics::TierMetrics(Mechanism& mechanism)
+    : hits(mechanism.AddCounter("forebay_tier_hits_total",
+                                "Samples read from the cache folder instead of the source")),
+      misses(mechanism.AddCounter(
           "forebay_tier_misses_total",
           "Copies in the cache folder that were gone or damaged when they were read")),
-      writes(
-          registry.AddCounter("forebay_tier_writes_total", "Samples copied into the cache folder")),
-      skipped(registry.AddCounter("forebay_tier_skipped_writes_total",
-                                  "Samples not copied into the cache folder because it was busy")),
-      used(registry.AddGauge("forebay_tier_used_bytes", "Bytes the cache folder holds")) {}
+      writes(mechanism.AddCounter("forebay_tier_writes_total",
+                                  "Samples copied into the cache folder")),
+      skipped(mechanism.AddCounter("forebay_tier_skipped_writes_total",
+                                   "Samples not copied into the cache folder because it was busy")),
+      used(mechanism.AddGauge("forebay_tier_used_bytes", "Bytes the cache folder holds")) {}
 
 Result<std::unique_ptr<TieredSource>> TieredSource::Make(std::unique_ptr<Source> inner,
                                                          std::unique_ptr<Tier> tier,

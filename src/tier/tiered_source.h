@@ -62,6 +62,7 @@ class WriteBuffer {
 
 struct TierMetrics {
   explicit TierMetrics(Registry& registry);
+  explicit TierMetrics(Mechanism& mechanism);
   Metric& hits;
   Metric& misses;
   Metric& writes;

@@ -1,0 +1,89 @@
+// The engine's mechanisms: each has a name, its knobs and its metrics, and nothing else tunes it.
+// The engine reads all knobs at once (Engine::ApplyKnobs), so that what is set together acts
+// together.
+#pragma once
+
+#include <cstdint>
+
+#include "metrics/registry.h"
+
+namespace forebay {
+
+struct PrefetchMechanism {
+  PrefetchMechanism(Registry& registry, uint64_t most, uint64_t initial)
+      : mechanism(registry.AddMechanism("prefetch", "how many source reads are made at once")),
+        reads(mechanism.AddKnob("source_reads_in_flight", KnobType::kCount, 0,
+                                static_cast<int64_t>(most), static_cast<int64_t>(initial),
+                                "source reads at once; 0 lets the governor choose")),
+        requests_total(mechanism.AddCounter(
+            "forebay_source_requests_total",
+            "Requests sent to the source; neighbouring samples may share one")),
+        in_flight(mechanism.AddGauge("forebay_source_in_flight_reads", "Source reads under way")),
+        limit(mechanism.AddGauge("forebay_source_in_flight_limit_reads",
+                                 "Source reads allowed at once")) {}
+  Mechanism& mechanism;
+  Knob& reads;
+  Metric& requests_total;
+  Metric& in_flight;
+  Metric& limit;
+};
+
+struct MemoryTierMechanism {
+  MemoryTierMechanism(Registry& registry, uint64_t most, uint64_t initial)
+      : mechanism(
+            registry.AddMechanism("memory_tier", "samples that stay in memory for later epochs")),
+        bytes(mechanism.AddKnob("memory_tier_bytes", KnobType::kBytes, 0,
+                                static_cast<int64_t>(most), static_cast<int64_t>(initial),
+                                "most bytes of samples kept in memory for later epochs; 0: all "
+                                "that read-ahead leaves")),
+        kept_bytes(mechanism.AddGauge("forebay_stage_kept_bytes", "Bytes the memory tier keeps")),
+        evicted_total(mechanism.AddCounter("forebay_stage_evicted_samples_total",
+                                           "Kept samples given up for a waiting batch")) {}
+  Mechanism& mechanism;
+  Knob& bytes;
+  Metric& kept_bytes;
+  Metric& evicted_total;
+};
+
+// Its metrics are the tier's (TierMetrics).
+struct CacheFolderMechanism {
+  explicit CacheFolderMechanism(Registry& registry)
+      : mechanism(registry.AddMechanism("cache_folder", "copies in a folder on a local disk")),
+        bytes(mechanism.AddKnob("cache_folder_bytes", KnobType::kBytes, 0, INT64_MAX, 0,
+                                "most bytes of copies in the cache folder, within what it was "
+                                "opened with; below what is there it takes no more; 0: no such "
+                                "limit")) {}
+  Mechanism& mechanism;
+  Knob& bytes;
+};
+
+struct AdmissionMechanism {
+  explicit AdmissionMechanism(Registry& registry)
+      : mechanism(
+            registry.AddMechanism("admission", "whether tiers take samples they do not hold")),
+        memory(mechanism.AddKnob("admit_memory", KnobType::kSwitch, 0, 1, 1,
+                                 "1: memory keeps more samples while it has room; 0: it keeps "
+                                 "those it has")),
+        folder(mechanism.AddKnob("admit_folder", KnobType::kSwitch, 0, 1, 1,
+                                 "1: what is read from the source is copied into the cache folder; "
+                                 "0: the folder only serves what it has")) {}
+  Mechanism& mechanism;
+  Knob& memory;
+  Knob& folder;
+};
+
+struct HedgingMechanism {
+  explicit HedgingMechanism(Registry& registry, uint64_t one_in_at_first)
+      : mechanism(
+            registry.AddMechanism("hedging", "second reads of samples whose first one hangs")),
+        one_in(mechanism.AddKnob("hedge_one_in", KnobType::kCount, 0, 1'000'000,
+                                 static_cast<int64_t>(one_in_at_first),
+                                 "at most one read in so many is made a second time; 0: none")),
+        hedged_total(mechanism.AddCounter("forebay_source_hedged_reads_total",
+                                          "Second reads of samples whose first one hung")) {}
+  Mechanism& mechanism;
+  Knob& one_in;
+  Metric& hedged_total;
+};
+
+}  // namespace forebay
