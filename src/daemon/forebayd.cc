@@ -19,8 +19,9 @@
 #include <string_view>
 
 #include "client/attach.h"
-#include "daemon/metrics_http.h"
+#include "daemon/page.h"
 #include "daemon/server.h"
+#include "daemon/web_server.h"
 #include "stage/engine.h"
 #include "wire/socket.h"
 
@@ -41,7 +42,7 @@ constexpr std::string_view kUsage =
     "  --max_in_flight=N      the most it may find\n"
     "  --copy_threads=N, --keep=0|1, --verify=0|1, --io=auto|threads|io_uring\n"
     "  --linger=SECONDS       it stays without a client; default 5\n"
-    "  --metrics_port=PORT    GET /metrics on 127.0.0.1\n";
+    "  --metrics_port=PORT    a page for people at http://127.0.0.1:PORT/, and /metrics\n";
 
 constexpr int64_t kLongestLinger = 7 * 24 * 3600;
 
@@ -151,8 +152,8 @@ Result<OwnedFd> Lock(const Settings& settings, const DaemonPlace& place) {
 
 struct Daemon {
   EnginePtr engine;
-  ServerPtr server;  // goes before the engine
-  std::unique_ptr<MetricsHttp> http;
+  ServerPtr server;                // goes before the engine
+  std::unique_ptr<WebServer> web;  // goes before the server
   Knob* linger = nullptr;
 };
 
@@ -167,17 +168,17 @@ Result<Daemon> Start(const Settings& settings, const DaemonPlace& place) {
                                 static_cast<int64_t>(settings.linger),
                                 "how long forebayd stays after its last client has left");
   if (const std::string note = daemon.engine->CacheNote(); !note.empty()) Say(note);
+  ServerOptions options;
   if (settings.metrics_port != 0) {
-    auto http =
-        MetricsHttp::Start(daemon.engine->registry(), static_cast<uint16_t>(settings.metrics_port));
+    auto web = WebServer::Listen(static_cast<uint16_t>(settings.metrics_port));
     // Training does not depend on it.
-    if (http) {
-      daemon.http = *std::move(http);
+    if (web) {
+      daemon.web = *std::move(web);
+      options.url = daemon.web->url();
     } else {
-      Say(http.error().ToString());
+      Say(web.error().ToString());
     }
   }
-  ServerOptions options;
   options.socket_path = place.socket;
   options.open_datasets = true;
   options.keep_loans = true;
@@ -186,6 +187,15 @@ Result<Daemon> Start(const Settings& settings, const DaemonPlace& place) {
   Result<ServerPtr> server = Server::Start(*daemon.engine, options);
   if (!server) return server.error();
   daemon.server = *std::move(server);
+  if (daemon.web != nullptr) {
+    Server* const told = daemon.server.get();
+    daemon.web->Serve({
+        {"/", "text/html; charset=utf-8", [] { return std::string(StatusPage()); }},
+        {"/status.json", "application/json", [told] { return told->StatusJson(); }},
+        {"/metrics", "text/plain; version=0.0.4; charset=utf-8",
+         [told] { return told->MetricsText(); }},
+    });
+  }
   return daemon;
 }
 
@@ -243,7 +253,7 @@ int Run(int argc, char** argv) {
     Report(ready, daemon.status());
     if (daemon) {
       Serve(*daemon, ends);
-      daemon->http.reset();
+      daemon->web.reset();
       daemon->server.reset();
       daemon->engine.reset();
     } else {

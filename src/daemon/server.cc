@@ -261,6 +261,7 @@ void Server::Run(std::stop_token stop) {
     RemoveGone();
     if (!pending_.empty()) Retry();
     if (ring_count_ != 0) PumpAll();
+    AnswerLooks();
     if (options_.linger == nullptr || !peers_.empty() || LingerLeft(now) > 0) continue;
     // Who has connected by now stays; who comes later finds a closed door and knocks elsewhere.
     Accept();
@@ -496,7 +497,7 @@ void Server::OnOpenStream(Peer& peer, uint64_t request, const wire::OpenStream& 
   }
   StreamInfo info;
   info.opened = open;
-  info.epoch = open.first_epoch;
+  info.watch = StreamWatch(open.first_epoch, SteadyClock().Now());
   peer.streams.emplace(*stream, std::move(info));
   wire::OpenStreamReply reply;
   reply.stream = *stream;
@@ -595,9 +596,21 @@ bool Server::Answer(Pending& ask, Nanos now) {
     } else if (now - ask.blocked_since > options_.release_wait) {
       kind = blocked;
     }
-    if (kind && now < ask.deadline) return false;
+    if (kind && now < ask.deadline) {
+      if (!ask.fetch && ask.since < 0) {
+        ask.since = now;
+        ask.cause = engine_.WaitCause(ask.stream);
+      }
+      return false;
+    }
   }
   Peer& peer = *ask.peer;
+  const auto own = peer.streams.find(ask.stream);
+  if (ask.since >= 0) {
+    engine_.CountStall(ask.cause, now - ask.since);
+    if (own != peer.streams.end()) own->second.watch.Waited(ask.cause, ask.since, now);
+    ask.since = -1;
+  }
   if (!kind) {
     Cancel(ask);
     Reply(peer, ask.request, kind.error());
@@ -610,6 +623,9 @@ bool Server::Answer(Pending& ask, Nanos now) {
   reply_.lengths.clear();
   if (*kind != TakeKind::kBatch) {
     Cancel(ask);
+    if (*kind == TakeKind::kEndOfEpoch && own != peer.streams.end()) {
+      own->second.watch.EndedEpoch();
+    }
     reply_.lease = kNoLease;
     (void)wire::Encode(reply_, ask.request, &peer.out);  // a few bytes
     return true;
@@ -625,6 +641,11 @@ bool Server::Answer(Pending& ask, Nanos now) {
   const Status encoded = wire::Encode(reply_, ask.request, &peer.out);
   if (encoded.ok()) {
     peer.leases.insert(loan_.lease);
+    if (own != peer.streams.end()) {
+      uint64_t bytes = 0;
+      for (const uint32_t length : reply_.lengths) bytes += length;
+      own->second.watch.Took(loan_.epoch, loan_.index, reply_.samples.size(), bytes);
+    }
   } else {
     (void)engine_.Release(loan_.lease);
     Reply(peer, ask.request, encoded);

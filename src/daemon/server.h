@@ -1,6 +1,8 @@
 // Server: lends an engine to other processes of the same user, over a Unix socket.
 #pragma once
 
+#include <array>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -17,6 +19,8 @@
 #include "base/clock.h"
 #include "base/owned.h"
 #include "base/status.h"
+#include "base/thread_annotations.h"
+#include "daemon/stream_watch.h"
 #include "metrics/registry.h"
 #include "metrics/stall.h"
 #include "stage/engine.h"
@@ -43,6 +47,7 @@ struct ServerOptions {
   // server's thread.
   std::function<Nanos()> linger;
   std::string settings;  // told to every client, see wire::HelloReply
+  std::string url;       // where people can look at it; told in Describe
   Status Validate() const;
 };
 
@@ -72,6 +77,11 @@ class Server {
   // Readable once the server has ended by itself: it takes no client any more.
   int ended_fd() const { return ended_.get(); }
 
+  // For other threads; kUnavailable when the server's own does not come to it. What is going on, as
+  // JSON (docs/daemon.md), and every metric as Prometheus text.
+  Result<std::string> StatusJson() { return Look(kStatusView); }
+  Result<std::string> MetricsText() { return Look(kPrometheusView); }
+
  private:
   // A stream whose batches are announced in memory that the client maps.
   struct Ring {
@@ -79,6 +89,10 @@ class Server {
     struct Announced {
       LeaseId lease = kNoLease;  // kNoLease: an end, or an error
       uint64_t bytes = 0;
+      uint64_t samples = 0;
+      uint64_t epoch = 0;
+      uint64_t index = 0;
+      bool ends_epoch = false;
     };
     const StreamId stream;
     wire::RingWriter writer;
@@ -94,8 +108,15 @@ class Server {
   // What Describe tells of a stream.
   struct StreamInfo {
     wire::OpenStream opened;
-    uint64_t epoch = 0;
-    uint64_t batches = 0;  // of the epoch, so far
+    StreamWatch watch;
+  };
+  // A text that another thread asks for.
+  enum View : uint8_t { kStatusView, kPrometheusView };
+  static constexpr size_t kViews = 2;
+  struct Asked {
+    bool wanted = false;
+    uint64_t version = 0;
+    std::string text;
   };
   struct Peer {
     uint64_t id = 0;
@@ -128,6 +149,8 @@ class Server {
     LeaseId lease = kNoLease;  // of a Fetch that the engine works on
     Nanos deadline = 0;
     Nanos blocked_since = -1;
+    Nanos since = -1;  // it waits
+    StallCause cause = StallCause::kSource;
   };
 
   Server(Engine& engine, const ServerOptions& options);
@@ -149,6 +172,13 @@ class Server {
   void OnQuery(Peer& peer, uint64_t request, const wire::Query& query);
   void OnStats(Peer& peer, uint64_t request, StreamId stream);
   std::string Describe() const;
+  std::string PrometheusText() const;
+  // Of a stream as of now, a wait that is going on included.
+  StreamWatch Watched(const Peer& peer, StreamId stream, Nanos now) const;
+  // What a stream's job is called.
+  static std::string JobOf(const Peer& peer, const StreamInfo& info);
+  Result<std::string> Look(View view);
+  void AnswerLooks();
   Status OnAsk(Peer& peer, Pending ask, int64_t wait);
   void Reply(Peer& peer, uint64_t request, const Status& status);
   void Flush(Peer& peer);
@@ -165,6 +195,8 @@ class Server {
   Nanos LingerLeft(Nanos now) const;
   // True when a ring has news and the thread must not sleep.
   bool SleepOnRings();
+  // The client has taken it.
+  static void CountTaken(Peer& peer, const Ring& ring, const Ring::Announced& entry);
   // Takes back what was announced and not taken.
   void DropAnnounced(Peer& peer, Ring& ring);
   void DropRing(Peer& peer, StreamId stream);
@@ -208,6 +240,10 @@ class Server {
   std::map<std::tuple<uint64_t, uint64_t, uint32_t, std::string>, DatasetId> datasets_;
   Nanos idle_since_;         // counts while there is no client
   bool had_client_ = false;  // the first is waited for longer
+
+  Mutex look_mutex_;
+  std::condition_variable looked_;
+  std::array<Asked, kViews> asked_ GUARDED_BY(look_mutex_);
 
   std::jthread thread_;
 };

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
-#include <string_view>
 #include <utility>
 
 #include "base/crc32c.h"
@@ -37,35 +36,6 @@ Result<std::vector<std::byte>> ReadImage(int fd, uint64_t bytes) {
     at += static_cast<uint64_t>(n);
   }
   return image;
-}
-
-// As a JSON string. Bytes that are no ASCII come as \u00XX, one for each byte: names of files may
-// be in no encoding at all.
-std::string Quoted(std::string_view text) {
-  constexpr std::string_view kHex = "0123456789abcdef";
-  std::string out = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (byte < 0x20 || byte > 0x7e) {
-      out += "\\u00";
-      out += kHex[byte >> 4];
-      out += kHex[byte & 15];
-    } else {
-      out += c;
-    }
-  }
-  return out + '"';
-}
-
-// Joins what `item` makes of each element with commas.
-template <typename List, typename Item>
-std::string Joined(const List& list, Item item) {
-  std::string out;
-  for (const auto& element : list) out += StrCat(out.empty() ? "" : ",", item(element));
-  return out;
 }
 
 }  // namespace
@@ -117,7 +87,7 @@ Status Server::OnSetKnobs(const wire::SetKnobs& set) {
 void Server::OnQuery(Peer& peer, uint64_t request, const wire::Query& query) {
   wire::Text reply;
   if (query.what == wire::Query::kDescribe) reply.text = Describe();
-  if (query.what == wire::Query::kPrometheus) reply.text = engine_.registry().PrometheusText();
+  if (query.what == wire::Query::kPrometheus) reply.text = PrometheusText();
   if (query.what == wire::Query::kWaitingFor) reply.text = engine_.WaitingFor(query.stream);
   const Status encoded = wire::Encode(reply, request, &peer.out);
   if (!encoded.ok()) Reply(peer, request, encoded);
@@ -133,52 +103,6 @@ void Server::OnStats(Peer& peer, uint64_t request, StreamId stream) {
   }
   const Status encoded = wire::Encode(reply, request, &peer.out);
   if (!encoded.ok()) Reply(peer, request, encoded);
-}
-
-std::string Server::Describe() const {
-  const std::string datasets = Joined(datasets_, [this](const auto& entry) {
-    const auto catalog = engine_.shared_catalog(entry.second);
-    return StrCat("{\"dataset\":", entry.second, ",\"root\":", Quoted(catalog->root()),
-                  ",\"samples\":", catalog->size(), ",\"bytes\":", catalog->total_bytes(), "}");
-  });
-  const std::string clients = Joined(peers_, [](const auto& entry) {
-    const Peer& peer = *entry.second;
-    const std::string streams = Joined(peer.streams, [&](const auto& stream) {
-      const wire::OpenStream& opened = stream.second.opened;
-      const auto ring = peer.rings.find(stream.first);
-      const size_t ready = ring == peer.rings.end() ? 0 : ring->second->announced.size();
-      return StrCat("{\"stream\":", stream.first, ",\"dataset\":", opened.dataset,
-                    ",\"batch_size\":", opened.batch_size, ",\"rank\":", opened.sampler_rank,
-                    ",\"world\":", opened.sampler_world, ",\"seed\":", opened.sampler_seed,
-                    ",\"epoch\":", stream.second.epoch, ",\"batches\":", stream.second.batches,
-                    ",\"ready\":", ready, "}");
-    });
-    return StrCat("{\"pid\":", peer.pid, ",\"leases\":", peer.leases.size(), ",\"streams\":[",
-                  streams, "]}");
-  });
-  const auto mechanisms = engine_.registry().Mechanisms();
-  const std::string listed = Joined(mechanisms, [](const Registry::MechanismInfo& info) {
-    const std::string knobs = Joined(info.knobs, [](const Knob* knob) {
-      return StrCat("{\"name\":", Quoted(knob->name()), ",\"value\":", knob->value(),
-                    ",\"type\":", Quoted(KnobTypeName(knob->type())),
-                    ",\"minimum\":", knob->minimum(), ",\"maximum\":", knob->maximum(),
-                    ",\"meaning\":", Quoted(knob->meaning()), "}");
-    });
-    return StrCat("{\"name\":", Quoted(info.mechanism->name()),
-                  ",\"meaning\":", Quoted(info.mechanism->meaning()), ",\"knobs\":[", knobs,
-                  "],\"metrics\":[", Joined(info.metrics, Quoted), "]}");
-  });
-  const std::string metrics =
-      Joined(engine_.registry().Snapshot(), [](const Registry::Sample& sample) {
-        return StrCat(Quoted(sample.name), ":", sample.value);
-      });
-  const Status cache = engine_.CacheStatus();
-  return StrCat("{\"pid\":", getpid(), ",\"uptime_ms\":", (SteadyClock().Now() - started_) / kMilli,
-                ",\"budget\":", engine_.budget(), ",\"arena_bytes\":", engine_.arena_bytes(),
-                ",\"settings\":", Quoted(options_.settings),
-                ",\"cache_status\":", Quoted(cache.ok() ? "" : cache.ToString()), ",\"datasets\":[",
-                datasets, "],\"clients\":[", clients, "],\"mechanisms\":[", listed,
-                "],\"metrics\":{", metrics, "}}");
 }
 
 }  // namespace forebay

@@ -20,13 +20,25 @@ Status Server::OnSeek(Peer& peer, const wire::Seek& seek) {
   ring.failed = false;
   ring.wanted_since = -1;
   ring.blocked_since = -1;
+  peer.streams[ring.stream].watch.Sought(seek.epoch);
   return Status();
+}
+
+void Server::CountTaken(Peer& peer, const Ring& ring, const Ring::Announced& entry) {
+  StreamWatch& watch = peer.streams[ring.stream].watch;
+  if (entry.lease != kNoLease) {
+    watch.Took(entry.epoch, entry.index, entry.samples, entry.bytes);
+  } else if (entry.ends_epoch) {
+    watch.EndedEpoch();
+  }
 }
 
 void Server::DropAnnounced(Peer& peer, Ring& ring) {
   // Those at the front may have been taken since the last look: they stay the client's loans.
   const size_t untaken = std::min<size_t>(ring.writer.outstanding(), ring.announced.size());
-  for (size_t i = ring.announced.size() - untaken; i < ring.announced.size(); ++i) {
+  const size_t taken = ring.announced.size() - untaken;
+  for (size_t i = 0; i < taken; ++i) CountTaken(peer, ring, ring.announced[i]);
+  for (size_t i = taken; i < ring.announced.size(); ++i) {
     const LeaseId lease = ring.announced[i].lease;
     if (lease != kNoLease && peer.leases.erase(lease) != 0) (void)engine_.Release(lease);
   }
@@ -80,7 +92,8 @@ bool Server::Announce(Peer& peer, Ring& ring, Nanos now) {
   ring.waiting = false;
   ring.blocked_since = -1;
   if (ring.wanted_since >= 0) {
-    engine_.CountStall(ring.cause, now - std::exchange(ring.wanted_since, -1));
+    engine_.CountStall(ring.cause, now - ring.wanted_since);
+    peer.streams[ring.stream].watch.Waited(ring.cause, std::exchange(ring.wanted_since, -1), now);
   }
   const auto cause = static_cast<uint8_t>(ring.cause);
   if (!kind) {
@@ -92,12 +105,10 @@ bool Server::Announce(Peer& peer, Ring& ring, Nanos now) {
   wire::RingEntry entry;
   entry.kind = static_cast<uint8_t>(*kind);
   entry.cause = cause;
-  StreamInfo& info = peer.streams[ring.stream];
   if (*kind != TakeKind::kBatch) {
     ring.ended = *kind == TakeKind::kEndOfStream;
-    ++info.epoch;
-    info.batches = 0;
     ring.announced.emplace_back();
+    ring.announced.back().ends_epoch = *kind == TakeKind::kEndOfEpoch;
     ring.writer.Publish(entry, {}, {}, {});
     return true;
   }
@@ -105,13 +116,12 @@ bool Server::Announce(Peer& peer, Ring& ring, Nanos now) {
   entry.dataset = loan_.dataset;
   entry.epoch = loan_.epoch;
   entry.index = loan_.index;
-  info.epoch = loan_.epoch;
-  info.batches = loan_.index + 1;
   ring.batch_bytes = 0;
   for (const uint32_t length : loan_.lengths) ring.batch_bytes += length;
   ahead_bytes_ += ring.batch_bytes;
   peer.leases.insert(loan_.lease);
-  ring.announced.push_back({loan_.lease, ring.batch_bytes});
+  ring.announced.push_back(
+      {loan_.lease, ring.batch_bytes, loan_.samples.size(), loan_.epoch, loan_.index, false});
   ring.writer.Publish(entry, loan_.samples, loan_.offsets, loan_.lengths);
   return true;
 }
@@ -121,6 +131,7 @@ Status Server::Pump(Peer& peer, Ring& ring, Nanos now) {
   FOREBAY_RETURN_IF_ERROR(ring.writer.Look());
   while (ring.announced.size() > ring.writer.outstanding()) {
     ahead_bytes_ -= ring.announced.front().bytes;
+    CountTaken(peer, ring, ring.announced.front());
     ring.announced.pop_front();
   }
   released_.clear();

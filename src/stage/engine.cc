@@ -291,6 +291,11 @@ Status Engine::CacheStatus() const {
   return cache_ == nullptr ? Status() : cache_->store->health();
 }
 
+Result<uint64_t> Engine::CacheLimit() const {
+  if (cache_ == nullptr) return Status(Code::kNotFound, "there is no cache folder");
+  return cache_->store->capacity_bytes();
+}
+
 std::string Engine::CacheNote() const {
   return cache_ == nullptr ? std::string() : cache_->store->note();
 }

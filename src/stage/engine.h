@@ -167,6 +167,8 @@ class Engine {
   std::vector<EpochStats> Stats(StreamId stream) const;
   // Ok while there is no cache folder or it takes copies; else why it does not.
   Status CacheStatus() const;
+  // The most bytes that the cache folder may hold; kNotFound without one.
+  Result<uint64_t> CacheLimit() const;
   // What was mended when the cache folder was opened; mostly nothing.
   std::string CacheNote() const;
   // What a pending Take waits for, in words: "source: reading /data/x.jpg".
