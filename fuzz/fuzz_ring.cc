@@ -43,7 +43,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::vector<uint32_t> lengths;
     std::string error;
     bool tell = false;
-    const auto taken = reader->Take(&entry, &samples, &where, &lengths, &error, &tell);
+    const auto taken = reader->Take(&entry, &samples, &where, &lengths, &error);
     if (!taken) return 0;
     FUZZ_EXPECT(samples.size() <= kSamples && where.size() == samples.size() &&
                 lengths.size() == samples.size());

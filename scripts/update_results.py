@@ -46,6 +46,7 @@ def main() -> int:
         "tiers",
         "drift",
         "control",
+        "jobs",
     ):
         file = ROOT / "docs" / "results" / f"{name}.json"
         if not file.exists():

@@ -47,6 +47,10 @@ FIGURES = {
     },
     "drift": {"recovery_s"},
     "control": {"round_ms"},
+    "jobs": {
+        "source_reads_vs_dataset", "daemon_vs_embedded", "daemon_added_us",
+        "syscalls_per_ready_batch",
+    },
 }  # fmt: skip
 
 TINY: dict[str, dict[str, Any]] = {
@@ -102,6 +106,17 @@ TINY: dict[str, dict[str, Any]] = {
         "trial_files": 50, "threads": [[4], [4, 8]],
     },
     "control": {"repeats": 2, "stages": 40, "jobs": 3, "warm": 1, "rounds": 3},
+    "jobs": {
+        "repeats": 2,
+        "sharing": {
+            "processes": [1, 2], "files": 100, "mean_bytes": 3000, "batch": 16, "epochs": 2,
+            "delay": "read_ms=1", "stagger_s": 0.05,
+        },
+        "cost": {
+            "files": 200, "bytes": 3000, "batch": 8, "epochs": 2, "untouched_epochs": 2,
+            "burn": 100,
+        },
+    },
 }  # fmt: skip
 
 

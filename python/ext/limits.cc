@@ -9,10 +9,15 @@
 
 #include "base/clock.h"
 #include "base/crc32c.h"
+#include "base/system_calls.h"
 #include "common.h"
 
 namespace forebay::python {
 namespace {
+
+struct CountedCalls {
+  std::shared_ptr<const SystemCalls> calls;  // shared with the thread that counts
+};
 
 // Seconds and bytes of `threads` threads that open, read with one pread, and close each file.
 std::pair<double, uint64_t> ReadFiles(const std::vector<std::string>& paths,
@@ -88,6 +93,14 @@ void BindLimits(nb::module_& m) {
         nb::arg("batch"), nb::arg("threads"), nb::arg("order"),
         nb::call_guard<nb::gil_scoped_release>(),
         "Seconds of plain threads that memcpy and checksum memory-resident samples.");
+  nb::class_<CountedCalls>(m, "SystemCalls", "System calls of one thread.")
+      .def_prop_ro("count", [](const CountedCalls& c) { return c.calls->count(); })
+      .def_prop_ro(
+          "last", [](const CountedCalls& c) { return c.calls->last(); },
+          "The number of the last one.");
+  m.def(
+      "count_system_calls", [] { return CountedCalls{Value(SystemCalls::Count())}; },
+      "Counts the system calls of this thread from now on, for good.");
   m.def("burn", &Burn, nb::arg("rounds"), nb::call_guard<nb::gil_scoped_release>(),
         "A fixed amount of arithmetic on this thread: what a training step does to a core.");
 }

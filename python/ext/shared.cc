@@ -123,6 +123,9 @@ void BindShared(nb::module_& m) {
             return out;
           },
           nb::arg("stream"))
+      .def(
+          "empty_rings", [](const SharedHandle& e, StreamId s) { return e.client->EmptyRings(s); },
+          nb::arg("stream"), "How often a take found no batch ready.")
       .def("waiting_for", [](const SharedHandle& e,
                              StreamId s) { return FileText(Ask(e, wire::Query::kWaitingFor, s)); })
       .def(

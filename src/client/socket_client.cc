@@ -465,19 +465,17 @@ Result<TakeKind> SocketClient::TakeReady(StreamId id, const std::shared_ptr<Stre
   const Nanos now = SteadyClock().Now();
   wire::RingEntry entry;
   std::string error;
-  bool tell = false;
   MutexLock lock(stream->mutex);
   stream->Begin(now);
   if (stream->ended) return TakeKind::kEndOfStream;
   const Result<bool> there =
-      stream->reader.Take(&entry, &out->samples, &out->offsets, &out->lengths, &error, &tell);
+      stream->reader.Take(&entry, &out->samples, &out->offsets, &out->lengths, &error);
   if (!there) return Lose(there.error());
-  if (!*there) return TakeKind::kPending;
-  if (tell) {
-    MutexLock write(write_mutex_);
-    // A lost connection shows when the ring is empty; this batch is a right one.
-    (void)SendNudge();
+  if (!*there) {
+    ++stream->empty;
+    return TakeKind::kPending;
   }
+  // A lost connection shows when the ring is empty; this batch is a right one.
   const StallCause cause =
       entry.cause < kStallCauses ? static_cast<StallCause>(entry.cause) : StallCause::kSource;
   if (entry.kind == wire::RingEntry::kError) return Status(entry.code, std::move(error));
@@ -589,6 +587,13 @@ Result<std::vector<EpochStats>> SocketClient::Stats(StreamId id) {
     }
   }
   return out;
+}
+
+uint64_t SocketClient::EmptyRings(StreamId id) {
+  const std::shared_ptr<Stream> stream = Find(id);
+  if (stream == nullptr) return 0;
+  MutexLock lock(stream->mutex);
+  return stream->empty;
 }
 
 Status SocketClient::ServerLives() {

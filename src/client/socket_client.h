@@ -59,6 +59,8 @@ class SocketClient final : public Client {
   Status SetKnobs(std::vector<std::string> names, std::vector<int64_t> values);
   // As Engine::Stats, of a stream that this client opened. Waits and times are this process's.
   Result<std::vector<EpochStats>> Stats(StreamId stream);
+  // How often a Take of this process found the stream's ring empty; every other batch was ready.
+  uint64_t EmptyRings(StreamId stream);
 
   uint32_t server_pid() const { return hello_.pid; }
   const std::string& settings() const { return hello_.settings; }
@@ -82,6 +84,7 @@ class SocketClient final : public Client {
     Nanos epoch_start GUARDED_BY(mutex) = 0;
     Nanos last_handout GUARDED_BY(mutex) = 0;
     Nanos waited GUARDED_BY(mutex) = 0;  // for what comes next
+    uint64_t empty GUARDED_BY(mutex) = 0;
     void Begin(Nanos now) REQUIRES(mutex);
     void Account(TakeKind kind, const BatchLoan& loan, StallCause cause, Nanos now) REQUIRES(mutex);
   };

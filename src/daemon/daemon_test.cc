@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "base/system_calls.h"
 #include "client/attach.h"
 #include "plan/sampler.h"
 #include "wire/socket.h"
@@ -174,6 +175,52 @@ TEST_F(DaemonTest, StartsServesAndEndsWithItsLastClient) {
   EXPECT_EQ((*stats)[0].source_reads, 100u);
   client.reset();
   EXPECT_TRUE(Await([&] { return Ended(pid); }));
+}
+
+TEST_F(DaemonTest, AReadyBatchCostsNoSystemCall) {
+  constexpr uint32_t kSamples = 400;
+  const auto catalog = MakeFiles(kSamples);
+  auto client = Attach();
+  ASSERT_NE(client, nullptr);
+  auto dataset = client->AddDataset(*catalog, "");
+  ASSERT_TRUE(dataset) << dataset.status().ToString();
+  auto stream = client->OpenStream(Sampled(*dataset, kSamples, 4));
+  ASSERT_TRUE(stream) << stream.status().ToString();
+  std::string refused;
+  uint64_t ready = 0;
+  uint64_t calls_of_ready = 0;
+  uint64_t calls_in_all = 0;
+  std::jthread([&] {
+    BatchLoan loan;
+    std::shared_ptr<const SystemCalls> calls;
+    // The first epochs make what memory they need.
+    for (int epoch = 0; epoch < 20;) {
+      if (epoch == 10 && calls == nullptr) {
+        auto counting = SystemCalls::Count();
+        if (!counting) {
+          refused = counting.status().ToString();
+          return;
+        }
+        calls = *std::move(counting);
+        getppid();  // is counted
+      }
+      const uint64_t before = calls == nullptr ? 0 : calls->count();
+      const uint64_t empty = client->EmptyRings(*stream);
+      auto taken = client->Take(*stream, 20 * kSecond, &loan);
+      ASSERT_TRUE(taken) << taken.status().ToString();
+      const bool batch = *taken == TakeKind::kBatch;
+      ASSERT_TRUE(!batch || client->Release(loan.lease).ok());
+      if (*taken == TakeKind::kEndOfEpoch) ++epoch;
+      if (calls == nullptr || client->EmptyRings(*stream) != empty) continue;
+      ++ready;
+      calls_of_ready += calls->count() - before;
+    }
+    calls_in_all = calls->count();
+  }).join();
+  if (!refused.empty()) GTEST_SKIP() << refused;
+  EXPECT_GT(ready, 100u);  // of 580
+  EXPECT_EQ(calls_of_ready, 0u);
+  EXPECT_GT(calls_in_all, 0u);
 }
 
 TEST_F(DaemonTest, ManyThatStartAtOnceGetOne) {

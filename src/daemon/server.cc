@@ -7,6 +7,7 @@
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -226,14 +227,13 @@ void Server::Run(std::stop_token stop) {
   std::array<epoll_event, kEventsAtOnce> events;
   while (!stop.stop_requested()) {
     Nanos now = SteadyClock().Now();
-    Nanos wait = some_gone_ || SleepOnRings() ? 0 : kIdle;
-    if (!pending_.empty() || ring_count_ != 0) wait = std::min(wait, kSlice);
+    Nanos wait = some_gone_ ? 0 : kIdle;
+    if (!pending_.empty()) wait = std::min(wait, kSlice);
+    if (ring_count_ != 0) wait = std::min(wait, SleepOnRings());
     for (const Pending& ask : pending_) wait = std::min(wait, ask.deadline - now);
     if (accept_again_ != 0) wait = std::min(wait, accept_again_ - now);
     if (options_.linger != nullptr && peers_.empty()) wait = std::min(wait, LingerLeft(now));
-    const Nanos milliseconds = (std::max<Nanos>(wait, 0) + kMilli - 1) / kMilli;
-    const int ready =
-        epoll_wait(epoll_.get(), events.data(), kEventsAtOnce, static_cast<int>(milliseconds));
+    const int ready = WaitForEvents(events, wait);
     for (int i = 0; i < ready; ++i) {
       const uint64_t what = events[static_cast<size_t>(i)].data.u64;
       const uint32_t how = events[static_cast<size_t>(i)].events;
@@ -270,6 +270,20 @@ void Server::Run(std::stop_token stop) {
     (void)!write(ended_.get(), &one, sizeof one);
     return;
   }
+}
+
+int Server::WaitForEvents(std::span<epoll_event> events, Nanos wait) {
+  wait = std::max<Nanos>(wait, 0);
+  const auto count = static_cast<int>(events.size());
+#ifdef SYS_epoll_pwait2
+  // Rings are emptied within milliseconds: whole ones are too coarse.
+  const timespec bound = {static_cast<time_t>(wait / kSecond), static_cast<long>(wait % kSecond)};
+  const long ready =
+      syscall(SYS_epoll_pwait2, epoll_.get(), events.data(), count, &bound, nullptr, size_t{0});
+  if (ready >= 0 || errno != ENOSYS) return static_cast<int>(ready);
+#endif
+  const Nanos milliseconds = (wait + kMilli - 1) / kMilli;
+  return epoll_wait(epoll_.get(), events.data(), count, static_cast<int>(milliseconds));
 }
 
 Nanos Server::LingerLeft(Nanos now) const {

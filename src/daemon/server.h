@@ -1,6 +1,8 @@
 // Server: lends an engine to other processes of the same user, over a Unix socket.
 #pragma once
 
+#include <sys/epoll.h>
+
 #include <array>
 #include <condition_variable>
 #include <cstddef>
@@ -9,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -98,6 +101,8 @@ class Server {
     wire::RingWriter writer;
     std::deque<Announced> announced;  // as many as the writer has outstanding
     uint64_t batch_bytes = 0;         // of the last one
+    uint64_t ahead_bytes = 0;         // of all of them
+    wire::RingPace pace;
     bool ended = false;
     bool failed = false;   // tried again when the client asks, not before
     bool waiting = false;  // for the engine
@@ -188,13 +193,17 @@ class Server {
   void Retry();
   // Sees what the client took and gave back, and announces what is ready. An error is the client's.
   Status Pump(Peer& peer, Ring& ring, Nanos now);
+  // Whether one more batch may be announced before it is asked for.
+  bool MayGoAhead(const Ring& ring) const;
+  void Forget(Ring& ring, const Ring::Announced& entry);
   // One more entry; false when nothing is ready or may be announced.
   bool Announce(Peer& peer, Ring& ring, Nanos now);
   void PumpAll();
   // How long a client is to be waited for; 0: nobody came for long enough.
   Nanos LingerLeft(Nanos now) const;
-  // True when a ring has news and the thread must not sleep.
-  bool SleepOnRings();
+  // How long the thread may sleep as far as the rings go; 0 when one has news.
+  Nanos SleepOnRings();
+  int WaitForEvents(std::span<epoll_event> events, Nanos wait);
   // The client has taken it.
   static void CountTaken(Peer& peer, const Ring& ring, const Ring::Announced& entry);
   // Takes back what was announced and not taken.

@@ -42,8 +42,19 @@ void Server::DropAnnounced(Peer& peer, Ring& ring) {
     const LeaseId lease = ring.announced[i].lease;
     if (lease != kNoLease && peer.leases.erase(lease) != 0) (void)engine_.Release(lease);
   }
-  for (const Ring::Announced& entry : ring.announced) ahead_bytes_ -= entry.bytes;
+  for (const Ring::Announced& entry : ring.announced) Forget(ring, entry);
   ring.announced.clear();
+}
+
+void Server::Forget(Ring& ring, const Ring::Announced& entry) {
+  ahead_bytes_ -= entry.bytes;
+  ring.ahead_bytes -= entry.bytes;
+}
+
+bool Server::MayGoAhead(const Ring& ring) const {
+  // Rings that nobody takes from, such as a validation loader's, leave the others a part.
+  return ahead_bytes_ + ring.batch_bytes <= ahead_limit_ ||
+         ring.ahead_bytes + ring.batch_bytes <= ahead_limit_ / (2 * ring_count_);
 }
 
 void Server::DropRing(Peer& peer, StreamId stream) {
@@ -70,7 +81,7 @@ bool Server::Announce(Peer& peer, Ring& ring, Nanos now) {
   }
   // Ahead of the asking: only while it takes memory from nobody who waits, and no error is told
   // that nobody may ever come to.
-  if (!wanted && (ring.failed || ahead_bytes_ + ring.batch_bytes > ahead_limit_)) return false;
+  if (!wanted && (ring.failed || !MayGoAhead(ring))) return false;
   Result<TakeKind> kind = engine_.Take(ring.stream, 0, &loan_);
   if (kind && *kind == TakeKind::kPending) {
     ring.waiting = true;
@@ -119,6 +130,7 @@ bool Server::Announce(Peer& peer, Ring& ring, Nanos now) {
   ring.batch_bytes = 0;
   for (const uint32_t length : loan_.lengths) ring.batch_bytes += length;
   ahead_bytes_ += ring.batch_bytes;
+  ring.ahead_bytes += ring.batch_bytes;
   peer.leases.insert(loan_.lease);
   ring.announced.push_back(
       {loan_.lease, ring.batch_bytes, loan_.samples.size(), loan_.epoch, loan_.index, false});
@@ -129,11 +141,13 @@ bool Server::Announce(Peer& peer, Ring& ring, Nanos now) {
 Status Server::Pump(Peer& peer, Ring& ring, Nanos now) {
   ring.writer.Awake();
   FOREBAY_RETURN_IF_ERROR(ring.writer.Look());
+  const size_t before = ring.announced.size();
   while (ring.announced.size() > ring.writer.outstanding()) {
-    ahead_bytes_ -= ring.announced.front().bytes;
+    Forget(ring, ring.announced.front());
     CountTaken(peer, ring, ring.announced.front());
     ring.announced.pop_front();
   }
+  ring.pace.Saw(static_cast<uint32_t>(before - ring.announced.size()), now);
   released_.clear();
   FOREBAY_RETURN_IF_ERROR(ring.writer.PopReleases(&released_));
   for (const LeaseId lease : released_) {
@@ -181,20 +195,23 @@ void Server::PumpAll() {
   ready_batches_.Set(ready);
 }
 
-bool Server::SleepOnRings() {
-  if (ring_count_ == 0) return false;
+Nanos Server::SleepOnRings() {
+  Nanos wait = wire::RingPace::kLongest;
   bool blocked = std::any_of(pending_.begin(), pending_.end(),
                              [](const Pending& ask) { return ask.blocked_since >= 0; });
   for (const auto& [id, peer] : peers_) {
     for (const auto& [stream, ring] : peer->rings) blocked |= ring->blocked_since >= 0;
   }
-  bool news = false;
   for (auto& [id, peer] : peers_) {
     for (auto& [stream, ring] : peer->rings) {
-      if (!peer->gone) news |= ring->writer.Sleep(blocked, ring->wanted_since >= 0);
+      if (peer->gone) continue;
+      if (ring->writer.Sleep(blocked, ring->wanted_since >= 0)) wait = 0;
+      if (const uint32_t ready = ring->writer.outstanding(); ready != 0) {
+        wait = std::min(wait, ring->pace.SleepFor(ready));
+      }
     }
   }
-  return news;
+  return wait;
 }
 
 }  // namespace forebay

@@ -19,11 +19,12 @@ namespace {
 using internal::kAwake;
 using internal::kRingReleases;
 using internal::kTellReleased;
-using internal::kTellTaken;
+using internal::kTellWanted;
 using internal::RingHeader;
 
-// The daemon is woken once for half of them. What a ring may hold is bounded by the daemon.
+// The daemon wakes up once for half of them. What a ring may hold is bounded by the daemon.
 constexpr uint32_t kSlots = 32;
+constexpr Nanos kShortestSleep = 100 * kMicro;
 constexpr uint32_t kMostSlots = 64;
 constexpr uint32_t kMostSamples = uint32_t{1} << 20;
 constexpr size_t kMostBytes = size_t{4} << 20;
@@ -92,6 +93,21 @@ Status RingShape::Validate() const {
 }
 
 // ---- the daemon's side
+
+void RingPace::Saw(uint32_t taken, Nanos now) {
+  if (taken == 0) {
+    per_entry_ = std::max(per_entry_, std::min(now - last_, kLongest));
+    return;
+  }
+  const Nanos seen = std::clamp<Nanos>((now - last_) / taken, 1, kLongest);
+  // A faster client is believed at once: its ring is soon empty. The first gap may be long.
+  per_entry_ = std::min(seen, (3 * per_entry_ + seen) / 4);
+  last_ = now;
+}
+
+Nanos RingPace::SleepFor(uint32_t ready) const {
+  return std::clamp(per_entry_ * ready / 2, kShortestSleep, kLongest);
+}
 
 Result<RingWriter> RingWriter::Create(const RingShape& shape) {
   FOREBAY_RETURN_IF_ERROR(shape.Validate());
@@ -181,15 +197,12 @@ Status RingWriter::PopReleases(std::vector<uint64_t>* out) {
 }
 
 bool RingWriter::Sleep(bool tell_releases, bool knows_wanted) {
-  // Half of what is there may be taken before the daemon refills.
-  header().tell_at.store(head_ + (outstanding() + 1) / 2, std::memory_order_relaxed);
-  header().sleeping.store(tell_releases ? kTellReleased : kTellTaken, std::memory_order_seq_cst);
+  header().sleeping.store(tell_releases ? kTellReleased : kTellWanted, std::memory_order_seq_cst);
   // What the client did before it could see `sleeping` is seen here.
-  const uint32_t head = header().head.load(std::memory_order_seq_cst);
-  const bool refill = outstanding() != 0 && head - head_ >= (outstanding() + 1) / 2;
   const bool released =
       tell_releases && header().releases_tail.load(std::memory_order_seq_cst) != releases_read_;
-  return refill || released || (!knows_wanted && outstanding() == 0 && wanted());
+  return released ||
+         (!knows_wanted && wanted() && header().head.load(std::memory_order_seq_cst) == tail_);
 }
 
 void RingWriter::Awake() { header().sleeping.store(kAwake, std::memory_order_relaxed); }
@@ -213,8 +226,7 @@ Result<RingReader> RingReader::Map(const OwnedFd& memory, const RingShape& shape
 
 Result<bool> RingReader::Take(RingEntry* entry, std::vector<uint32_t>* samples,
                               std::vector<uint64_t>* offsets, std::vector<uint32_t>* lengths,
-                              std::string* error, bool* tell) {
-  *tell = false;
+                              std::string* error) {
   const uint32_t tail = header().tail.load(std::memory_order_acquire);
   if (tail == head_) return false;
   if (tail - head_ > shape_.slots) return Nonsense("more entries than slots");
@@ -244,13 +256,6 @@ Result<bool> RingReader::Take(RingEntry* entry, std::vector<uint32_t>* samples,
     GetArray(at, count, lengths);
   }
   header().head.store(++head_, std::memory_order_seq_cst);
-  if (header().sleeping.load(std::memory_order_seq_cst) != kAwake) {
-    const uint32_t ahead = header().tell_at.load(std::memory_order_relaxed) - head_;
-    // Reached or passed, modulo 2^32.
-    if (ahead == 0 || ahead > uint32_t{INT_MAX}) {
-      *tell = header().sleeping.exchange(kAwake, std::memory_order_seq_cst) != kAwake;
-    }
-  }
   return true;
 }
 

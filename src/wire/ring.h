@@ -2,8 +2,8 @@
 //
 // One memfd a stream. The daemon publishes entries (`tail`), the client takes them (`head`) and
 // hands leases back through a second, smaller ring. A batch that is there costs the client no
-// system call; it sleeps on a futex only while the ring is empty, and tells the daemon of what it
-// took only when the daemon sleeps and asked for it. Neither side trusts what it reads: counts
+// system call; only when the ring is empty it tells a daemon that sleeps, and sleeps on a futex.
+// Before that the daemon comes by itself, see RingPace. Neither side trusts what it reads: counts
 // outside of the ring's bounds are kDataLoss. The memfd is sealed, so that nobody can shrink it
 // under the other.
 #pragma once
@@ -50,14 +50,13 @@ inline constexpr uint32_t kRingReleases = 64;
 
 // What the daemon wants to be told of while it sleeps.
 inline constexpr uint32_t kAwake = 0;
-inline constexpr uint32_t kTellTaken = 1;     // that the ring is wanted or `tell_at` is reached
+inline constexpr uint32_t kTellWanted = 1;    // that the client waits
 inline constexpr uint32_t kTellReleased = 2;  // every release, too
 
 struct RingHeader {
   // The daemon's. Counts wrap.
   alignas(64) std::atomic<uint32_t> tail;  // entries published; the client's futex
   std::atomic<uint32_t> releases_read;
-  std::atomic<uint32_t> tell_at;  // a value of `head`
   // The client's.
   alignas(64) std::atomic<uint32_t> head;  // entries taken
   std::atomic<uint32_t> releases_tail;
@@ -70,6 +69,20 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 }  // namespace internal
+
+// When to look at a ring again: about when half of what it has is taken, at the pace of its client.
+class RingPace {
+ public:
+  static constexpr Nanos kLongest = 100 * kMilli;
+  // `taken`: entries since the last call.
+  void Saw(uint32_t taken, Nanos now);
+  // From that call on, with `ready` entries in the ring.
+  Nanos SleepFor(uint32_t ready) const;
+
+ private:
+  Nanos per_entry_ = kLongest;
+  Nanos last_ = 0;  // when something was taken
+};
 
 // The daemon's side. Used by one thread.
 class RingWriter {
@@ -120,17 +133,17 @@ class RingReader {
   // kDataLoss when the memory is too small for the shape.
   static Result<RingReader> Map(const OwnedFd& memory, const RingShape& shape);
 
-  // The next entry, or false when there is none. `*tell`: the daemon wants a Nudge.
+  // The next entry, or false when there is none.
   Result<bool> Take(RingEntry* entry, std::vector<uint32_t>* samples,
                     std::vector<uint64_t>* offsets, std::vector<uint32_t>* lengths,
-                    std::string* error, bool* tell);
+                    std::string* error);
   // Says that the client waits. `*seen` is for Wait. True: the daemon wants a Nudge.
   bool Want(uint32_t* seen);
   // Sleeps until something was published after `seen`, or `wait` has passed.
   void Wait(uint32_t seen, Nanos wait) const;
   // Wakes whoever sleeps in Wait in this process.
   void Wake() const;
-  // False when the ring of releases is full.
+  // False when the ring of releases is full. `*tell`: the daemon wants a Nudge.
   bool Release(uint64_t lease, bool* tell);
 
  private:

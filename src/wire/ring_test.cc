@@ -29,12 +29,11 @@ struct Taken {
   std::vector<uint64_t> offsets;
   std::vector<uint32_t> lengths;
   std::string error;
-  bool tell = false;
 };
 
 bool Take(RingReader& reader, Taken* out) {
-  const auto there = reader.Take(&out->entry, &out->samples, &out->offsets, &out->lengths,
-                                 &out->error, &out->tell);
+  const auto there =
+      reader.Take(&out->entry, &out->samples, &out->offsets, &out->lengths, &out->error);
   EXPECT_TRUE(there) << there.status().ToString();
   return there && *there;
 }
@@ -80,27 +79,39 @@ TEST(RingTest, ErrorsKeepCodeAndWords) {
   EXPECT_EQ(out.error, std::string(512, 'x'));  // as much as a slot holds
 }
 
-TEST(RingTest, TheDaemonIsToldWhenHalfIsTakenAndNotBefore) {
+TEST(RingTest, TakingIsNoNewsUntilTheClientWaits) {
   Both ring(4);
-  for (uint32_t i = 0; i < 8; ++i) PublishNumber(ring.writer, i, 1);
-  Taken out;
-  ASSERT_TRUE(Take(ring.reader, &out));
-  EXPECT_FALSE(out.tell);  // it is awake
-  ASSERT_TRUE(ring.writer.Look().ok());
-  EXPECT_FALSE(ring.writer.Sleep(false, false));
-  int told = 0;
-  for (int i = 0; i < 7; ++i) {
-    ASSERT_TRUE(Take(ring.reader, &out));
-    told += out.tell ? 1 : 0;
-    EXPECT_EQ(out.tell, i == 3);  // the fourth of seven, once
-  }
-  EXPECT_EQ(told, 1);
-  // What was taken between the look and the sleep is news.
-  ASSERT_TRUE(ring.writer.Look().ok());
   for (uint32_t i = 0; i < 4; ++i) PublishNumber(ring.writer, i, 1);
-  ASSERT_TRUE(Take(ring.reader, &out));
-  ASSERT_TRUE(Take(ring.reader, &out));
+  EXPECT_FALSE(ring.writer.Sleep(false, false));
+  Taken out;
+  for (int i = 0; i < 4; ++i) ASSERT_TRUE(Take(ring.reader, &out));
+  EXPECT_FALSE(ring.writer.Sleep(false, false));
+  uint32_t seen = 0;
+  EXPECT_TRUE(ring.reader.Want(&seen));
+  // Also before the next look, which would show that the ring is empty.
   EXPECT_TRUE(ring.writer.Sleep(false, false));
+}
+
+TEST(RingPaceTest, TheDaemonComesBackWhenHalfIsTaken) {
+  RingPace pace;
+  EXPECT_EQ(pace.SleepFor(32), RingPace::kLongest);
+  Nanos now = 7 * kSecond;
+  pace.Saw(1, now);
+  for (int i = 0; i < 10; ++i) pace.Saw(10, now += 10 * kMilli);
+  EXPECT_EQ(pace.SleepFor(32), 16 * kMilli);
+  EXPECT_EQ(pace.SleepFor(2), kMilli);
+  pace.Saw(10, now += 100 * kMicro);  // a faster client
+  EXPECT_EQ(pace.SleepFor(32), 160 * kMicro);
+  EXPECT_EQ(pace.SleepFor(1), 100 * kMicro);  // no busy wait
+  // One that stopped is looked at ever more seldom.
+  Nanos slept = 0;
+  for (int i = 0; i < 20; ++i) {
+    const Nanos next = pace.SleepFor(32);
+    EXPECT_GE(next, slept);
+    slept = next;
+    pace.Saw(0, now += next);
+  }
+  EXPECT_EQ(slept, RingPace::kLongest);
 }
 
 TEST(RingTest, AnEmptyRingIsWantedAndTheWaitEndsWithTheNextEntry) {
@@ -181,8 +192,7 @@ TEST(RingTest, NonsenseInTheMemoryEndsInAnError) {
     (void)ring.writer.Sleep(true, false);
     if (ring.writer.free_slots() != 0) PublishNumber(ring.writer, 2, 4);
     Taken out;
-    (void)ring.reader.Take(&out.entry, &out.samples, &out.offsets, &out.lengths, &out.error,
-                           &out.tell);
+    (void)ring.reader.Take(&out.entry, &out.samples, &out.offsets, &out.lengths, &out.error);
     EXPECT_LE(out.samples.size(), 4u);
   }
   EXPECT_GT(refused, 100u);
@@ -237,7 +247,6 @@ TEST(RingTest, ThousandsOfEntriesBetweenTwoThreads) {
     }
     ASSERT_EQ(out.entry.lease, i);
     ASSERT_EQ(out.samples, std::vector<uint32_t>(3, i));
-    if (out.tell) nudged = true;
     bool tell = false;
     while (!ring.reader.Release(i, &tell)) usleep(50);
     if (tell) nudged = true;
