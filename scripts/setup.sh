@@ -33,6 +33,8 @@ tool_of() {
     clang-format-14) echo clang-format-14 ;;
     llvm-14) echo llvm-symbolizer-14 ;;
     fuse3) echo fusermount3 ;;
+    prometheus) echo prometheus ;;
+    chromium-headless-shell) echo chromium ;;
   esac
 }
 without_tools() {

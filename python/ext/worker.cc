@@ -3,6 +3,7 @@
 #include "client/socket_client.h"
 #include "common.h"
 #include "daemon/server.h"
+#include "daemon/web_server.h"
 #include "handles.h"
 
 namespace forebay::python {
@@ -12,6 +13,11 @@ namespace {
 struct ServerHandle {
   EngineHandle engine;
   ServerPtr server;
+};
+
+struct WebHandle {
+  EngineHandle engine;
+  WebServerPtr web;
 };
 
 // The sample's bytes, copied out of the arena; None when they were not there in time.
@@ -53,6 +59,20 @@ void BindWorker(nb::module_& m) {
             s.server.reset();
           },
           "Disconnects the workers and removes the socket.");
+
+  nb::class_<WebHandle>(m, "MetricsPort", "GET /metrics of an engine on 127.0.0.1.")
+      .def(
+          "__init__",
+          [](WebHandle* self, const EngineHandle& engine, uint16_t port) {
+            WebServerPtr web = Value(WebServer::Listen(port));
+            web->Serve({{"/metrics", "text/plain; version=0.0.4; charset=utf-8",
+                         [registry = &engine.engine->registry()]() -> Result<std::string> {
+                           return registry->PrometheusText();
+                         }}});
+            new (self) WebHandle{engine, std::move(web)};
+          },
+          nb::arg("engine"), nb::arg("port"))
+      .def_prop_ro("url", [](const WebHandle& w) { return w.web->url(); });
 
   nb::class_<SocketClient>(m, "WorkerClient", "An engine in another process.")
       .def_static(

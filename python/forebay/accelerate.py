@@ -13,17 +13,19 @@ import copy
 import logging
 import operator
 import os
+import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _forebay
+from . import _forebay, ranks
 from ._errors import ArgumentError, ForebayError
 from .daemon import SharedEngine
 from .engine import Engine, dataset_id, shared_engine
 from .progress import counting
-from .report import from_native, table
+from .report import CAUSES, EpochReport, log_epoch, sentence, table
 from .worker_io import (
     Reader,
     intercept_for_life,
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 _log = logging.getLogger("forebay")
+_PASSES_KEPT = 1000
 
 
 def accelerate(
@@ -71,7 +74,7 @@ def accelerate(
     try:
         if isinstance(engine, SharedEngine):
             raise ArgumentError("accelerate() works on an engine of this process: forebay.Engine()")
-        hub = _Hub(paths, loader.batch_size or 1, engine or shared_engine(memory=memory))
+        hub = _Hub(name, paths, loader.batch_size or 1, engine or shared_engine(memory=memory))
     except (ForebayError, OSError) as error:
         return _unchanged(loader, str(error))
     fast = copy.copy(loader)
@@ -147,7 +150,8 @@ def _as_paths(value: Any, count: int) -> list[str] | None:
 class _Hub:
     """Engine, stream and socket that one accelerated loader uses."""
 
-    def __init__(self, paths: Sequence[str], batch_size: int, engine: Engine) -> None:
+    def __init__(self, name: str, paths: Sequence[str], batch_size: int, engine: Engine) -> None:
+        self.name = name  # of the data set, for the log
         self.numbers: dict[str, int] = {}
         for path in paths:
             self.numbers.setdefault(path, len(self.numbers))
@@ -167,6 +171,7 @@ class _Hub:
         self._checked = False
         self._ahead = True
         self._before = 0
+        self.passes: deque[EpochReport] = deque(maxlen=_PASSES_KEPT)
 
     def reader(self) -> Reader | None:
         """For the data set that runs in this process."""
@@ -201,8 +206,11 @@ class _Hub:
         self._ahead = False
         _log.warning("forebay: reading ahead is off: %s", str(error))
 
-    def finished(self) -> None:
-        """The first pass has delivered everything: did it read through us?"""
+    def finished(self, tally: _Tally) -> None:
+        """A pass has delivered everything: what did it cost? The first: did it read through us?"""
+        report = tally.report(self.passes[-1].epoch + 1 if self.passes else 0)
+        self.passes.append(report)
+        log_epoch(self.name, ranks.resolve(None, None)[0], lambda: report)
         if self._checked:
             return
         self._checked = True
@@ -219,6 +227,55 @@ class _Hub:
                 self.native.close_stream(self.stream)
         except Exception:  # noqa: BLE001, S110 - nothing can be done while being collected
             pass
+
+
+class _Tally:
+    """What one pass over the data set costs. The workers wait in the server, ahead of the consumer;
+    what the consumer waits for is the workers.
+    """
+
+    def __init__(self, hub: _Hub, workers: int) -> None:
+        self._hub = hub
+        self._workers = max(1, workers)
+        self._own = workers == 0  # what it waits for it does itself
+        self._start = self._last = time.monotonic()
+        self._metrics = hub.native.metrics()
+        self._gaps: list[float] = []
+        self._waited = 0.0
+
+    def batch(self, asked: float) -> None:
+        """One has come, that was asked for at ``asked``."""
+        now = time.monotonic()
+        self._waited += now - asked
+        self._gaps.append(now - self._last)
+        self._last = now
+
+    def ended(self, asked: float) -> None:
+        self._waited += time.monotonic() - asked
+
+    def report(self, epoch: int) -> EpochReport:
+        metrics = self._hub.native.metrics()
+        grown = {name: metrics[name] - self._metrics.get(name, 0) for name in metrics}
+        seconds = time.monotonic() - self._start
+        # Workers that the consumer waits for are busy all the time: reading, or with what they do
+        # to the samples.
+        reading = grown.get("forebay_client_wait_nanoseconds_total", 0) * 1e-9
+        busy = self._waited if self._own else seconds * self._workers
+        share = min(1.0, reading / busy) if busy > 0 else 0.0
+        wait = dict.fromkeys(CAUSES, 0.0)
+        wait["source"] = self._waited * share
+        wait["decode"] = self._waited * (1 - share)
+        return EpochReport(
+            epoch=epoch,
+            seconds=seconds,
+            batches=len(self._gaps),
+            samples=grown["forebay_stage_samples_total"],
+            bytes=grown["forebay_stage_sample_bytes_total"],
+            wait=wait,
+            source_reads=grown["forebay_source_reads_total"],
+            source_bytes=grown["forebay_source_read_bytes_total"],
+            batch_seconds=np.array(self._gaps),
+        )
 
 
 def _serve(engine: Engine) -> _forebay.Server:
@@ -333,15 +390,19 @@ def _accelerated(base: type) -> type:
             hub = self._forebay
             reader = hub.reader() if self.num_workers == 0 else None
             iterator = super()._get_iterator()
-            iterator._forebay = (hub, reader, self.num_workers == 0 and reader is None)
+            plain = self.num_workers == 0 and reader is None
+            # A pass that does not read through us is not ours to judge.
+            tally = None if plain else _Tally(hub, self.num_workers)
+            iterator._forebay = (hub, reader, tally)
             iterator.__class__ = _passing(type(iterator))
             return iterator
 
         def report(self) -> str:
-            """Reads and samples of each pass over the data set."""
-            hub = self._forebay
-            stats = [from_native(s) for s in hub.native.stats(hub.stream) if s["batches"]]
-            return table(stats) if stats else "No epoch has been read yet."
+            """Why training waited, in one sentence, and a table of the finished passes."""
+            passes = list(self._forebay.passes)
+            if not passes:
+                return "No epoch has been read to its end yet."
+            return f"{sentence(passes[-1])}\n{table(passes)}"
 
     Accelerated.__name__ = f"Accelerated{base.__name__}"
     Accelerated.__qualname__ = Accelerated.__name__
@@ -356,15 +417,21 @@ def _passing(base: type) -> type:
 
     class Passing(base):  # type: ignore[misc, valid-type]
         def __next__(self) -> Any:
-            hub, reader, plain = self._forebay
+            hub, reader, tally = self._forebay
+            asked = time.monotonic()
             try:
                 # Only while the data set runs: the program's own code sees the real open().
                 with intercepting(reader):
-                    return super().__next__()
+                    batch = super().__next__()
             except StopIteration:
-                if not plain:
-                    hub.finished()
+                if tally is not None:
+                    tally.ended(asked)
+                    hub.finished(tally)
+                    self._forebay = (hub, reader, None)  # told once
                 raise
+            if tally is not None:
+                tally.batch(asked)
+            return batch
 
         next = __next__
 

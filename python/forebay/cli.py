@@ -21,6 +21,7 @@ _COMMANDS = {
     "plan": "what Forebay would gain on your data set; what more NVMe would buy",
     "simulate": "how long a job would take under each policy, in virtual time",
     "status": "what this node's daemon does: data sets, processes, knobs, metrics",
+    "top": "the same, live: jobs and ranks, why they wait, tiers, source, knobs",
     "cache": "list, fill, check or empty a folder of cache_dir=",
     "policy": "shares and limits of jobs: check a file, put it in force, show it",
     "bench": "measure Forebay against its limits and its rivals",
@@ -36,6 +37,7 @@ examples:
   forebay plan /data/train --memory 64G --nvme 1T --nodes 8
   forebay simulate job.toml          your cluster and data set under every policy
   forebay status                     what the daemon that ranks share does
+  forebay top                        watch it: who waits, and for what
   forebay cache ls /nvme/forebay     what a folder of cache_dir= holds
   forebay policy check site.toml     what a policy means, or what is wrong with it
   forebay bench epoch --quick        epoch times beside PyTorch's DataLoader
@@ -362,6 +364,38 @@ def _run_status(argv: Sequence[str]) -> int:
     return run(parser.parse_args(argv))
 
 
+def _interval(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of seconds") from None
+    if not 0.2 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text} s; it takes 0.2 to 3600")
+    return value
+
+
+def _run_top(argv: Sequence[str]) -> int:
+    parser = _command_parser(
+        "top",
+        "Watches forebayd: jobs and ranks with their rates, why they wait, how full the tiers\n"
+        "are, what is read from the source, knobs. q or Ctrl-C leaves. Waits for a daemon to come.",
+        "examples:\n"
+        "  forebay top\n"
+        "  forebay top --once | head -3     one look; exit code 1 when none runs\n"
+        "  forebay top --interval 10 | tee top.log\n",
+    )
+    parser.add_argument(
+        "--folder", metavar="DIR", help="where its socket lies; default: as loaders"
+    )
+    parser.add_argument("--once", action="store_true", help="print one frame and end")
+    parser.add_argument(
+        "--interval", type=_interval, default=1.0, metavar="S", help="between looks; default 1"
+    )
+    from .top import run
+
+    return run(parser.parse_args(argv))
+
+
 def _run_bench(argv: Sequence[str]) -> int:
     from .bench import main as bench_main
 
@@ -378,6 +412,7 @@ _RUN: dict[str, Callable[[Sequence[str]], int]] = {
     "policy": _run_policy,
     "simulate": _run_simulate,
     "status": _run_status,
+    "top": _run_top,
 }
 
 

@@ -20,7 +20,7 @@ from ._errors import (
     StorageError,
     UnsupportedError,
 )
-from .engine import Engine, dataset_id, shared_engine
+from .engine import Engine, dataset_id, metrics_port_of, shared_engine
 from .feeds import StreamFeed
 from .units import format_bytes, parse_bytes
 
@@ -53,7 +53,8 @@ class SharedEngine(Engine):
         memory: Bytes for everything the daemon holds, for all ranks together. Default: half of
             what may be used.
         linger: Seconds that it stays without a client.
-        metrics_port: ``GET /metrics`` for Prometheus on 127.0.0.1; 0: no port.
+        metrics_port: The daemon's web page on 127.0.0.1, with ``/metrics`` for Prometheus; 0: no
+            port. Default: ``FOREBAY_METRICS_PORT``, or none.
         folder: Where its socket lies. Default: ``$XDG_RUNTIME_DIR/forebay``, or
             ``/tmp/forebay-UID``.
         Others: As in ``forebay.Engine``. Whoever starts the daemon decides; a later process that
@@ -74,7 +75,7 @@ class SharedEngine(Engine):
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int | str | None = None,
         linger: int = 5,
-        metrics_port: int = 0,
+        metrics_port: int | None = None,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
         if cache_bytes and not cache_dir:
@@ -91,7 +92,7 @@ class SharedEngine(Engine):
             cache_dir=os.path.abspath(cache_dir) if cache_dir else "",
             cache_bytes=parse_bytes(cache_bytes, "cache_bytes"),
             linger=linger,
-            metrics_port=metrics_port,
+            metrics_port=metrics_port_of(metrics_port),
             folder=os.path.abspath(folder) if folder else "",
         )
         self._noted = False
@@ -126,8 +127,9 @@ class SharedEngine(Engine):
         with self._gate:
             if self._embedded is None:
                 options: dict[str, Any] = dict(self._options)
-                for name in ("linger", "metrics_port", "folder"):
+                for name in ("linger", "folder"):
                     del options[name]
+                options["metrics_port"] = 0  # one port, and as many of these as ranks
                 # What was meant for all ranks of the node is divided among them.
                 for name in ("memory", "memory_tier"):
                     if options[name]:

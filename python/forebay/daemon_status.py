@@ -10,6 +10,7 @@ from typing import Any
 from . import _forebay
 from ._errors import AccessError, MissingError, StorageError
 from .units import format_bytes
+from .watch import text_of, why_idle
 
 _KEY_METRICS = (
     ("forebay_source_reads_total", "reads from the source", False),
@@ -43,38 +44,37 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _text(quoted: str) -> str:
-    """Names of files come with a character for each byte."""
-    return os.fsdecode(quoted.encode("latin-1"))
-
-
 def describe(said: dict[str, Any], where: str) -> str:
     """The daemon in a page of text."""
     metrics = said["metrics"]
     seconds = said["uptime_ms"] / 1000
     lines = [
-        f"forebayd {said['pid']} in {where}, for {_duration(seconds)}; "
+        f"forebayd {said['pid']} in {where}, for {duration(seconds)}; "
         f"memory {format_bytes(said['budget'])}"
     ]
+    if said["url"]:
+        lines.append(f"web page: {said['url']} (metrics for Prometheus: {said['url']}metrics)")
+    jobs = [c for c in said["clients"] if c["pid"] != os.getpid()]
+    lines.append(why_idle({**said, "clients": jobs}))
     if said["cache_status"]:
-        lines.append(f"cache folder: {_text(said['cache_status'])}")
+        lines.append(f"cache folder: {text_of(said['cache_status'])}")
     lines.append("\ndata sets")
     for d in said["datasets"]:
         lines.append(
-            f"  {d['dataset']:>3}  {_text(d['root'])}  {d['samples']} samples, "
+            f"  {d['dataset']:>3}  {text_of(d['root'])}  {d['samples']} samples, "
             f"{format_bytes(d['bytes'])}"
         )
     if not said["datasets"]:
         lines.append("  none")
     lines.append("\nprocesses")
-    jobs = [c for c in said["clients"] if c["pid"] != os.getpid()]
     for client in jobs:
         lines.append(f"  pid {client['pid']}, {client['leases']} batches on loan or ready")
         for s in client["streams"]:
             lines.append(
-                f"    data set {s['dataset']}, batches of {s['batch_size']}, rank {s['rank']} of "
-                f"{s['world']}, seed {s['seed']}: epoch {s['epoch']}, batch {s['batches']}, "
-                f"{s['ready']} ready"
+                f"    job {text_of(s['job'])}, data set {s['dataset']}, batches of "
+                f"{s['batch_size']}, rank {s['rank']} of {s['world']}, seed {s['seed']}: epoch "
+                f"{s['epoch']}, batch {s['batches']}, {s['ready']} ready, waited "
+                f"{s['recent_stall_share']:.0%} of the last 10 s"
             )
     if not jobs:
         lines.append("  none")
@@ -96,6 +96,8 @@ def describe(said: dict[str, Any], where: str) -> str:
 
 def knob_value(knob: dict[str, Any], value: int) -> str:
     """A knob's value, or a bound of it, for people."""
+    if knob["type"] == "switch":
+        return "on" if value else "off"
     if knob["type"] == "bytes":
         return format_bytes(value)
     if knob["type"] == "bytes_per_second":
@@ -103,7 +105,8 @@ def knob_value(knob: dict[str, Any], value: int) -> str:
     return f"{value}{dict(per_second='/s', seconds=' s').get(knob['type'], '')}"
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """For people."""
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:

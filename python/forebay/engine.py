@@ -9,7 +9,7 @@ import weakref
 from typing import Any
 
 from . import _forebay
-from ._errors import ArgumentError
+from ._errors import ArgumentError, ForebayError
 from .units import format_bytes, parse_bytes
 
 _log = logging.getLogger("forebay")
@@ -41,6 +41,8 @@ class Engine:
             or shards: after rewriting files in place with their sizes unchanged, clear the folder.
         cache_bytes: How much of the disk it may take, such as ``"50G"``. Default: four fifths of
             what is free.
+        metrics_port: ``GET /metrics`` for Prometheus on 127.0.0.1; 0: no port. Default:
+            ``FOREBAY_METRICS_PORT``, or none. One that is taken is a line in the log.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Engine:
         verify: bool = False,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int | str | None = None,
+        metrics_port: int | None = None,
     ) -> None:
         if cache_bytes and not cache_dir:
             raise ArgumentError("cache_bytes needs a cache_dir")
@@ -73,11 +76,21 @@ class Engine:
             cache_dir=os.path.abspath(cache_dir) if cache_dir else "",
             cache_bytes=parse_bytes(cache_bytes, "cache_bytes"),
         )
+        self._metrics_port = metrics_port_of(metrics_port)
+        self._web: _forebay.MetricsPort | None = None
         self._pid = -1
         self._noted = False
         self._native: _forebay.Engine | None = None
         self._lock = threading.Lock()
         self.native  # noqa: B018 - bad options are reported here, not at the first batch
+        if self._metrics_port:
+            # Of the process that made the engine; a forked child has other things to do.
+            try:
+                self._web = _forebay.MetricsPort(self.native, self._metrics_port)
+            except ForebayError as error:
+                # With the environment's, only the first process of a node has it.
+                level = logging.INFO if metrics_port is None else logging.WARNING
+                _log.log(level, "forebay: no metrics over HTTP: %s", str(error))
 
     @property
     def native(self) -> _forebay.Engine:
@@ -127,7 +140,18 @@ class Engine:
 
 
 def _rebuild(options: dict) -> Engine:
-    return Engine(**options)
+    return Engine(**options, metrics_port=0)
+
+
+def metrics_port_of(given: int | None) -> int:
+    """The port to answer on: what was given, or the environment's; 0: none."""
+    text = os.environ.get("FOREBAY_METRICS_PORT", "") if given is None else str(given)
+    if not text:
+        return 0
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        name = "FOREBAY_METRICS_PORT" if given is None else "metrics_port"
+        raise ArgumentError(f"{name} is {text}; it takes a port, 1 to 65535, or 0 for none")
+    return int(text)
 
 
 _shared: weakref.ref[Engine] | None = None

@@ -16,7 +16,7 @@ from .daemon import SharedEngine, SharedFeed, default_engine
 from .device import DeviceBatch, DeviceFeed, check_device
 from .engine import Engine, dataset_id
 from .feeds import Decoding, PipelineFeed, StreamFeed, finish
-from .report import EpochReport, from_native, sentence, table
+from .report import EpochReport, from_native, log_epoch, sentence, table
 from .units import parse_bytes
 
 _log = logging.getLogger("forebay")
@@ -311,6 +311,14 @@ class DataLoader:
             return "No epoch has been read yet."
         return f"{sentence(reports[-1])}\n{table(reports)}"
 
+    def _tell_epoch(self, epoch: int) -> None:
+        """Why was my GPU idle? A line of the log at each epoch's end."""
+        log_epoch(
+            str(self.catalog.root),
+            self.rank,
+            lambda: next((r for r in reversed(self.stats()) if r.epoch == epoch), None),
+        )
+
     def close(self) -> None:
         """Stops reading ahead and gives the memory back. Batches still held stay valid."""
         feed = self._feed
@@ -412,6 +420,7 @@ class _Iterator:
             raise
         if isinstance(took, str):
             self._done = True
+            loader._tell_epoch(loader._epoch)
             loader._epoch += 1
             loader._position = 0
             loader._stream_at = (loader._epoch, 0)

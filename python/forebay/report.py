@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from ._errors import ForebayError
 from .units import format_bytes
 
-_CAUSES = {
+_log = logging.getLogger("forebay")
+
+CAUSES = {
     "source": "reads from storage",
     "memory": "memory held by unreleased batches",
     "decode": "copying and decoding",
@@ -80,8 +85,25 @@ def sentence(report: EpochReport) -> str:
     if cause == "source":
         rate = report.source_bytes / report.seconds if report.seconds else 0
         more = f" ({report.source_reads:,} reads, {format_bytes(rate)}/s)"
-    what = f"{_CAUSES[cause]}{more}"
+    what = f"{CAUSES[cause]}{more}"
     return f"{start}; training waited {share:.0%} of the time, {of:.0%} of it for {what}."
+
+
+def log_epoch(what: str, rank: int, report: Callable[[], EpochReport | None]) -> None:
+    """Logs the sentence, as INFO for rank 0 and as DEBUG for the others. ``report`` is called only
+    where somebody listens.
+    """
+    level = logging.INFO if rank == 0 else logging.DEBUG
+    if not _log.isEnabledFor(level):
+        return
+    try:
+        found = report()
+    except ForebayError as error:  # training does not depend on it
+        _log.log(level, "forebay: %s: no report of this epoch: %s", what, str(error))
+        return
+    if found is not None:
+        rank_text = f", rank {rank}" if rank else ""
+        _log.log(level, "forebay: %s%s: %s", what, rank_text, sentence(found))
 
 
 def table(reports: list[EpochReport]) -> str:

@@ -159,7 +159,7 @@ DaemonPlace::DaemonPlace(const std::string& where)
 
 Result<std::unique_ptr<SocketClient>> AttachRunningDaemon(const std::string& folder,
                                                           Nanos timeout) {
-  return SocketClient::Attach(DaemonPlace(folder).socket, timeout, true);
+  return SocketClient::Attach(DaemonPlace(folder).socket, timeout, true, true);
 }
 
 Result<std::unique_ptr<SocketClient>> AttachDaemon(const DaemonOptions& options) {

@@ -40,15 +40,17 @@ timeval ToTimeval(Nanos time) {
 
 }  // namespace
 
-SocketClient::SocketClient(OwnedFd socket, OwnedFd server, std::string path, bool rings)
+SocketClient::SocketClient(OwnedFd socket, OwnedFd server, std::string path, bool rings,
+                           bool viewer)
     : fork_generation_(ForkGeneration()),
       path_(std::move(path)),
       rings_(rings),
+      viewer_(viewer),
       socket_(std::move(socket)),
       server_(std::move(server)) {}
 
 Result<std::unique_ptr<SocketClient>> SocketClient::Attach(const std::string& socket_path,
-                                                           Nanos timeout, bool rings) {
+                                                           Nanos timeout, bool rings, bool viewer) {
   const Nanos limit = std::clamp(timeout, kMilli, kLongestWait);
   const Nanos deadline = SteadyClock().Now() + limit;
   const Result<sockaddr_un> address = wire::SocketAddress(socket_path);
@@ -77,7 +79,7 @@ Result<std::unique_ptr<SocketClient>> SocketClient::Attach(const std::string& so
     return Status(Code::kUnavailable, StrCat(socket_path, ": ", server.error().message()));
   if (fcntl(socket.get(), F_SETFL, O_NONBLOCK) != 0) return ErrnoStatus(errno, "fcntl of a socket");
   std::unique_ptr<SocketClient> client(
-      new SocketClient(std::move(socket), *std::move(server), socket_path, rings));
+      new SocketClient(std::move(socket), *std::move(server), socket_path, rings, viewer));
   FOREBAY_RETURN_IF_ERROR(client->Greet(deadline));
   return client;
 }
@@ -94,6 +96,7 @@ Status SocketClient::Greet(Nanos deadline) {
     MutexLock lock(write_mutex_);
     wire::Hello hello;
     hello.pid = static_cast<uint32_t>(getpid());
+    hello.viewer = viewer_;
     FOREBAY_RETURN_IF_ERROR(wire::Encode(hello, 0, &out_));
     FOREBAY_RETURN_IF_ERROR(Send(out_, deadline));
   }

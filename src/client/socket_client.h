@@ -32,9 +32,9 @@ class SocketClient final : public Client {
  public:
   // `timeout` bounds the whole of it. `rings`: streams that this client opens and takes batches
   // from are its own, and their batches come announced through a ring: one that is ready costs no
-  // system call.
+  // system call. `viewer`: the daemon does not stay for this client.
   static Result<std::unique_ptr<SocketClient>> Attach(const std::string& socket_path, Nanos timeout,
-                                                      bool rings = false);
+                                                      bool rings = false, bool viewer = false);
   ~SocketClient() override;
 
   Result<StreamId> OpenStream(const StreamOptions& options) override;
@@ -93,7 +93,7 @@ class SocketClient final : public Client {
     std::shared_ptr<Stream> ring;  // shared with the streams, which may be closed before
   };
 
-  SocketClient(OwnedFd socket, OwnedFd server, std::string path, bool rings);
+  SocketClient(OwnedFd socket, OwnedFd server, std::string path, bool rings, bool viewer);
 
   Status Greet(Nanos deadline);
   // kCancelled in a forked child, kUnavailable once the connection is lost.
@@ -127,6 +127,7 @@ class SocketClient final : public Client {
   const uint64_t fork_generation_;
   const std::string path_;
   const bool rings_;
+  const bool viewer_;
   OwnedFd socket_;
   OwnedFd server_;  // readable once the server's process has ended; may be invalid
   Mapping arena_;

@@ -152,8 +152,8 @@ Result<OwnedFd> Lock(const Settings& settings, const DaemonPlace& place) {
 
 struct Daemon {
   EnginePtr engine;
-  ServerPtr server;                // goes before the engine
-  std::unique_ptr<WebServer> web;  // goes before the server
+  ServerPtr server;  // goes before the engine
+  WebServerPtr web;  // goes before the server
   Knob* linger = nullptr;
 };
 

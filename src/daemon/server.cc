@@ -107,6 +107,9 @@ Server::Server(Engine& engine, const ServerOptions& options)
       passed_total_(
           engine.registry().AddCounter("forebay_client_passed_reads_total",
                                        "Reads that attached processes left to the file system")),
+      fetch_wait_total_(
+          engine.registry().AddCounter("forebay_client_wait_nanoseconds_total",
+                                       "Time that reads of attached processes waited here")),
       ready_batches_(engine.registry().AddGauge("forebay_daemon_ready_batches",
                                                 "Batches announced to clients and not taken yet")),
       rings_(engine.registry().AddGauge("forebay_daemon_rings", "Streams served through a ring")),
@@ -232,7 +235,7 @@ void Server::Run(std::stop_token stop) {
     if (ring_count_ != 0) wait = std::min(wait, SleepOnRings());
     for (const Pending& ask : pending_) wait = std::min(wait, ask.deadline - now);
     if (accept_again_ != 0) wait = std::min(wait, accept_again_ - now);
-    if (options_.linger != nullptr && peers_.empty()) wait = std::min(wait, LingerLeft(now));
+    if (options_.linger != nullptr && Deserted()) wait = std::min(wait, LingerLeft(now));
     const int ready = WaitForEvents(events, wait);
     for (int i = 0; i < ready; ++i) {
       const uint64_t what = events[static_cast<size_t>(i)].data.u64;
@@ -262,10 +265,10 @@ void Server::Run(std::stop_token stop) {
     if (!pending_.empty()) Retry();
     if (ring_count_ != 0) PumpAll();
     AnswerLooks();
-    if (options_.linger == nullptr || !peers_.empty() || LingerLeft(now) > 0) continue;
+    if (options_.linger == nullptr || !Deserted() || LingerLeft(now) > 0) continue;
     // Who has connected by now stays; who comes later finds a closed door and knocks elsewhere.
     Accept();
-    if (!peers_.empty()) continue;
+    if (!Deserted()) continue;
     const uint64_t one = 1;
     (void)!write(ended_.get(), &one, sizeof one);
     return;
@@ -284,6 +287,11 @@ int Server::WaitForEvents(std::span<epoll_event> events, Nanos wait) {
 #endif
   const Nanos milliseconds = (wait + kMilli - 1) / kMilli;
   return epoll_wait(epoll_.get(), events.data(), count, static_cast<int>(milliseconds));
+}
+
+bool Server::Deserted() const {
+  return std::all_of(peers_.begin(), peers_.end(),
+                     [](const auto& entry) { return entry.second->viewer; });
 }
 
 Nanos Server::LingerLeft(Nanos now) const {
@@ -481,6 +489,7 @@ Status Server::OnHello(Peer& peer, const wire::Frame& frame) {
   FOREBAY_RETURN_IF_ERROR(wire::SendDescriptor(peer.socket.get(), bytes, arena_.get()));
   peer.greeted = true;
   peer.pid = hello.pid;
+  peer.viewer = hello.viewer;
   return Status();
 }
 
@@ -611,15 +620,19 @@ bool Server::Answer(Pending& ask, Nanos now) {
       kind = blocked;
     }
     if (kind && now < ask.deadline) {
-      if (!ask.fetch && ask.since < 0) {
+      if (ask.since < 0) {
         ask.since = now;
-        ask.cause = engine_.WaitCause(ask.stream);
+        if (!ask.fetch) ask.cause = engine_.WaitCause(ask.stream);
       }
       return false;
     }
   }
   Peer& peer = *ask.peer;
   const auto own = peer.streams.find(ask.stream);
+  if (ask.since >= 0 && ask.fetch) {
+    // Of a worker that reads ahead of the consumer: nobody's stall yet.
+    fetch_wait_total_.Add(static_cast<uint64_t>(now - std::exchange(ask.since, -1)));
+  }
   if (ask.since >= 0) {
     engine_.CountStall(ask.cause, now - ask.since);
     if (own != peer.streams.end()) own->second.watch.Waited(ask.cause, ask.since, now);
@@ -733,9 +746,11 @@ void Server::RemoveGone() {
     if (ask.peer->gone) Cancel(ask);
     return ask.peer->gone;
   });
-  std::erase_if(peers_, [this](auto& entry) {
+  bool left = false;
+  std::erase_if(peers_, [this, &left](auto& entry) {
     Peer& peer = *entry.second;
     if (!peer.gone) return false;
+    left |= !peer.viewer;
     Disconnect(epoll_.get(), peer.socket.get());
     if (peer.process.valid())
       (void)SetEvents(epoll_.get(), EPOLL_CTL_DEL, peer.process.get(), 0, 0);
@@ -745,7 +760,7 @@ void Server::RemoveGone() {
     return true;
   });
   clients_.Set(peers_.size());
-  if (peers_.empty()) idle_since_ = SteadyClock().Now();
+  if (left && Deserted()) idle_since_ = SteadyClock().Now();
 }
 
 }  // namespace forebay

@@ -128,7 +128,8 @@ class Server {
     OwnedFd socket;
     OwnedFd process;  // readable once the client's process has ended; may be invalid
     bool greeted = false;
-    bool gone = false;  // to be removed at the end of the round
+    bool viewer = false;  // it keeps nobody here
+    bool gone = false;    // to be removed at the end of the round
     bool wants_room = false;
     wire::FrameReader in;
     std::vector<std::byte> out;
@@ -199,6 +200,8 @@ class Server {
   // One more entry; false when nothing is ready or may be announced.
   bool Announce(Peer& peer, Ring& ring, Nanos now);
   void PumpAll();
+  // Nobody is there, but for those who only look on.
+  bool Deserted() const;
   // How long a client is to be waited for; 0: nobody came for long enough.
   Nanos LingerLeft(Nanos now) const;
   // How long the thread may sleep as far as the rings go; 0 when one has news.
@@ -206,6 +209,7 @@ class Server {
   int WaitForEvents(std::span<epoll_event> events, Nanos wait);
   // The client has taken it.
   static void CountTaken(Peer& peer, const Ring& ring, const Ring::Announced& entry);
+  void ChargeWait(Peer& peer, Ring& ring, Nanos now);
   // Takes back what was announced and not taken.
   void DropAnnounced(Peer& peer, Ring& ring);
   void DropRing(Peer& peer, StreamId stream);
@@ -229,6 +233,7 @@ class Server {
   Metric& dropped_total_;
   Metric& served_total_;
   Metric& passed_total_;
+  Metric& fetch_wait_total_;
   Metric& ready_batches_;
   Metric& rings_;
   const Nanos started_;

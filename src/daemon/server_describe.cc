@@ -100,7 +100,7 @@ StreamWatch Server::Watched(const Peer& peer, StreamId stream, Nanos now) const 
     watch.Waited(ring->second->cause, ring->second->wanted_since, now);
   }
   for (const Pending& ask : pending_) {
-    if (ask.peer == &peer && ask.stream == stream && ask.since >= 0) {
+    if (ask.peer == &peer && ask.stream == stream && ask.since >= 0 && !ask.fetch) {
       watch.Waited(ask.cause, ask.since, now);
     }
   }

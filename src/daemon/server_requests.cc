@@ -86,6 +86,8 @@ Status Server::OnSetKnobs(const wire::SetKnobs& set) {
 
 void Server::OnQuery(Peer& peer, uint64_t request, const wire::Query& query) {
   wire::Text reply;
+  // What clients took without a word is seen by looking.
+  if (ring_count_ != 0) PumpAll();
   if (query.what == wire::Query::kDescribe) reply.text = Describe();
   if (query.what == wire::Query::kPrometheus) reply.text = PrometheusText();
   if (query.what == wire::Query::kWaitingFor) reply.text = engine_.WaitingFor(query.stream);

@@ -33,6 +33,13 @@ void Server::CountTaken(Peer& peer, const Ring& ring, const Ring::Announced& ent
   }
 }
 
+void Server::ChargeWait(Peer& peer, Ring& ring, Nanos now) {
+  if (ring.wanted_since < 0) return;
+  engine_.CountStall(ring.cause, now - ring.wanted_since);
+  peer.streams[ring.stream].watch.Waited(ring.cause, ring.wanted_since, now);
+  ring.wanted_since = -1;
+}
+
 void Server::DropAnnounced(Peer& peer, Ring& ring) {
   // Those at the front may have been taken since the last look: they stay the client's loans.
   const size_t untaken = std::min<size_t>(ring.writer.outstanding(), ring.announced.size());
@@ -85,6 +92,13 @@ bool Server::Announce(Peer& peer, Ring& ring, Nanos now) {
   Result<TakeKind> kind = engine_.Take(ring.stream, 0, &loan_);
   if (kind && *kind == TakeKind::kPending) {
     ring.waiting = true;
+    const StallCause cause = wanted ? engine_.WaitCause(ring.stream) : ring.cause;
+    if (cause != ring.cause) {
+      // What it lacks now is another thing: the rest of the wait is charged to that.
+      ChargeWait(peer, ring, now);
+      ring.wanted_since = now;
+      ring.cause = cause;
+    }
     const Status blocked = wanted ? engine_.Blocked(ring.stream) : Status();
     if (blocked.ok()) {
       ring.blocked_since = -1;
@@ -102,10 +116,7 @@ bool Server::Announce(Peer& peer, Ring& ring, Nanos now) {
   ring.failed = false;
   ring.waiting = false;
   ring.blocked_since = -1;
-  if (ring.wanted_since >= 0) {
-    engine_.CountStall(ring.cause, now - ring.wanted_since);
-    peer.streams[ring.stream].watch.Waited(ring.cause, std::exchange(ring.wanted_since, -1), now);
-  }
+  ChargeWait(peer, ring, now);
   const auto cause = static_cast<uint8_t>(ring.cause);
   if (!kind) {
     ring.failed = true;  // the next try is for the next asking

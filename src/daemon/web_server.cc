@@ -14,6 +14,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/fork.h"
+
 namespace forebay {
 namespace {
 
@@ -131,8 +133,15 @@ WebRequest ParseWebRequest(std::string_view head) {
 
 }  // namespace internal
 
-Result<std::unique_ptr<WebServer>> WebServer::Listen(uint16_t port) {
-  std::unique_ptr<WebServer> web(new WebServer());
+WebServer::WebServer() : fork_generation_(ForkGeneration()) {}
+
+void WebServerDelete::operator()(WebServer* web) const {
+  if (web == nullptr || web->fork_generation_ != ForkGeneration()) return;
+  delete web;
+}
+
+Result<WebServerPtr> WebServer::Listen(uint16_t port) {
+  WebServerPtr web(new WebServer());
   web->listen_ = OwnedFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   web->wake_ = OwnedFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!web->listen_.valid() || !web->wake_.valid()) {

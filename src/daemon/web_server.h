@@ -37,12 +37,20 @@ WebRequest ParseWebRequest(std::string_view head);
 
 }  // namespace internal
 
+class WebServer;
+
+// Deletes it in the process that made it; in a forked child its thread does not exist.
+struct WebServerDelete {
+  void operator()(WebServer* web) const;
+};
+using WebServerPtr = std::unique_ptr<WebServer, WebServerDelete>;
+
 // GET and HEAD, one request a connection, few connections at once, seconds for each: who hangs
 // keeps nobody waiting but other viewers, and those not for long.
 class WebServer {
  public:
   // `port` 0: any free one. Nothing is answered before Serve.
-  static Result<std::unique_ptr<WebServer>> Listen(uint16_t port);
+  static Result<WebServerPtr> Listen(uint16_t port);
   void Serve(std::vector<WebPage> pages);
   ~WebServer();
 
@@ -59,7 +67,8 @@ class WebServer {
     Nanos deadline = 0;
   };
 
-  WebServer() = default;
+  WebServer();
+  friend struct WebServerDelete;
   void Run(std::stop_token stop);
   void Accept();
   // False when the connection is over.
@@ -67,6 +76,7 @@ class WebServer {
   std::string Answer(std::string_view head);
 
   // Constant after Serve.
+  const uint64_t fork_generation_;
   OwnedFd listen_;
   OwnedFd wake_;
   uint16_t port_ = 0;

@@ -84,7 +84,7 @@ class WebServerTest : public ::testing::Test {
   }
   std::string Ask(const std::string& request) const { return Ask(Connect(), request); }
 
-  std::unique_ptr<WebServer> web_;
+  WebServerPtr web_;
 };
 
 TEST_F(WebServerTest, ServesItsPages) {

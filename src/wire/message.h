@@ -12,7 +12,7 @@
 namespace forebay::wire {
 
 // Changes with the meaning of any message; both sides must have the same.
-inline constexpr uint32_t kProtocol = 2;
+inline constexpr uint32_t kProtocol = 3;
 
 enum class Type : uint16_t {
   kHello = 1,
@@ -43,9 +43,10 @@ struct Hello {
   static constexpr Type kType = Type::kHello;
   uint32_t protocol = kProtocol;
   uint32_t pid = 0;
+  bool viewer = false;  // only looks on: the daemon does not stay for it
   template <typename Self, typename Io>
   static void Fields(Self& m, Io& io) {
-    io(m.protocol, m.pid);
+    io(m.protocol, m.pid, m.viewer);
   }
 };
 
