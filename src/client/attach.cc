@@ -6,6 +6,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <spawn.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -17,6 +18,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <mutex>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -41,25 +43,100 @@ constexpr std::array<std::string_view, 5> kNotForDaemon = {
     "LD_PRELOAD", "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE",
     "MPI_LOCALNRANKS"};
 
+// What is open only while a daemon is started. A child that another thread forks meanwhile has
+// copies: it would keep the lock when the daemon has died, and its starter waiting for the pipe's
+// end. It closes them first of all.
+class NotForChildren {
+ public:
+  static NotForChildren& Get() {
+    static NotForChildren* const all = new NotForChildren;  // forks may come after main
+    return *all;
+  }
+  // `open` returns a descriptor.
+  template <typename Open>
+  int Add(Open open) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const int fd = open();
+    if (fd >= 0) {
+      const auto room = std::find(fds_.begin(), fds_.end(), -1);
+      if (room != fds_.end()) *room = fd;
+    }
+    return fd;
+  }
+  void Close(int fd) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::replace(fds_.begin(), fds_.end(), fd, -1);
+    close(fd);
+  }
+
+ private:
+  NotForChildren() {
+    fds_.fill(-1);
+    pthread_atfork([] { Get().mutex_.lock(); }, [] { Get().mutex_.unlock(); },
+                   [] {
+                     for (int& fd : Get().fds_) {
+                       if (fd >= 0) close(fd);
+                       fd = -1;
+                     }
+                     Get().mutex_.unlock();
+                   });
+  }
+  std::mutex mutex_;
+  std::array<int, 32> fds_;
+};
+
+class PrivateFd {
+ public:
+  PrivateFd() = default;
+  // `open` returns a descriptor.
+  template <typename Open>
+  explicit PrivateFd(Open open) : fd_(NotForChildren::Get().Add(open)) {}
+  PrivateFd(PrivateFd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  PrivateFd& operator=(PrivateFd&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~PrivateFd() {
+    if (fd_ >= 0) NotForChildren::Get().Close(fd_);
+  }
+  // The same, at a number that is out of the way of those that the daemon gets.
+  PrivateFd Copy() const {
+    return PrivateFd([this] { return fcntl(fd_, F_DUPFD_CLOEXEC, kAbove); });
+  }
+
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
 bool ForDaemon(std::string_view variable) {
   return std::none_of(kNotForDaemon.begin(), kNotForDaemon.end(), [&](std::string_view name) {
     return variable.starts_with(name) && variable.substr(name.size()).starts_with('=');
   });
 }
 
-// The lock, or an invalid descriptor while somebody has it.
-Result<OwnedFd> TakeLock(const DaemonPlace& place) {
-  OwnedFd lock(open(place.lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+// Whatever this machine lacks for a daemon, callers can do without one.
+Status NoDaemon(const Status& status) {
+  if (status.code() != Code::kResourceExhausted) return status;
+  return Status(Code::kUnavailable, status.message());
+}
+
+// The lock, or an invalid one while somebody has it.
+Result<PrivateFd> TakeLock(const DaemonPlace& place) {
+  PrivateFd lock(
+      [&] { return open(place.lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600); });
   if (!lock.valid()) {
-    if (errno == ENOENT) return OwnedFd();  // the folder has just been removed
+    if (errno == ENOENT) return PrivateFd();  // the folder has just been removed
     return ErrnoStatus(errno, StrCat("opening ", place.lock));
   }
-  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return OwnedFd();
+  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return PrivateFd();
   struct stat ours = {};
   struct stat named = {};
   const bool same = fstat(lock.get(), &ours) == 0 && stat(place.lock.c_str(), &named) == 0 &&
                     ours.st_ino == named.st_ino && ours.st_dev == named.st_dev;
-  if (!same) return OwnedFd();
+  if (!same) return PrivateFd();
   return lock;
 }
 
@@ -86,17 +163,36 @@ Status AwaitReady(int pipe, Nanos deadline) {
   return Status(static_cast<Code>(code), report.substr(1));
 }
 
-Status Spawn(const DaemonOptions& options, const DaemonPlace& place, const OwnedFd& lock,
+// The process that was started forks the daemon and ends at once, if it is a forebayd. Somebody
+// else's wait() may have reaped it.
+void Reap(pid_t child) {
+  constexpr Nanos kBound = kSecond;
+  const Nanos until = SteadyClock().Now() + kBound;
+  int status = 0;
+  while (true) {
+    const pid_t got = waitpid(child, &status, WNOHANG);
+    if (got == child || (got < 0 && errno != EINTR)) return;
+    if (SteadyClock().Now() > until) {
+      kill(child, SIGKILL);
+      // Nothing more can be done about one that hangs in the kernel.
+      std::this_thread::sleep_for(std::chrono::nanoseconds(kLookAgain));
+      (void)waitpid(child, &status, WNOHANG);
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::nanoseconds(kMilli));
+  }
+}
+
+Status Spawn(const DaemonOptions& options, const DaemonPlace& place, const PrivateFd& lock,
              Nanos deadline) {
   std::array<int, 2> ends = {-1, -1};
-  if (pipe2(ends.data(), O_CLOEXEC) != 0) return ErrnoStatus(errno, "making a pipe");
+  PrivateFd to([&] { return pipe2(ends.data(), O_CLOEXEC) == 0 ? ends[1] : -1; });
+  if (!to.valid()) return ErrnoStatus(errno, "making a pipe");
   const OwnedFd from(ends[0]);
-  OwnedFd to(ends[1]);
-  // Out of the way of the numbers that they get.
-  OwnedFd high_lock(fcntl(lock.get(), F_DUPFD_CLOEXEC, kAbove));
-  OwnedFd high_to(fcntl(to.get(), F_DUPFD_CLOEXEC, kAbove));
+  PrivateFd high_lock = lock.Copy();
+  PrivateFd high_to = to.Copy();
   if (!high_lock.valid() || !high_to.valid()) return ErrnoStatus(errno, "copying a descriptor");
-  to.Reset();
+  to = PrivateFd();
 
   std::vector<std::string> words = {"forebayd", "--detach", StrCat("--lock-fd=", kLockFd),
                                     StrCat("--ready-fd=", kReadyFd),
@@ -135,17 +231,14 @@ Status Spawn(const DaemonOptions& options, const DaemonPlace& place, const Owned
                                 variables.data());
   posix_spawn_file_actions_destroy(&files);
   posix_spawnattr_destroy(&attributes);
-  high_to.Reset();
-  high_lock.Reset();
+  high_to = PrivateFd();
+  high_lock = PrivateFd();
   if (error != 0) {
     return Status(Code::kUnavailable,
                   ErrnoStatus(error, StrCat("starting ", options.program)).message());
   }
   const Status ready = AwaitReady(from.get(), deadline);
-  // The child forks the daemon and ends at once; somebody else's wait() may have reaped it.
-  int status = 0;
-  while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
+  Reap(child);
   return ready;
 }
 
@@ -181,14 +274,19 @@ Result<std::unique_ptr<SocketClient>> AttachDaemon(const DaemonOptions& options)
         continue;
       }
     }
-    FOREBAY_RETURN_IF_ERROR(there);
-    Result<OwnedFd> lock = TakeLock(place);
-    if (!lock) return lock.error();
+    FOREBAY_RETURN_IF_ERROR(NoDaemon(there));
+    Result<PrivateFd> lock = TakeLock(place);
+    if (!lock) return NoDaemon(lock.error());
     if (lock->valid()) {
       // It may have come up, and this process may have been slow, since the look above.
       auto late = SocketClient::Attach(place.socket, std::clamp(left, kMilli, kAttachOnce), true);
       if (late) return late;
-      FOREBAY_RETURN_IF_ERROR(Spawn(options, place, *lock, deadline));
+      const Status started = Spawn(options, place, *lock, deadline);
+      if (!started.ok()) {
+        *lock = PrivateFd();
+        ClearDeadDaemon(place.folder);
+        return started;
+      }
     } else {
       std::this_thread::sleep_for(std::chrono::nanoseconds(kLookAgain));
     }
@@ -199,10 +297,10 @@ void ClearDeadDaemon(const std::string& folder) {
   constexpr Nanos kBound = kSecond / 2;
   const DaemonPlace place(folder);
   const Nanos deadline = SteadyClock().Now() + kBound;
-  OwnedFd held;
+  PrivateFd held;
   // A process that dies closes its socket a moment before its lock.
   while (!held.valid() && access(place.lock.c_str(), F_OK) == 0) {
-    Result<OwnedFd> lock = TakeLock(place);
+    Result<PrivateFd> lock = TakeLock(place);
     if (!lock) return;
     held = *std::move(lock);
     if (held.valid()) break;

@@ -21,8 +21,9 @@
 namespace forebay {
 namespace {
 
-// What an answer may take beyond the wait that was asked for.
-constexpr Nanos kGrace = 5 * kSecond;
+// What an answer may take beyond the wait that was asked for; a server that does not move for so
+// long is as good as dead. Training must not stand still for 5 s.
+constexpr Nanos kGrace = 4 * kSecond;
 constexpr Nanos kLongestWait = 3600 * kSecond;
 // Releases that may wait for the next request. The bytes they hold are kept small too: other
 // processes may be waiting for that memory.
@@ -482,6 +483,7 @@ Result<TakeKind> SocketClient::TakeReady(StreamId id, const std::shared_ptr<Stre
   const StallCause cause =
       entry.cause < kStallCauses ? static_cast<StallCause>(entry.cause) : StallCause::kSource;
   if (entry.kind == wire::RingEntry::kError) return Status(entry.code, std::move(error));
+  if (entry.kind == wire::RingEntry::kNoRoom) return Lose(Status(entry.code, std::move(error)));
   const auto kind = static_cast<TakeKind>(entry.kind);
   if (kind == TakeKind::kBatch) {
     out->lease = entry.lease;
@@ -524,6 +526,15 @@ Result<TakeKind> SocketClient::TakeFromRing(StreamId id, const std::shared_ptr<S
     const Nanos waited = SteadyClock().Now() - start;
     MutexLock lock(stream->mutex);
     stream->waited += waited;
+    // No more than a slice counts: this process may have been stopped, and the daemon with it.
+    stream->silent += std::min(waited, kSlice);
+    if (const uint32_t beat = stream->reader.beat(); beat != stream->beat) {
+      stream->beat = beat;
+      stream->silent = 0;
+    }
+    if (stream->silent > kGrace) {
+      return Lose(Status(Code::kUnavailable, "the engine's process does not move"));
+    }
   }
 }
 
@@ -564,6 +575,8 @@ void SocketClient::Stream::Account(TakeKind kind, const BatchLoan& loan, StallCa
 }
 
 Result<std::vector<EpochStats>> SocketClient::Stats(StreamId id) {
+  // A forked child's locks may be held for ever.
+  if (fork_generation_ != ForkGeneration()) return Alive();
   const std::shared_ptr<Stream> stream = Find(id);
   if (stream == nullptr) {
     return Status(Code::kInvalidArgument, StrCat("stream ", id, " was not opened by this client"));

@@ -85,6 +85,8 @@ class SocketClient final : public Client {
     Nanos last_handout GUARDED_BY(mutex) = 0;
     Nanos waited GUARDED_BY(mutex) = 0;  // for what comes next
     uint64_t empty GUARDED_BY(mutex) = 0;
+    uint32_t beat GUARDED_BY(mutex) = 0;
+    Nanos silent GUARDED_BY(mutex) = 0;  // waited since the daemon's beat has changed
     void Begin(Nanos now) REQUIRES(mutex);
     void Account(TakeKind kind, const BatchLoan& loan, StallCause cause, Nanos now) REQUIRES(mutex);
   };

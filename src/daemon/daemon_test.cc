@@ -82,6 +82,14 @@ class DaemonTest : public ::testing::Test {
     return name != std::string::npos && line.compare(name, 3, ") Z") == 0;
   }
 
+  // A program that is no forebayd, or becomes one later.
+  std::string Script(const std::string& text) const {
+    const std::string path = root_ + "/script";
+    std::ofstream(path) << "#!/bin/sh\n" << text << "\n";
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+    return path;
+  }
+
   std::unique_ptr<SocketClient> Attach() {
     auto client = AttachDaemon(options_);
     EXPECT_TRUE(client) << client.status().ToString();
@@ -409,7 +417,85 @@ TEST_F(DaemonTest, WrongSettingsAreTheStartersError) {
   EXPECT_EQ(AttachDaemon(options_).status().code(), Code::kInvalidArgument);
   options_.program = "/nonexistent/forebayd";
   EXPECT_EQ(AttachDaemon(options_).status().code(), Code::kUnavailable);
-  ClearDeadDaemon(options_.folder);
+}
+
+TEST_F(DaemonTest, WhatHangsInsteadOfStartingIsEnded) {
+  options_.program = Script("exec sleep 600");
+  options_.timeout = kSecond / 2;
+  const Nanos start = SteadyClock().Now();
+  EXPECT_EQ(AttachDaemon(options_).status().code(), Code::kUnavailable);
+  EXPECT_LT(SteadyClock().Now() - start, 60 * kSecond);
+  int status = 0;
+  EXPECT_EQ(waitpid(-1, &status, WNOHANG), -1) << "a child that was not reaped";
+}
+
+// A worker that another thread forks while the daemon starts must not keep its lock.
+TEST_F(DaemonTest, ForkedChildrenHoldNothingOfItsStart) {
+  options_.program = Script(StrCat("sleep 0.3; exec ", FOREBAYD, " \"$@\""));
+  std::unique_ptr<SocketClient> client;
+  std::jthread starter([&] { client = Attach(); });
+  EXPECT_TRUE(Await([this] { return std::filesystem::exists(DaemonPlace(options_.folder).log); }));
+  const pid_t child = fork();
+  if (child == 0) {
+    pause();
+    _exit(0);
+  }
+  starter.join();
+  if (client != nullptr) {
+    const auto pid = static_cast<pid_t>(client->server_pid());
+    kill(pid, SIGKILL);
+    EXPECT_TRUE(Await([&] { return Ended(pid); }));
+    options_.timeout = 5 * kSecond;
+    options_.program = FOREBAYD;
+    EXPECT_NE(Attach(), nullptr);
+  }
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+}
+
+TEST_F(DaemonTest, AStoppedDaemonIsGivenUp) {
+  const auto catalog = MakeFiles(50);
+  auto client = Attach();
+  ASSERT_NE(client, nullptr);
+  auto dataset = client->AddDataset(*catalog, "open_ms=60000");
+  ASSERT_TRUE(dataset) << dataset.status().ToString();
+  auto stream = client->OpenStream(Sampled(*dataset, 50, 0));
+  ASSERT_TRUE(stream);
+  BatchLoan loan;
+  // A slow storage is no reason.
+  for (int i = 0; i < 10; ++i) {
+    const auto taken = client->Take(*stream, 50 * kMilli, &loan);
+    ASSERT_TRUE(taken && *taken == TakeKind::kPending) << taken.status().ToString();
+  }
+  const auto pid = static_cast<pid_t>(client->server_pid());
+  kill(pid, SIGSTOP);
+  Result<TakeKind> taken = TakeKind::kPending;
+  const Nanos until = SteadyClock().Now() + 30 * kSecond;
+  while (taken && SteadyClock().Now() < until) taken = client->Take(*stream, 50 * kMilli, &loan);
+  kill(pid, SIGCONT);
+  ASSERT_FALSE(taken);
+  EXPECT_EQ(taken.error().code(), Code::kUnavailable) << taken.error().ToString();
+  EXPECT_FALSE(client->connected());
+  EXPECT_TRUE(Await([&] { return Ended(pid); }));
+}
+
+TEST_F(DaemonTest, WithoutDescriptorsForRingsBatchesAreAskedFor) {
+  const auto catalog = MakeFiles(100);
+  options_.program = Script(StrCat("ulimit -n 48; exec ", FOREBAYD, " \"$@\""));
+  auto client = Attach();
+  ASSERT_NE(client, nullptr);
+  auto dataset = client->AddDataset(*catalog, "");
+  ASSERT_TRUE(dataset) << dataset.status().ToString();
+  const StreamOptions options = Sampled(*dataset, 100, 4);
+  auto stream = client->OpenStream(options);
+  ASSERT_TRUE(stream);
+  ASSERT_NO_FATAL_FAILURE(CheckEpoch(*client, *stream, options.sampler, 0));
+  for (int i = 0; i < 60; ++i) {
+    stream = client->OpenStream(options);
+    ASSERT_TRUE(stream) << i << ": " << stream.status().ToString();
+  }
+  ASSERT_NO_FATAL_FAILURE(CheckEpoch(*client, *stream, options.sampler, 0));
+  EXPECT_LT(Metric(*client, "forebay_daemon_rings"), 60u);
 }
 
 TEST_F(DaemonTest, KnobsChangeAllOrNone) {

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -144,10 +145,22 @@ Result<OwnedFd> Lock(const Settings& settings, const DaemonPlace& place) {
   FOREBAY_RETURN_IF_ERROR(wire::PrivateFolder(place.folder, &made));
   OwnedFd lock(open(place.lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock.valid()) return ErrnoStatus(errno, StrCat("opening ", place.lock));
-  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+  struct stat ours = {};
+  struct stat named = {};
+  // One that ends removes the file before it lets go of it.
+  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0 || fstat(lock.get(), &ours) != 0 ||
+      stat(place.lock.c_str(), &named) != 0 || ours.st_ino != named.st_ino) {
     return Status(Code::kUnavailable, StrCat("another forebayd runs in ", place.folder));
   }
   return lock;
+}
+
+// Three descriptors a client: a shell's usual limit would be a few hundred of them.
+void RaiseDescriptorLimit() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+  limit.rlim_cur = limit.rlim_max;
+  (void)setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 struct Daemon {
@@ -241,6 +254,7 @@ int Run(int argc, char** argv) {
   for (const int number : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&ends, number);
   sigprocmask(SIG_BLOCK, &ends, nullptr);
   (void)std::signal(SIGPIPE, SIG_IGN);
+  RaiseDescriptorLimit();
 
   const Result<OwnedFd> lock = Lock(settings, place);
   if (!lock) {

@@ -73,9 +73,9 @@ bool SomebodyListens(const sockaddr_un& address) {
   return !peer || wire::WatchProcess(*peer).has_value();
 }
 
-std::string Hex(uint64_t number) {
+std::string Hex(uint32_t number) {
   std::string out;
-  for (int shift = 60; shift >= 0; shift -= 4)
+  for (int shift = 28; shift >= 0; shift -= 4)
     out.push_back("0123456789abcdef"[number >> shift & 15]);
   return out;
 }
@@ -157,7 +157,8 @@ Status Server::Bind() {
   SplitMix64 names(static_cast<uint64_t>(SteadyClock().Now()) ^ static_cast<uint64_t>(getpid())
                                                                     << 40);
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
-    path_ = choose ? StrCat(folder, "/", getpid(), "-", Hex(names.Next()), ".sock")
+    path_ = choose ? StrCat(folder, "/", getpid(), "-", Hex(static_cast<uint32_t>(names.Next())),
+                            ".sock")
                    : options_.socket_path;
     const Result<sockaddr_un> address = wire::SocketAddress(path_);
     if (!address) return address.error();
@@ -399,13 +400,15 @@ Status Server::OnFrame(Peer& peer, const wire::Frame& frame) {
     case wire::Type::kDeclare: {
       wire::Declare declare;
       FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &declare));
-      Reply(peer, request, OnDeclare(peer, declare));
+      const Status allowed = MayMove(peer, declare.stream);
+      Reply(peer, request, allowed.ok() ? OnDeclare(peer, declare) : allowed);
       return Status();
     }
     case wire::Type::kSeek: {
       wire::Seek seek;
       FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &seek));
-      Reply(peer, request, OnSeek(peer, seek));
+      const Status allowed = MayMove(peer, seek.stream);
+      Reply(peer, request, allowed.ok() ? OnSeek(peer, seek) : allowed);
       return Status();
     }
     case wire::Type::kCloseStream: {
@@ -524,11 +527,12 @@ void Server::OnOpenStream(Peer& peer, uint64_t request, const wire::OpenStream& 
   peer.streams.emplace(*stream, std::move(info));
   wire::OpenStreamReply reply;
   reply.stream = *stream;
-  if (shape.slots == 0) {
+  Result<wire::RingWriter> writer = wire::RingWriter::Create(shape);
+  if (!writer) {
+    // Too long batches, or no descriptor left for a ring: they come when they are asked for.
     (void)wire::Encode(reply, request, &peer.out);  // a few bytes
     return;
   }
-  Result<wire::RingWriter> writer = wire::RingWriter::Create(shape);
   reply.ring_slots = shape.slots;
   reply.ring_samples = shape.samples;
   std::vector<std::byte> bytes;
@@ -536,8 +540,8 @@ void Server::OnOpenStream(Peer& peer, uint64_t request, const wire::OpenStream& 
   // The descriptor goes with bytes that the socket takes at once; what was to be said before that
   // has gone out, as the client asks one thing at a time.
   Flush(peer);
-  Status sent = writer.status();
-  if (sent.ok() && !peer.out.empty()) {
+  Status sent;
+  if (!peer.out.empty()) {
     sent = Status(Code::kUnavailable, "this client does not read its replies");
   }
   if (sent.ok()) sent = wire::SendDescriptor(peer.socket.get(), bytes, writer->fd());
@@ -547,7 +551,11 @@ void Server::OnOpenStream(Peer& peer, uint64_t request, const wire::OpenStream& 
     Reply(peer, request, sent);
     return;
   }
-  peer.rings.emplace(*stream, std::make_unique<Ring>(*stream, *std::move(writer)));
+  auto ring = std::make_unique<Ring>(*stream, *std::move(writer));
+  const auto catalog = engine_.shared_catalog(open.dataset);
+  const uint64_t count = std::min<uint64_t>(catalog->size(), open.batch_size);
+  ring->batch_bytes = catalog->total_bytes() / std::max<uint64_t>(catalog->size(), 1) * count;
+  peer.rings.emplace(*stream, std::move(ring));
   rings_.Set(++ring_count_);
 }
 
@@ -573,13 +581,21 @@ Status Server::OnDeclare(Peer& peer, wire::Declare& declare) {
                          declare.last);
 }
 
+bool Server::HasRing(StreamId stream) const {
+  return std::any_of(peers_.begin(), peers_.end(),
+                     [&](const auto& entry) { return entry.second->rings.contains(stream); });
+}
+
+Status Server::MayMove(const Peer& peer, StreamId stream) const {
+  if (peer.rings.contains(stream) || !HasRing(stream)) return Status();
+  return Status(Code::kInvalidArgument,
+                StrCat("stream ", stream, " was not opened by this client"));
+}
+
 Status Server::OnAsk(Peer& peer, Pending ask, int64_t wait) {
   const Nanos now = SteadyClock().Now();
   ask.peer = &peer;
-  const bool announced = std::any_of(peers_.begin(), peers_.end(), [&](const auto& entry) {
-    return entry.second->rings.contains(ask.stream);
-  });
-  if (announced) {
+  if (HasRing(ask.stream)) {
     Reply(peer, ask.request,
           Status(Code::kInvalidArgument, "this stream's batches are announced in its ring"));
     return Status();
@@ -667,10 +683,10 @@ bool Server::Answer(Pending& ask, Nanos now) {
   reply_.lengths.swap(loan_.lengths);
   const Status encoded = wire::Encode(reply_, ask.request, &peer.out);
   if (encoded.ok()) {
-    peer.leases.insert(loan_.lease);
+    uint64_t bytes = 0;
+    for (const uint32_t length : reply_.lengths) bytes += length;
+    peer.leases.emplace(loan_.lease, bytes);
     if (own != peer.streams.end()) {
-      uint64_t bytes = 0;
-      for (const uint32_t length : reply_.lengths) bytes += length;
       own->second.watch.Took(loan_.epoch, loan_.index, reply_.samples.size(), bytes);
     }
   } else {
@@ -755,7 +771,7 @@ void Server::RemoveGone() {
     if (peer.process.valid())
       (void)SetEvents(epoll_.get(), EPOLL_CTL_DEL, peer.process.get(), 0, 0);
     while (!peer.rings.empty()) DropRing(peer, peer.rings.begin()->first);
-    for (const LeaseId lease : peer.leases) (void)engine_.Release(lease);
+    for (const auto& [lease, bytes] : peer.leases) (void)engine_.Release(lease);
     for (const auto& [stream, info] : peer.streams) (void)engine_.CloseStream(stream);
     return true;
   });

@@ -16,7 +16,6 @@
 #include <thread>
 #include <tuple>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "base/clock.h"
@@ -39,8 +38,10 @@ struct ServerOptions {
   size_t max_clients = 1024;
   size_t max_pending = 64;                     // waiting requests of one client
   size_t max_output_bytes = size_t{32} << 20;  // replies a client has not read
-  // How long a request waits for memory that only unreleased loans hold.
+  // How long a request waits for memory that only unreleased loans hold, and how long at most when
+  // they are mostly those of other clients.
   Nanos release_wait = 10 * kSecond;
+  Nanos others_wait = 3 * kSecond;
   // Clients may add data sets of their own.
   bool open_datasets = false;
   // Loans stay made when the server ends: the engine's process ends with it, and clients go on
@@ -64,10 +65,10 @@ struct ServerDelete {
 using ServerPtr = std::unique_ptr<Server, ServerDelete>;
 
 // Any client may Take and Fetch from any stream, but a stream with a ring is its opener's alone:
-// its batches are lent and announced ahead of the asking, as far as an eighth of the arena goes.
-// Loans belong to the client that they were made to, streams to the client that opened them: both
-// end with its connection or its process. A client that breaks the protocol or does not read its
-// replies is disconnected.
+// its batches are lent and announced ahead of the asking, as far as an eighth of the arena goes,
+// and each stream's even part of another eighth. Loans belong to the client that they were made to,
+// streams to the client that opened them: both end with its connection or its process. A client
+// that breaks the protocol or does not read its replies is disconnected.
 class Server {
  public:
   // Listens when it returns. Replaces a socket that a dead process left behind; kUnavailable when
@@ -100,7 +101,7 @@ class Server {
     const StreamId stream;
     wire::RingWriter writer;
     std::deque<Announced> announced;  // as many as the writer has outstanding
-    uint64_t batch_bytes = 0;         // of the last one
+    uint64_t batch_bytes = 0;         // of the last one; of a mean one before
     uint64_t ahead_bytes = 0;         // of all of them
     wire::RingPace pace;
     bool ended = false;
@@ -135,7 +136,7 @@ class Server {
     std::vector<std::byte> out;
     size_t sent = 0;  // of `out`
     size_t pending = 0;
-    std::unordered_set<LeaseId> leases;
+    std::unordered_map<LeaseId, uint64_t> leases;  // and their bytes
     std::map<StreamId, StreamInfo> streams;
     std::map<StreamId, std::unique_ptr<Ring>> rings;
     OwnedFd received;             // the descriptor that came last
@@ -186,6 +187,9 @@ class Server {
   Result<std::string> Look(View view);
   void AnswerLooks();
   Status OnAsk(Peer& peer, Pending ask, int64_t wait);
+  bool HasRing(StreamId stream) const;
+  // Whose batches are announced, where the stream stands is its opener's to say.
+  Status MayMove(const Peer& peer, StreamId stream) const;
   void Reply(Peer& peer, uint64_t request, const Status& status);
   void Flush(Peer& peer);
   // Asks the engine once; true when the request has its answer.
@@ -199,6 +203,8 @@ class Server {
   void Forget(Ring& ring, const Ring::Announced& entry);
   // One more entry; false when nothing is ready or may be announced.
   bool Announce(Peer& peer, Ring& ring, Nanos now);
+  // Ok while others than this client hold less than half of what is lent; else who holds most.
+  Status HeldByOthers(const Peer& peer) const;
   void PumpAll();
   // Nobody is there, but for those who only look on.
   bool Deserted() const;
@@ -250,6 +256,7 @@ class Server {
   std::vector<uint64_t> released_;
   uint64_t ahead_bytes_ = 0;
   size_t ring_count_ = 0;
+  bool pressed_ = false;  // somebody waits for memory that only loans hold
   // By what its catalog's image and source are.
   std::map<std::tuple<uint64_t, uint64_t, uint32_t, std::string>, DatasetId> datasets_;
   Nanos idle_since_;         // counts while there is no client

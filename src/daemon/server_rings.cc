@@ -59,7 +59,9 @@ void Server::Forget(Ring& ring, const Ring::Announced& entry) {
 }
 
 bool Server::MayGoAhead(const Ring& ring) const {
-  // Rings that nobody takes from, such as a validation loader's, leave the others a part.
+  if (pressed_) return false;
+  // Rings that nobody takes from, a validation loader's or a stopped process's, leave the others a
+  // part.
   return ahead_bytes_ + ring.batch_bytes <= ahead_limit_ ||
          ring.ahead_bytes + ring.batch_bytes <= ahead_limit_ / (2 * ring_count_);
 }
@@ -78,6 +80,28 @@ void Server::DropRing(Peer& peer, StreamId stream) {
   DropAnnounced(peer, ring);
   peer.rings.erase(found);
   rings_.Set(--ring_count_);
+}
+
+Status Server::HeldByOthers(const Peer& peer) const {
+  uint64_t all = 0;
+  uint64_t own = 0;
+  uint64_t most = 0;
+  const Peer* who = &peer;
+  for (const auto& [id, other] : peers_) {
+    uint64_t bytes = 0;
+    for (const auto& [lease, size] : other->leases) bytes += size;
+    all += bytes;
+    if (other.get() == &peer) {
+      own = bytes;
+    } else if (bytes > most) {
+      most = bytes;
+      who = other.get();
+    }
+  }
+  if (own >= all - own) return Status();
+  return Status(Code::kResourceExhausted,
+                StrCat("the next batch finds no room: other processes hold ", all - own, " of ",
+                       engine_.arena_bytes(), " bytes, process ", who->pid, " most of them"));
 }
 
 bool Server::Announce(Peer& peer, Ring& ring, Nanos now) {
@@ -105,7 +129,17 @@ bool Server::Announce(Peer& peer, Ring& ring, Nanos now) {
       return false;
     }
     if (ring.blocked_since < 0) ring.blocked_since = now;
-    if (now - ring.blocked_since <= options_.release_wait) return false;
+    const Nanos since = now - ring.blocked_since;
+    if (since <= std::min(options_.release_wait, options_.others_wait)) return false;
+    const Status others = HeldByOthers(peer);
+    if (!others.ok()) {
+      // It need not stand still for what it cannot help.
+      ring.failed = true;
+      ring.announced.emplace_back();
+      ring.writer.PublishError(others, static_cast<uint8_t>(ring.cause), wire::RingEntry::kNoRoom);
+      return false;
+    }
+    if (since <= options_.release_wait) return false;
     ring.blocked_since = -1;
     kind = blocked;
   }
@@ -142,7 +176,7 @@ bool Server::Announce(Peer& peer, Ring& ring, Nanos now) {
   for (const uint32_t length : loan_.lengths) ring.batch_bytes += length;
   ahead_bytes_ += ring.batch_bytes;
   ring.ahead_bytes += ring.batch_bytes;
-  peer.leases.insert(loan_.lease);
+  peer.leases.emplace(loan_.lease, ring.batch_bytes);
   ring.announced.push_back(
       {loan_.lease, ring.batch_bytes, loan_.samples.size(), loan_.epoch, loan_.index, false});
   ring.writer.Publish(entry, loan_.samples, loan_.offsets, loan_.lengths);
@@ -213,6 +247,7 @@ Nanos Server::SleepOnRings() {
   for (const auto& [id, peer] : peers_) {
     for (const auto& [stream, ring] : peer->rings) blocked |= ring->blocked_since >= 0;
   }
+  pressed_ = blocked;
   for (auto& [id, peer] : peers_) {
     for (auto& [stream, ring] : peer->rings) {
       if (peer->gone) continue;

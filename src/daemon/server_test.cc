@@ -60,6 +60,12 @@ class ServerTest : public ::testing::Test {
     return client ? *std::move(client) : nullptr;
   }
 
+  std::unique_ptr<SocketClient> AttachWithRings() {
+    auto client = SocketClient::Attach(path(), 10 * kSecond, true);
+    EXPECT_TRUE(client) << client.status().ToString();
+    return client ? *std::move(client) : nullptr;
+  }
+
   // A connected socket that speaks for itself; greeted when wanted.
   OwnedFd Raw(bool greet, OwnedFd* memory = nullptr) {
     OwnedFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -460,6 +466,97 @@ TEST_F(ServerTest, AStreamEndsWithTheClientThatOpenedIt) {
   EXPECT_EQ(two->Take(*stream, 60 * kSecond, &loan).status().code(), Code::kCancelled);
 }
 
+StreamOptions OwnStream(uint64_t seed) {
+  StreamOptions options;
+  options.shape.batch_size = 4;
+  options.sampler.size = kSamples;
+  options.sampler.seed = seed;
+  return options;
+}
+
+TEST_F(ServerTest, NobodyMovesAStreamWhoseBatchesAreAnnouncedToAnother) {
+  ASSERT_NO_FATAL_FAILURE(Make(*MakeNullSource(16)));
+  auto one = AttachWithRings();
+  auto two = Attach();
+  ASSERT_TRUE(one != nullptr && two != nullptr);
+  const auto stream = one->OpenStream(OwnStream(1));
+  ASSERT_TRUE(stream);
+  BatchLoan loan;
+  for (uint64_t i = 0; i < 5; ++i) {
+    EXPECT_EQ(two->Seek(*stream, 3, 0).code(), Code::kInvalidArgument);
+    EXPECT_EQ(two->Declare(*stream, 0, {1}, true).code(), Code::kInvalidArgument);
+    const auto kind = one->Take(*stream, 10 * kSecond, &loan);
+    ASSERT_TRUE(kind && *kind == TakeKind::kBatch);
+    EXPECT_EQ(loan.epoch, 0u);
+    EXPECT_EQ(loan.index, i);
+    ASSERT_TRUE(one->Release(loan.lease).ok());
+  }
+}
+
+// As one that is stopped.
+TEST_F(ServerTest, AClientThatTakesNothingLeavesOthersTheirPartOfWhatIsAnnounced) {
+  ASSERT_NO_FATAL_FAILURE(Make(*MakeNullSource(16)));
+  auto one = AttachWithRings();
+  ASSERT_NE(one, nullptr);
+  ASSERT_TRUE(one->OpenStream(OwnStream(1)));
+  const auto ready = [this] { return MetricValue(*engine_, "forebay_daemon_ready_batches"); };
+  const auto settled = [&] {
+    uint64_t last = 0;
+    for (int same = 0; same < 30; usleep(10000))
+      same = ready() == std::exchange(last, ready()) ? same + 1 : 0;
+    return last;
+  };
+  const uint64_t alone = settled();
+  EXPECT_GT(alone, 2u);
+  auto two = AttachWithRings();
+  ASSERT_NE(two, nullptr);
+  const auto stream = two->OpenStream(OwnStream(2));
+  ASSERT_TRUE(stream);
+  EXPECT_GT(settled(), alone);
+  BatchLoan loan;
+  for (uint64_t i = 0; i < 200; ++i) {
+    const auto kind = two->Take(*stream, 10 * kSecond, &loan);
+    ASSERT_TRUE(kind) << kind.status().ToString();
+    if (*kind != TakeKind::kBatch) continue;
+    ASSERT_TRUE(BytesRight(two->base(), loan));
+    ASSERT_TRUE(two->Release(loan.lease).ok());
+  }
+}
+
+TEST_F(ServerTest, WhoFindsNoRoomBecauseOfOthersIsToldAtOnceAndByName) {
+  ServerOptions options;
+  options.others_wait = 100 * kMilli;
+  ASSERT_NO_FATAL_FAILURE(Make(*MakeNullSource(16), options));
+  auto hoarder = AttachWithRings();
+  auto other = AttachWithRings();
+  ASSERT_TRUE(hoarder != nullptr && other != nullptr);
+  const auto first = hoarder->OpenStream(OwnStream(1));
+  ASSERT_TRUE(first);
+  BatchLoan loan;
+  // Its own doing: an error, and it may go on when it has let go of something.
+  Result<TakeKind> kind = TakeKind::kBatch;
+  std::vector<LeaseId> held;
+  while (kind) {
+    kind = hoarder->Take(*first, 10 * kSecond, &loan);
+    if (kind && *kind == TakeKind::kBatch) held.push_back(loan.lease);
+  }
+  EXPECT_EQ(kind.error().code(), Code::kResourceExhausted) << kind.error().ToString();
+  EXPECT_TRUE(hoarder->connected());
+  const auto second = other->OpenStream(OwnStream(2));
+  ASSERT_TRUE(second);
+  do {
+    kind = other->Take(*second, 10 * kSecond, &loan);
+    if (kind && *kind == TakeKind::kBatch) (void)other->Release(loan.lease);
+  } while (kind);
+  EXPECT_EQ(kind.error().code(), Code::kUnavailable) << kind.error().ToString();
+  EXPECT_NE(kind.error().message().find(StrCat("process ", getpid())), std::string::npos)
+      << kind.error().ToString();
+  EXPECT_FALSE(other->connected());
+  for (const LeaseId lease : held) ASSERT_TRUE(hoarder->Release(lease).ok());
+  kind = hoarder->Take(*first, 10 * kSecond, &loan);
+  EXPECT_TRUE(kind) << kind.status().ToString();
+}
+
 TEST_F(ServerTest, TheArenaCannotBeWrittenTo) {
   ASSERT_NO_FATAL_FAILURE(Make(*MakeNullSource(16)));
   OwnedFd memory;
@@ -510,6 +607,11 @@ TEST_F(ServerTest, ChoosesAPathAndRemovesItsFolder) {
   engine_ = MakeEngine(10 << 20);
   const char* before = std::getenv("XDG_RUNTIME_DIR");
   const std::string saved = before != nullptr ? before : "";
+  // No socket's path has room for this one.
+  const std::string longest = files_.root() + "/" + std::string(90, 'x');
+  std::filesystem::create_directory(longest);
+  setenv("XDG_RUNTIME_DIR", longest.c_str(), 1);
+  EXPECT_EQ(wire::RuntimeFolder(), StrCat("/tmp/forebay-", geteuid()));
   setenv("XDG_RUNTIME_DIR", files_.root().c_str(), 1);
   auto server = Server::Start(*engine_, {});
   auto second_engine = MakeEngine(10 << 20);

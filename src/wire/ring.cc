@@ -166,11 +166,11 @@ void RingWriter::Publish(const RingEntry& entry, std::span<const uint32_t> sampl
   Advance();
 }
 
-void RingWriter::PublishError(const Status& status, uint8_t cause) {
+void RingWriter::PublishError(const Status& status, uint8_t cause, uint8_t kind) {
   std::byte* at = Slot(tail_);
   const std::string& text = status.message();
   SlotHead head = {};
-  head.kind = RingEntry::kError;
+  head.kind = kind;
   head.cause = cause;
   head.code = static_cast<uint16_t>(status.code());
   head.count = static_cast<uint32_t>(std::min(text.size(), shape_.SlotBytes() - kHeadBytes));
@@ -197,6 +197,7 @@ Status RingWriter::PopReleases(std::vector<uint64_t>* out) {
 }
 
 bool RingWriter::Sleep(bool tell_releases, bool knows_wanted) {
+  header().beat.fetch_add(1, std::memory_order_relaxed);
   header().sleeping.store(tell_releases ? kTellReleased : kTellWanted, std::memory_order_seq_cst);
   // What the client did before it could see `sleeping` is seen here.
   const bool released =
@@ -235,7 +236,7 @@ Result<bool> RingReader::Take(RingEntry* entry, std::vector<uint32_t>* samples,
   SlotHead head;
   std::memcpy(&head, at, sizeof head);
   at += kHeadBytes;
-  if (head.kind > RingEntry::kError || head.code > static_cast<uint16_t>(Code::kInternal)) {
+  if (head.kind > RingEntry::kNoRoom || head.code > static_cast<uint16_t>(Code::kInternal)) {
     return Nonsense("an entry of no kind");
   }
   entry->kind = head.kind;
@@ -245,7 +246,7 @@ Result<bool> RingReader::Take(RingEntry* entry, std::vector<uint32_t>* samples,
   entry->dataset = head.dataset;
   entry->epoch = head.epoch;
   entry->index = head.index;
-  if (head.kind == RingEntry::kError) {
+  if (head.kind >= RingEntry::kError) {
     if (head.count > shape_.SlotBytes() - kHeadBytes) return Nonsense("a message beyond its slot");
     error->assign(reinterpret_cast<const char*>(at), head.count);
   } else {

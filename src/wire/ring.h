@@ -34,10 +34,11 @@ struct RingShape {
 };
 
 struct RingEntry {
-  static constexpr uint8_t kError = 4;  // beside the values of TakeKind
+  static constexpr uint8_t kError = 4;   // beside the values of TakeKind
+  static constexpr uint8_t kNoRoom = 5;  // an error, too: the client had better go on elsewhere
   uint8_t kind = 0;
   uint8_t cause = 0;      // a StallCause: what the client waited for, if it did
-  Code code = Code::kOk;  // kError only
+  Code code = Code::kOk;  // of errors
   uint64_t lease = 0;
   uint32_t dataset = 0;
   uint64_t epoch = 0;
@@ -57,6 +58,7 @@ struct RingHeader {
   // The daemon's. Counts wrap.
   alignas(64) std::atomic<uint32_t> tail;  // entries published; the client's futex
   std::atomic<uint32_t> releases_read;
+  std::atomic<uint32_t> beat;  // changes with each round of the daemon's thread
   // The client's.
   alignas(64) std::atomic<uint32_t> head;  // entries taken
   std::atomic<uint32_t> releases_tail;
@@ -101,7 +103,7 @@ class RingWriter {
   // There must be a free slot; the three lists have one length of at most shape().samples.
   void Publish(const RingEntry& entry, std::span<const uint32_t> samples,
                std::span<const uint64_t> offsets, std::span<const uint32_t> lengths);
-  void PublishError(const Status& status, uint8_t cause);
+  void PublishError(const Status& status, uint8_t cause, uint8_t kind = RingEntry::kError);
   // Takes back what the client has not taken. Only while the client waits for an answer.
   void Rewind();
   // Appends the leases that the client gave back since the last call.
@@ -141,6 +143,8 @@ class RingReader {
   bool Want(uint32_t* seen);
   // Sleeps until something was published after `seen`, or `wait` has passed.
   void Wait(uint32_t seen, Nanos wait) const;
+  // Changes several times a second while the daemon does anything at all.
+  uint32_t beat() const { return header().beat.load(std::memory_order_relaxed); }
   // Wakes whoever sleeps in Wait in this process.
   void Wake() const;
   // False when the ring of releases is full. `*tell`: the daemon wants a Nudge.

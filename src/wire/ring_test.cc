@@ -82,7 +82,9 @@ TEST(RingTest, ErrorsKeepCodeAndWords) {
 TEST(RingTest, TakingIsNoNewsUntilTheClientWaits) {
   Both ring(4);
   for (uint32_t i = 0; i < 4; ++i) PublishNumber(ring.writer, i, 1);
+  const uint32_t beat = ring.reader.beat();
   EXPECT_FALSE(ring.writer.Sleep(false, false));
+  EXPECT_NE(ring.reader.beat(), beat);
   Taken out;
   for (int i = 0; i < 4; ++i) ASSERT_TRUE(Take(ring.reader, &out));
   EXPECT_FALSE(ring.writer.Sleep(false, false));

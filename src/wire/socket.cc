@@ -12,8 +12,11 @@
 namespace forebay::wire {
 
 std::string RuntimeFolder() {
+  constexpr size_t kLongestName = 30;  // "/forebay/1234567-89abcdef.sock"
+  constexpr size_t kLongest = sizeof sockaddr_un::sun_path - 1 - kLongestName;
   const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-  if (runtime != nullptr && *runtime == '/' && access(runtime, W_OK | X_OK) == 0) {
+  if (runtime != nullptr && *runtime == '/' && std::strlen(runtime) <= kLongest &&
+      access(runtime, W_OK | X_OK) == 0) {
     return StrCat(runtime, "/forebay");
   }
   return StrCat("/tmp/forebay-", geteuid());

@@ -14,7 +14,8 @@
 
 namespace forebay::wire {
 
-// Where this user's sockets lie: $XDG_RUNTIME_DIR/forebay, or /tmp/forebay-<uid>.
+// Where this user's sockets lie: $XDG_RUNTIME_DIR/forebay, or /tmp/forebay-<uid> when that cannot
+// be written to or is too long for a socket's path.
 std::string RuntimeFolder();
 // Makes the folder, or checks that nobody else can get into the one that is there.
 Status PrivateFolder(const std::string& folder, bool* made);
