@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import pickle
-import random
 import signal
 import subprocess
 import sys
@@ -295,68 +294,6 @@ def test_a_daemon_that_cannot_start_costs_one_line(
             check_batch(batch, samples, folder)
     assert len(caplog.records) == 1 and "nonexistent" in caplog.text
     forebay._forebay.SharedEngine.clear_dead("")
-
-
-_VICTIM = """
-    import json, sys, time, zlib
-    import forebay
-
-    loader = forebay.DataLoader(
-        sys.argv[1], 4, shuffle=True, seed=int(sys.argv[2]),
-        engine=forebay.SharedEngine(memory="64M", linger=0),
-        _delay="read_ms=1")
-    for epoch in range(2):
-        for batch in loader:
-            print(json.dumps([batch.epoch, batch.indices.tolist(),
-                              zlib.crc32(b"".join(b.tobytes() for b in batch))]), flush=True)
-            time.sleep(0.01)
-    print("done", flush=True)
-"""
-
-
-@pytest.mark.seeds
-def test_random_kills(folder: DataSet, run_folder: Path, tmp_path: Path, seed: int) -> None:
-    """Clients and the daemon are killed at random moments: whoever lives sees every sample, right
-    and once, and nobody waits for long.
-    """
-    rng = random.Random(seed)
-    outputs = [tmp_path / f"out{s}" for s in range(3)]
-    jobs = [_start(tmp_path, _VICTIM, folder.root, s, output=outputs[s]) for s in range(3)]
-    killed: set[int] = set()
-    try:
-        # All are in the middle of it.
-        _await(lambda: all(o.stat().st_size for o in outputs), "a job that does not start")
-        for _ in range(rng.randint(1, 3)):
-            time.sleep(rng.random() * 0.15)
-            if rng.random() < 0.5:
-                for pid in _daemons(run_folder):
-                    os.kill(pid, signal.SIGKILL)
-            else:
-                victim = rng.randrange(len(jobs))
-                jobs[victim].kill()
-                killed.add(victim)
-        for number, job in enumerate(jobs):
-            _, errors = job.communicate(timeout=_LIMIT_S / 3)
-            lines = outputs[number].read_text().splitlines()
-            if number not in killed:
-                assert job.returncode == 0, errors
-                assert lines[-1] == "done"
-            done = [json.loads(line) for line in lines if line.endswith("]")]
-            expected = [
-                [e, samples, _crc(folder, samples)]
-                for e in (0, 1)
-                for samples in _orders(folder, 4, e, seed=number)
-            ]
-            assert done == expected[: len(done)]
-            assert number in killed or len(done) == len(expected)
-            # The line that says so, at most.
-            assert errors.count("\n") <= 1 and "Traceback" not in errors, errors
-    finally:
-        for job in jobs:
-            job.kill()
-            job.communicate()
-        _await(lambda: _daemons(run_folder) == [], "a daemon that does not end")
-        forebay._forebay.SharedEngine.clear_dead("")  # all who could have noticed may be dead
 
 
 def test_a_pipeline_ends_with_its_program(

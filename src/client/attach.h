@@ -35,8 +35,8 @@ struct DaemonOptions {
 // dead daemon left behind is replaced. An error of the daemon's own start is returned as it is.
 Result<std::unique_ptr<SocketClient>> AttachDaemon(const DaemonOptions& options);
 
-// Of the daemon that is there, to look on: it does not stay for this client. kUnavailable when there
-// is none.
+// Of the daemon that is there, to look on: it does not stay for this client. kUnavailable when
+// there is none.
 Result<std::unique_ptr<SocketClient>> AttachRunningDaemon(const std::string& folder, Nanos timeout);
 
 // Removes what a daemon that was killed left in the folder. Does nothing while one lives or starts.
