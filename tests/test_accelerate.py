@@ -102,9 +102,7 @@ def file_list(data: DataSet) -> list[str]:
 
 def warned(log: pytest.LogCaptureFixture) -> list[str]:
     return [
-        r.getMessage()
-        for r in log.records
-        if r.name == "forebay" and r.levelno >= logging.WARNING
+        r.getMessage() for r in log.records if r.name == "forebay" and r.levelno >= logging.WARNING
     ]
 
 

@@ -242,6 +242,7 @@ class _Tally:
         self._metrics = hub.native.metrics()
         self._gaps: list[float] = []
         self._waited = 0.0
+        self._open = True
 
     def batch(self, asked: float) -> None:
         """One has come, that was asked for at ``asked``."""
@@ -250,8 +251,11 @@ class _Tally:
         self._gaps.append(now - self._last)
         self._last = now
 
-    def ended(self, asked: float) -> None:
+    def ended(self, asked: float) -> bool:
+        """True the first time."""
         self._waited += time.monotonic() - asked
+        first, self._open = self._open, False
+        return first
 
     def report(self, epoch: int) -> EpochReport:
         metrics = self._hub.native.metrics()
@@ -424,10 +428,8 @@ def _passing(base: type) -> type:
                 with intercepting(reader):
                     batch = super().__next__()
             except StopIteration:
-                if tally is not None:
-                    tally.ended(asked)
+                if tally is not None and tally.ended(asked):
                     hub.finished(tally)
-                    self._forebay = (hub, reader, None)  # told once
                 raise
             if tally is not None:
                 tally.batch(asked)
