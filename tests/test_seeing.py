@@ -405,6 +405,31 @@ def test_the_page_in_a_browser(jobs: str, tmp_path: Path, large_folder: DataSet)
         chromium.close()
 
 
+def test_a_page_of_ones_own(run_folder: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-m", "forebay.cli", "top", "--web"],
+                               stdout=subprocess.PIPE, text=True)  # fmt: skip
+    assert process.stdout is not None
+    with process.stdout:
+        url = process.stdout.readline().strip()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{16}/", url)
+        assert "<!doctype html>" in _get(url)
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            _get(f"{url}status.json")
+        engine = forebay.SharedEngine(memory="64M", linger=0)
+        assert json.loads(_get(f"{url}status.json"))["pid"] == _status(run_folder)["pid"]
+        assert "forebay_daemon_clients" in _get(f"{url}metrics") and engine.client() is not None
+        stranger = url.rsplit("/", 2)[0]
+        for wrong in (f"{stranger}/", f"{stranger}/status.json", f"{url[:-2]}/", stranger):
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                _get(wrong)
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            _get(url, Host="attacker.example")
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            _get(f"{url}other")
+        process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 0
+
+
 def _board() -> dict[str, Any]:
     return json.loads((_ROOT / "contrib" / "grafana" / "forebay.json").read_text("utf-8"))
 

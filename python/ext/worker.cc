@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "client/socket_client.h"
 #include "common.h"
+#include "daemon/page.h"
 #include "daemon/server.h"
 #include "daemon/web_server.h"
 #include "handles.h"
@@ -60,6 +61,13 @@ void BindWorker(nb::module_& m) {
           },
           "Disconnects the workers and removes the socket.");
 
+  m.def(
+      "status_page",
+      [] {
+        const std::string_view page = StatusPage();
+        return nb::bytes(page.data(), page.size());
+      },
+      "The daemon's web page, as HTML.");
   nb::class_<WebHandle>(m, "MetricsPort", "GET /metrics of an engine on 127.0.0.1.")
       .def(
           "__init__",

@@ -374,6 +374,12 @@ def _interval(text: str) -> float:
     return value
 
 
+def _port(text: str) -> int:
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"'{text}' is no port")
+    return int(text)
+
+
 def _run_top(argv: Sequence[str]) -> int:
     parser = _command_parser(
         "top",
@@ -382,12 +388,22 @@ def _run_top(argv: Sequence[str]) -> int:
         "examples:\n"
         "  forebay top\n"
         "  forebay top --once | head -3     one look; exit code 1 when none runs\n"
-        "  forebay top --interval 10 | tee top.log\n",
+        "  forebay top --interval 10 | tee top.log\n"
+        "  forebay top --web                prints the address of a page with plots\n",
     )
     parser.add_argument(
         "--folder", metavar="DIR", help="where its socket lies; default: as loaders"
     )
-    parser.add_argument("--once", action="store_true", help="print one frame and end")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--once", action="store_true", help="print one frame and end")
+    how.add_argument(
+        "--web",
+        type=_port,
+        nargs="?",
+        const=0,
+        metavar="PORT",
+        help="show it in a browser instead: a page of your own while this runs",
+    )
     parser.add_argument(
         "--interval", type=_interval, default=1.0, metavar="S", help="between looks; default 1"
     )

@@ -233,6 +233,10 @@ def _paint(lines: list[str]) -> None:
 def run(options: argparse.Namespace) -> int:
     folder = os.path.abspath(options.folder) if options.folder else ""
     where = folder or _forebay.SharedEngine.default_folder()
+    if options.web is not None:
+        from .web import serve
+
+        return serve(folder, options.web)
     looks = _Looks(folder)
     if options.once:
         if looks.look() is None:
