@@ -3,13 +3,13 @@
 # the duration of each, what did not run, and one line of counts.
 #
 #   make test                           all phases
-#   make test PHASES="checks dev"       some of: checks dev build pytest asan-ubsan tsan fuzz
+#   make test PHASES="checks dev"       some of: checks build dev pytest asan-ubsan tsan fuzz
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 cd "$ROOT"
 use_venv
 
-all_phases=(checks dev build pytest asan-ubsan tsan fuzz)
+all_phases=(checks build dev pytest asan-ubsan tsan fuzz)
 read -ra phases <<<"${PHASES:-${all_phases[*]}}"
 reports=build/reports
 rm -rf "$reports"
@@ -29,16 +29,23 @@ if have setarch && setarch "$(uname -m)" -R true 2>/dev/null; then
   plain_addresses=(setarch "$(uname -m)" -R)
 fi
 
+# Of the package's build, so that the core is compiled once for both.
+build_package() {
+  SKBUILD_CMAKE_DEFINE="FOREBAY_PYTHON=ON;FOREBAY_TESTS=ON;FOREBAY_WERROR=ON" scripts/build.sh
+}
+
 cpp_tests() {
-  local preset="$1" log="build/reports/cpp-$1.log"
+  local preset="$1" log="build/reports/cpp-$1.log" folder="build/$1"
   shift
-  cmake --preset "$preset" >"$log" 2>&1 || { cat "$log"; return 1; }
-  # Sanitizer builds compile the tests and nothing else.
-  local target=all
-  [ "$preset" = dev ] || target=forebay_tests
-  "$@" cmake --build --preset "$preset" -j "$JOBS" --target "$target" >"$log" 2>&1 ||
-    { cat "$log"; return 1; }
-  if ! "$@" ctest --test-dir "build/$preset" -j "$JOBS" --timeout 300 --output-on-failure --no-tests=error \
+  if [ "$preset" = dev ]; then
+    build_package
+    folder=build/python
+    cmake -S . -B "$folder" -DFOREBAY_TESTS=ON -DFOREBAY_WERROR=ON >"$log" 2>&1 || { cat "$log"; return 1; }
+  else
+    cmake --preset "$preset" >"$log" 2>&1 || { cat "$log"; return 1; }
+  fi
+  "$@" cmake --build "$folder" -j "$JOBS" --target forebay_tests >"$log" 2>&1 || { cat "$log"; return 1; }
+  if ! "$@" ctest --test-dir "$folder" -j "$JOBS" --timeout 300 --output-on-failure --no-tests=error \
     --output-junit "$ROOT/$reports/cpp-$preset.xml" >"$log" 2>&1; then
     grep -vE '^ *(Start +[0-9]+:|[0-9]+/[0-9]+ Test .* Passed )' "$log" || true
     return 1
@@ -48,9 +55,9 @@ cpp_tests() {
 
 run_checks() { scripts/lint.sh quick; }
 run_dev() { cpp_tests dev; }
-run_build() { scripts/build.sh; }
+run_build() { build_package; }
 run_pytest() {
-  scripts/build.sh # never against an older build
+  build_package # never against an older build
   timeout --foreground --kill-after=20 1200 python -m pytest tests -q -p no:cacheprovider \
     -o junit_family=xunit1 --junitxml="$reports/pytest.xml"
 }
