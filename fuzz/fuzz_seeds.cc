@@ -47,15 +47,17 @@ void PutMessages(const std::string& folder) {
   knobs.values = {1, -2};
   wire::OpenDataset dataset;
   dataset.delay = "open_ms=1";
+  wire::SetPolicy policy;
+  policy.json = "{\"version\":1}";
   std::vector<std::byte> bytes = {std::byte{40}};
   wire::EncodeStatus(Status(Code::kNotFound, "gone"), 1, &bytes);
-  const bool ok = wire::Encode(wire::Hello(), 1, &bytes).ok() &&
-                  wire::Encode(wire::OpenStream(), 2, &bytes).ok() &&
-                  wire::Encode(declare, 3, &bytes).ok() && wire::Encode(loan, 4, &bytes).ok() &&
-                  wire::Encode(release, 5, &bytes).ok() && wire::Encode(stats, 6, &bytes).ok() &&
-                  wire::Encode(knobs, 7, &bytes).ok() && wire::Encode(dataset, 8, &bytes).ok() &&
-                  wire::Encode(wire::Query(), 9, &bytes).ok() &&
-                  wire::Encode(wire::Nudge(), 0, &bytes).ok();
+  const bool ok =
+      wire::Encode(wire::Hello(), 1, &bytes).ok() &&
+      wire::Encode(wire::OpenStream(), 2, &bytes).ok() && wire::Encode(declare, 3, &bytes).ok() &&
+      wire::Encode(loan, 4, &bytes).ok() && wire::Encode(release, 5, &bytes).ok() &&
+      wire::Encode(stats, 6, &bytes).ok() && wire::Encode(knobs, 7, &bytes).ok() &&
+      wire::Encode(dataset, 8, &bytes).ok() && wire::Encode(wire::Query(), 9, &bytes).ok() &&
+      wire::Encode(policy, 10, &bytes).ok() && wire::Encode(wire::Nudge(), 0, &bytes).ok();
   if (ok) {
     Put(folder, "wire", 0,
         std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));

@@ -46,7 +46,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (!*whole) break;
       TryAll<Hello, HelloReply, StatusReply, OpenStream, OpenStreamReply, Declare, Seek,
              CloseStream, Take, Fetch, Loan, Release, Served, OpenDataset, OpenDatasetReply, Query,
-             Text, Stats, StatsReply, SetKnobs, Nudge>(frame);
+             Text, Stats, StatsReply, SetKnobs, Nudge, SetPolicy>(frame);
     }
   }
   return 0;

@@ -47,6 +47,7 @@ def main() -> int:
         "drift",
         "control",
         "jobs",
+        "fairness",
     ):
         file = ROOT / "docs" / "results" / f"{name}.json"
         if not file.exists():

@@ -32,7 +32,7 @@ PURE = [
     "control/fair_share.*",
     "control/json.*",
     "control/policy*",
-    "control/rate_limit.*",
+    "control/capacity.*",
 ]
 IMPURE_HEADERS = {
     "atomic",
@@ -48,7 +48,12 @@ IMPURE_HEADERS = {
     "unistd.h",
 }
 # base/clock.h defines both the clock and the type Nanos; these files need the type.
-CLOCK_ALLOWED = ["control/rate_limit.*", "plan/cost_model.*", "source/storage_model.*"]
+CLOCK_ALLOWED = [
+    "control/capacity.*",
+    "plan/cost_model.*",
+    "plan/rate_limit.*",
+    "source/storage_model.*",
+]
 
 FORBIDDEN_CALLS = [
     (re.compile(r"(?<![\w.>])(?:std::|::)?(?:exit|quick_exit|abort)\s*\("), "ends the process"),

@@ -51,6 +51,7 @@ FIGURES = {
         "source_reads_vs_dataset", "daemon_vs_embedded", "daemon_added_us",
         "syscalls_per_ready_batch",
     },
+    "fairness": {"share_error", "redistribute_s", "shared_vs_alone"},
 }  # fmt: skip
 
 TINY: dict[str, dict[str, Any]] = {
@@ -116,6 +117,10 @@ TINY: dict[str, dict[str, Any]] = {
             "files": 200, "bytes": 3000, "batch": 8, "epochs": 2, "untouched_epochs": 2,
             "burn": 100,
         },
+    },
+    "fairness": {
+        "repeats": 1, "cluster_repeats": 0, "files": 150, "memory": 8 << 20, "bandwidth_mb": 30,
+        "alone_s": 0.6, "settle_s": 0.5, "both_s": 0.6, "window_s": 0.3, "idle_s": 0.7,
     },
 }  # fmt: skip
 

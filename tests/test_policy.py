@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
-import types
+import time
 from pathlib import Path
 
 import pytest
-from forebay import ArgumentError, _forebay, cli
+from forebay import ArgumentError, DataLoader, SharedEngine, _forebay, cli
 from forebay.policy import JobRule, Policy, from_json, load_policy, parse_policy
 from forebay.testing import Etcd
 
@@ -151,38 +150,66 @@ def test_check_fails_for_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_without_a_daemon_set_and_show_say_so(
-    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    site: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "forebay.daemon_client", None)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     for arguments in (("set", site), ("show",)):
         code, _, err = call(capsys, "policy", *arguments)
-        assert code == 1 and "no daemon is running" in err
+        assert code == 1 and "no daemon is running" in err and "--etcd" in err
 
 
-def test_with_a_daemon_they_talk_to_it(
-    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_daemon_follows_its_policy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept: dict[str, str] = {}
-    client = types.ModuleType("forebay.daemon_client")
-    client.policy_set = lambda text: kept.update(policy=text)  # type: ignore[attr-defined]
-    client.policy_get = lambda: kept.get("policy")  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "forebay.daemon_client", client)
-    monkeypatch.setattr("forebay.policy_command.known_knobs", lambda: KNOBS)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    data = tmp_path / "data"
+    data.mkdir()
+    for i in range(300):  # more than read-ahead over an epoch's end could hold
+        (data / f"{i:03}.bin").write_bytes(bytes(100_000))
+    file = tmp_path / "node.toml"
+    file.write_text(
+        '[[job]]\nmatch = "slow-*"\nmax_bandwidth = "512K"\n'
+        "[tuner.knobs]\nsource_reads_in_flight = 3\n"
+    )
+    engine = SharedEngine("12M", keep=False, linger=0, job="slow-one")
     code, out, _ = call(capsys, "policy", "show")
     assert code == 0 and "no policy is in force" in out
-    code, out, err = call(capsys, "policy", "set", site)
-    assert code == 0, err
+    code, out, err = call(capsys, "policy", "set", file)
+    assert code == 0 and "is in force on this node" in out, err
     code, out, _ = call(capsys, "policy", "show")
-    assert code == 0 and "imagenet-*" in out
+    assert code == 0 and "slow-*" in out and "source_reads_in_flight = 3" in out
+    loader = DataLoader(data, 5, shuffle=True, engine=engine, rank=0, world_size=1)
+    took, start = 0, time.monotonic()
+    while time.monotonic() - start < 2.5:
+        for batch in loader:
+            # A good deal is read before the first decision.
+            took += len(batch) * 100_000 if time.monotonic() - start > 1 else 0
+            if time.monotonic() - start > 2.5:
+                break
+    assert took < 3e6  # without a limit it would be a gigabyte
+    said = json.loads(engine.native.describe())
+    job = next(j for j in said["control"]["jobs"] if j["job"] == "slow-one")
+    assert job["limit_bytes_per_s"] == pytest.approx(512 << 10, rel=1e-3)
+    assert job["held_share"] > 0.5
+    assert engine.knobs()["source_reads_in_flight"][0] == 3
+    assert loader.stats()[-1].main_cause == "share"
+    assert "share" in loader.report()
+    code, out, _ = call(capsys, "status")
+    assert code == 0 and "slow-one" in out and "waits for its share" in out
+    # All or nothing: a knob that the daemon does not have.
+    file.write_text("[tuner.knobs]\nnonsense = 3\n")
+    code, _, err = call(capsys, "policy", "set", file)
+    assert code == 2 and "tuner.knobs.nonsense" in err and "source_reads_in_flight" in err
     code, out, _ = call(capsys, "policy", "show", "--json")
-    assert out.strip() == kept["policy"]
+    assert "slow-*" in out
+    loader.close()
 
 
 @pytest.mark.skipif(not Etcd.available()[0], reason=Etcd.available()[1])
 def test_a_clusters_policy_lies_in_etcd(
     site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forebay.policy_command.known_knobs", lambda: KNOBS)
+    monkeypatch.setattr("forebay.policy_command._knobs", lambda client: KNOBS)
     with Etcd() as etcd:
         code, out, err = call(capsys, "policy", "show", "--etcd", etcd.endpoint)
         assert code == 0 and "no policy is in force" in out, err

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "client/attach.h"
+#include "client/job_name.h"
 #include "common.h"
 #include "handles.h"
 #include "wire/message.h"
@@ -89,10 +90,11 @@ void BindShared(nb::module_& m) {
           [](const SharedHandle& e, DatasetId dataset, uint32_t batch_size, bool drop_last,
              bool contiguous, uint32_t size, bool shuffle, uint64_t seed, uint32_t rank,
              uint32_t world, bool sampler_drop_last, uint64_t epochs, uint64_t first_epoch,
-             uint64_t first_position) {
+             uint64_t first_position, const std::string& job) {
             StreamOptions options;
             options.shape = {dataset, batch_size,  drop_last,      contiguous,
                              false,   first_epoch, first_position, epochs};
+            options.shape.job = job;
             options.sampler = {size, shuffle, seed, rank, world, sampler_drop_last};
             return Value(Unlocked([&] { return e.client->OpenStream(options); }));
           },
@@ -100,7 +102,7 @@ void BindShared(nb::module_& m) {
           nb::arg("contiguous") = false, nb::arg("size") = 0, nb::arg("shuffle") = true,
           nb::arg("seed") = 0, nb::arg("rank") = 0, nb::arg("world") = 1,
           nb::arg("sampler_drop_last") = false, nb::arg("epochs") = 0, nb::arg("first_epoch") = 0,
-          nb::arg("first_position") = 0)
+          nb::arg("first_position") = 0, nb::arg("job") = "")
       .def("close_stream",
            [](const SharedHandle& e, StreamId s) {
              Raise(Unlocked([&] { return e.client->CloseStream(s); }));
@@ -139,6 +141,16 @@ void BindShared(nb::module_& m) {
                 Unlocked([&] { return e.client->SetKnobs(std::move(names), std::move(values)); }));
           },
           nb::arg("names"), nb::arg("values"), "All of them, or none.")
+      .def(
+          "policy", [](const SharedHandle& e) { return Ask(e, wire::Query::kPolicy); },
+          "The node's policy as JSON; empty when none is in force.")
+      .def(
+          "set_policy",
+          [](const SharedHandle& e, std::string json) {
+            Raise(Unlocked([&] { return e.client->SetPolicy(std::move(json)); }));
+          },
+          nb::arg("json"), "Empty: none.")
+      .def_static("job_name", &JobName, "The job that this process belongs to.")
       .def_prop_ro("settings", [](const SharedHandle& e) { return FileText(e.client->settings()); })
       .def_prop_ro("pid", [](const SharedHandle& e) { return e.client->server_pid(); })
       .def_prop_ro("budget", [](const SharedHandle& e) { return e.client->budget(); })

@@ -55,6 +55,10 @@ class SharedEngine(Engine):
         linger: Seconds that it stays without a client.
         metrics_port: The daemon's web page on 127.0.0.1, with ``/metrics`` for Prometheus; 0: no
             port. Default: ``FOREBAY_METRICS_PORT``, or none.
+        job: The job that this process belongs to, for policies. Default: ``$FOREBAY_JOB``, else
+            SLURM's or torchrun's, else the process group.
+        etcd: ``http://host:2379``, several with commas: the cluster whose nodes divide the source
+            among them. Default: ``$FOREBAY_ETCD``, or this node alone.
         folder: Where its socket lies. Default: ``$XDG_RUNTIME_DIR/forebay``, or
             ``/tmp/forebay-UID``.
         Others: As in ``forebay.Engine``. Whoever starts the daemon decides; a later process that
@@ -76,6 +80,8 @@ class SharedEngine(Engine):
         cache_bytes: int | str | None = None,
         linger: int = 5,
         metrics_port: int | None = None,
+        job: str | None = None,
+        etcd: str | None = None,
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
         if cache_bytes and not cache_dir:
@@ -93,6 +99,8 @@ class SharedEngine(Engine):
             cache_bytes=parse_bytes(cache_bytes, "cache_bytes"),
             linger=linger,
             metrics_port=metrics_port_of(metrics_port),
+            job=job or "",
+            etcd=etcd or "",
             folder=os.path.abspath(folder) if folder else "",
         )
         self._noted = False
@@ -127,7 +135,7 @@ class SharedEngine(Engine):
         with self._gate:
             if self._embedded is None:
                 options: dict[str, Any] = dict(self._options)
-                for name in ("linger", "folder"):
+                for name in ("linger", "job", "etcd", "folder"):
                     del options[name]
                 options["metrics_port"] = 0  # one port, and as many of these as ranks
                 # What was meant for all ranks of the node is divided among them.
@@ -154,7 +162,12 @@ class SharedEngine(Engine):
         options, out = self._options, []
         defaults = dict(max_in_flight=256, io="auto", keep=True, linger=5)
         for name, value in options.items():
-            if name == "folder" or value is None or value == defaults.get(name, 0) or value == "":
+            if (
+                name in ("folder", "job")
+                or value is None
+                or value == defaults.get(name, 0)
+                or value == ""
+            ):
                 continue
             out.append(f"{name}={int(value) if isinstance(value, bool) else value}")
         return out
@@ -186,6 +199,11 @@ class SharedEngine(Engine):
                 raise
             self.lost(client, str(error))
             return None
+
+    @property
+    def job(self) -> str:
+        """The job that this process belongs to."""
+        return self._options["job"] or _forebay.SharedEngine.job_name()
 
     # ---- as Engine
 
@@ -297,7 +315,9 @@ class SharedFeed:
             return
         try:
             dataset = client.add_dataset(self._catalog, self._delay)
-            self._stream = client.open_stream(dataset, contiguous=self._contiguous, **arguments)
+            self._stream = client.open_stream(
+                dataset, contiguous=self._contiguous, job=self._engine.job, **arguments
+            )
             self._native = client
         except ForebayError as error:
             if client.connected:

@@ -9,6 +9,7 @@ from typing import Any
 
 from . import _forebay
 from ._errors import AccessError, MissingError, StorageError
+from .control_status import control_lines
 from .units import format_bytes
 from .watch import text_of, why_idle
 
@@ -78,6 +79,7 @@ def describe(said: dict[str, Any], where: str) -> str:
             )
     if not jobs:
         lines.append("  none")
+    lines += control_lines(said["control"])
     lines.append("\nmechanisms and their knobs")
     for mechanism in said["mechanisms"]:
         lines.append(f"  {mechanism['name']}: {mechanism['meaning']}")

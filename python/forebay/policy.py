@@ -79,10 +79,13 @@ class Policy:
         return self.jobs[number] if number >= 0 else None
 
 
-def known_knobs() -> list[Knob] | None:
-    """The knobs a policy may fix; None when this build lists none."""
-    lists = getattr(_forebay, "known_knobs", None)
-    return None if lists is None else [(name, low, high) for name, low, high, *_ in lists()]
+def knobs_of(described: dict) -> list[Knob]:
+    """The knobs a policy may fix, of a daemon's description."""
+    return [
+        (knob["name"], knob["minimum"], knob["maximum"])
+        for mechanism in described["mechanisms"]
+        for knob in mechanism["knobs"]
+    ]
 
 
 class _Lines:

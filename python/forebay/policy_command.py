@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import json
+import os
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from . import _forebay
-from ._errors import UnsupportedError
-from .policy import JobRule, Policy, from_json, known_knobs, load_policy
+from ._errors import MissingError, StorageError, UnsupportedError
+from .policy import JobRule, Knob, Policy, from_json, knobs_of, load_policy
 from .units import format_bytes
 
 _EXAMPLES = """\
@@ -95,21 +95,31 @@ def describe(policy: Policy) -> None:
         print("tuner: off" + (f"; {fixed}" if fixed else "; knobs stay as they start"))
 
 
-def _client() -> Any:
-    """The daemon's client; says so where there is none."""
+def _client(folder: str | None) -> _forebay.SharedEngine | None:
+    """This node's daemon; None where none runs."""
     try:
-        client = importlib.import_module("forebay.daemon_client")
-        client.policy_get, client.policy_set  # noqa: B018 - both are needed
-    except (ImportError, AttributeError):
+        return _forebay.SharedEngine.attach_running(os.path.abspath(folder) if folder else "")
+    except (MissingError, StorageError):
+        return None
+
+
+def _daemon(folder: str | None) -> _forebay.SharedEngine:
+    client = _client(folder)
+    if client is None:
         raise UnsupportedError(
-            "no daemon is running on this node, so no policy is in force; a cluster's policy is in "
-            "etcd: try --etcd http://host:2379"
-        ) from None
+            "no daemon is running on this node, so no policy is in force: start the training "
+            "first (forebayd comes with it, and forgets its policy when it goes), or put the "
+            "policy into the cluster's etcd with --etcd http://host:2379"
+        )
     return client
 
 
+def _knobs(client: _forebay.SharedEngine | None) -> list[Knob] | None:
+    return None if client is None else knobs_of(json.loads(client.describe()))
+
+
 def _check(options: argparse.Namespace) -> int:
-    knobs = known_knobs()
+    knobs = _knobs(_client(options.folder))
     policy = load_policy(options.file, knobs)
     if options.json:
         print(policy.json)
@@ -118,7 +128,7 @@ def _check(options: argparse.Namespace) -> int:
     print(f"{options.file}: ok, {count} rule{'' if count == 1 else 's'}")
     describe(policy)
     if policy.knobs and knobs is None:
-        print("knobs were not compared: this build does not list any")
+        print("knobs were not compared: no daemon runs here to ask")
     if options.job is not None:
         rule = policy.rule_for(options.job)
         print(f"job {options.job}: " + (f"match = {rule.match!r}" if rule else "no rule, defaults"))
@@ -126,12 +136,14 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _set(options: argparse.Namespace) -> int:
-    policy = load_policy(options.file, known_knobs())
     if options.etcd:
+        policy = load_policy(options.file, _knobs(_client(options.folder)))
         _forebay.store_policy(options.etcd.split(","), options.prefix, policy.json)
         print(f"{options.file} is in force from the controller's next round on")
         return 0
-    _client().policy_set(policy.json)
+    daemon = _daemon(options.folder)
+    policy = load_policy(options.file, _knobs(daemon))
+    daemon.set_policy(policy.json)
     print(f"{options.file} is in force on this node")
     return 0
 
@@ -140,8 +152,8 @@ def _show(options: argparse.Namespace) -> int:
     if options.etcd:
         text = _forebay.stored_policy(options.etcd.split(","), options.prefix)
     else:
-        text = _client().policy_get()
-    if text is None:
+        text = _daemon(options.folder).policy()
+    if not text:
         print("no policy is in force: every job has share 1 and no bounds")
         return 0
     if options.json:
@@ -156,6 +168,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = actions.add_parser("check", help="what a file means, or what is wrong with it")
     put = actions.add_parser("set", help="put a file in force")
     show = actions.add_parser("show", help="what is in force")
+    for each in (check, put, show):
+        each.add_argument("--folder", metavar="DIR", help="of the daemon, if it is not the usual")
     for each in (check, put):
         each.add_argument("file", metavar="FILE", help="a .toml file")
     check.add_argument("--job", metavar="NAME", help="which rule holds for a job of this name")

@@ -20,6 +20,7 @@ CAUSES = {
     "plan": "working out the order",
     "copy": "copies to the GPU",
     "tier": "reads from the cache folder",
+    "share": "the job's share of the source, which it has used up",
 }
 
 

@@ -16,6 +16,7 @@
 
 #include "base/crc32c.h"
 #include "base/fork.h"
+#include "client/job_name.h"
 #include "wire/socket.h"
 
 namespace forebay {
@@ -276,6 +277,7 @@ Result<StreamId> SocketClient::OpenStream(const StreamOptions& options) {
   request.sampler_rank = options.sampler.rank;
   request.sampler_world = options.sampler.world;
   request.ring = rings_ && !options.shape.itemised;
+  request.job = options.shape.job.empty() ? JobName() : CleanJobName(options.shape.job);
   wire::OpenStreamReply reply;
   auto stream = std::make_shared<Stream>();
   MutexLock call(call_mutex_);
@@ -337,6 +339,15 @@ Status SocketClient::SetKnobs(std::vector<std::string> names, std::vector<int64_
   wire::SetKnobs request;
   request.names = std::move(names);
   request.values = std::move(values);
+  wire::StatusReply reply;
+  MutexLock call(call_mutex_);
+  return Call(request, 0, &reply);
+}
+
+Status SocketClient::SetPolicy(std::string json) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  wire::SetPolicy request;
+  request.json = std::move(json);
   wire::StatusReply reply;
   MutexLock call(call_mutex_);
   return Call(request, 0, &reply);

@@ -124,13 +124,25 @@ void Controller::Observe(std::span<const StageSummary> stages, Nanos now) {
     if (all) bytes_.Assume(sum, now);
   }
   RateLimits delivered{0, 0};
+  std::map<std::string_view, RateLimits> jobs;
+  for (const StageSummary& stage : stages) {
+    RateLimits& job = jobs.try_emplace(stage.job, RateLimits{0, 0}).first->second;
+    job.bytes_per_s += stage.delivered.bytes_per_s;
+    job.operations_per_s += stage.delivered.operations_per_s;
+    delivered.bytes_per_s += stage.delivered.bytes_per_s;
+    delivered.operations_per_s += stage.delivered.operations_per_s;
+  }
+  // A job that is held by the policy's own maximum says nothing about the source.
   bool unmet_bytes = false;
   bool unmet_operations = false;
   for (const StageSummary& stage : stages) {
-    delivered.bytes_per_s += stage.delivered.bytes_per_s;
-    delivered.operations_per_s += stage.delivered.operations_per_s;
-    unmet_bytes = unmet_bytes || std::isinf(stage.demand.bytes_per_s);
-    unmet_operations = unmet_operations || std::isinf(stage.demand.operations_per_s);
+    constexpr double kNear = 0.9;
+    const JobRule& rule = policy_.RuleFor(stage.job);
+    const RateLimits& job = jobs[stage.job];
+    unmet_bytes |=
+        std::isinf(stage.demand.bytes_per_s) && job.bytes_per_s < kNear * rule.max_bandwidth;
+    unmet_operations |= std::isinf(stage.demand.operations_per_s) &&
+                        job.operations_per_s < kNear * rule.max_operations;
   }
   const double passed =
       observed_ ? static_cast<double>(std::max<Nanos>(0, now - *observed_)) / kSecond : 0;
@@ -178,7 +190,12 @@ Status Controller::Decide(Nanos now, RoundReport* report) {
   report->stages = stages.size();
   report->policy = policy_status_;
   report->capacity = {bytes_.Allowance(), operations_.Allowance()};
-  const std::vector<RateLimits> limits = DivideSource(policy_, stages, report->capacity);
+  // A job that is alone needs no limit, but for the policy's maxima: what there is, is its own.
+  const bool alone = std::all_of(stages.begin(), stages.end(), [&](const StageSummary& stage) {
+    return stage.job == stages.front().job;
+  });
+  const std::vector<RateLimits> limits =
+      DivideSource(policy_, stages, alone ? RateLimits() : report->capacity);
 
   std::vector<DecisionPage> pages(ControlLayout::kPages);
   for (size_t i = 0; i < stages.size(); ++i) {

@@ -14,10 +14,10 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "control/capacity.h"
 #include "control/division.h"
 #include "control/layout.h"
 #include "control/policy.h"
-#include "control/rate_limit.h"
 #include "control/store.h"
 
 namespace forebay::control {

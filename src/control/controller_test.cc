@@ -110,14 +110,14 @@ class ControlTest : public ::testing::Test {
   void Run(Nanos time) {
     for (Nanos passed = 0; passed < time; passed += kTick) Tick();
   }
-  // Ticks until `done`; how long it took, kNever after a minute.
+  // Ticks until `done`; how long it took, kNeverReady after a minute.
   template <typename Done>
   Nanos Until(Done done) {
     for (Nanos passed = 0; passed < 60 * kSecond; passed += kTick) {
       if (done()) return passed;
       Tick();
     }
-    return kNever;
+    return kNeverReady;
   }
 
   ManualClock clock_;
@@ -439,7 +439,7 @@ TEST_P(EtcdKillTest, EveryoneGoesOn) {
         options.lease = 3 * kSecond;
         StageAgent agent(*own, options);
         StageSummary summary;
-        summary.job = "job";
+        summary.job = StrCat("job-", i);  // one that is alone has no limit
         summary.demand = {kUnlimited, kUnlimited};
         summary.delivered = {1e8, 1e3};
         summary.capacity = 1e8;
@@ -449,7 +449,7 @@ TEST_P(EtcdKillTest, EveryoneGoesOn) {
           const Status status = agent.Step({&summary, 1}, begin);
           seen[i].longest = std::max(seen[i].longest, SteadyClock().Now() - begin);
           ++(status.ok() ? seen[i].good : seen[i].bad);
-          const bool limited = agent.LimitsFor("job").bytes_per_s < kUnlimited;
+          const bool limited = agent.LimitsFor(summary.job).bytes_per_s < kUnlimited;
           if (decided && !limited) ++seen[i].lost;
           decided = decided || limited;
           seen[i].fine = decided && agent.health().state == AgentState::kFollowing;

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "control/capacity.h"
 #include "control/policy.h"
-#include "control/rate_limit.h"
 
 namespace forebay::control {
 

@@ -2,13 +2,12 @@
 #pragma once
 
 #include <cstdint>
-#include <limits>
 #include <span>
 #include <vector>
 
-namespace forebay::control {
+#include "plan/rate_limit.h"
 
-inline constexpr double kUnlimited = std::numeric_limits<double>::infinity();
+namespace forebay::control {
 
 // Rates are in one unit, bytes or operations a second; the caller divides each on its own.
 struct Claim {

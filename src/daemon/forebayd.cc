@@ -10,16 +10,20 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <charconv>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "client/attach.h"
+#include "daemon/control_loop.h"
 #include "daemon/page.h"
 #include "daemon/server.h"
 #include "daemon/web_server.h"
@@ -43,7 +47,10 @@ constexpr std::string_view kUsage =
     "  --max_in_flight=N      the most it may find\n"
     "  --copy_threads=N, --keep=0|1, --verify=0|1, --io=auto|threads|io_uring\n"
     "  --linger=SECONDS       it stays without a client; default 5\n"
-    "  --metrics_port=PORT    a page for people at http://127.0.0.1:PORT/, and /metrics\n";
+    "  --metrics_port=PORT    a page for people at http://127.0.0.1:PORT/, and /metrics\n"
+    "  --etcd=URL[,URL]       of the cluster that shares the source; default: $FOREBAY_ETCD, or "
+    "none\n"
+    "  --etcd_prefix=PREFIX   of the cluster's keys; default /forebay/\n";
 
 constexpr int64_t kLongestLinger = 7 * 24 * 3600;
 
@@ -52,6 +59,7 @@ struct Settings {
   std::string folder;
   std::string given;  // for HelloReply::settings
   uint64_t linger = 5;
+  ControlLoopOptions control;
   uint64_t metrics_port = 0;
   uint64_t lock_fd = 0;
   uint64_t ready_fd = 0;
@@ -73,6 +81,16 @@ Status Option(std::string_view name, std::string_view text, uint64_t most, T* ou
   FOREBAY_RETURN_IF_ERROR(Number(name, text, most, &value));
   *out = static_cast<T>(value);
   return Status();
+}
+
+std::vector<std::string> Split(std::string_view list) {
+  std::vector<std::string> out;
+  for (size_t at = 0; at < list.size();) {
+    const size_t comma = std::min(list.find(',', at), list.size());
+    if (comma > at) out.emplace_back(list.substr(at, comma - at));
+    at = comma + 1;
+  }
+  return out;
 }
 
 Status ParseOne(std::string_view word, Settings* out) {
@@ -106,6 +124,14 @@ Status ParseOne(std::string_view word, Settings* out) {
   if (name == "verify") return Option(name, value, 1, &engine.verify);
   if (name == "linger") return Number(name, value, kLongestLinger, &out->linger);
   if (name == "metrics_port") return Number(name, value, 65535, &out->metrics_port);
+  if (name == "etcd") {
+    out->control.etcd = Split(value);
+    return Status();
+  }
+  if (name == "etcd_prefix") {
+    out->control.prefix = value;
+    return Status();
+  }
   if (name == "cache_dir") {
     engine.cache_folder = value;
     return Status();
@@ -165,8 +191,9 @@ void RaiseDescriptorLimit() {
 
 struct Daemon {
   EnginePtr engine;
-  ServerPtr server;  // goes before the engine
-  WebServerPtr web;  // goes before the server
+  std::unique_ptr<ControlLoop> control;  // goes before the engine
+  ServerPtr server;                      // goes before both
+  WebServerPtr web;                      // goes before the server
   Knob* linger = nullptr;
 };
 
@@ -192,6 +219,16 @@ Result<Daemon> Start(const Settings& settings, const DaemonPlace& place) {
       Say(web.error().ToString());
     }
   }
+  ControlLoopOptions looped = settings.control;
+  looped.say = Say;
+  Result<std::unique_ptr<ControlLoop>> control = ControlLoop::Start(*daemon.engine, looped);
+  if (!control) return control.error();
+  daemon.control = *std::move(control);
+  options.set_policy = [loop = daemon.control.get()](const std::string& json) {
+    return loop->SetPolicy(json);
+  };
+  options.policy = [loop = daemon.control.get()] { return loop->policy(); };
+  options.control = [loop = daemon.control.get()] { return loop->Describe(); };
   options.socket_path = place.socket;
   options.open_datasets = true;
   options.keep_loans = true;
@@ -231,6 +268,9 @@ int Run(int argc, char** argv) {
     }
     parsed = ParseOne(argv[i], &settings);
   }
+  if (const char* etcd = std::getenv("FOREBAY_ETCD"); etcd != nullptr) {
+    if (settings.control.etcd.empty()) settings.control.etcd = Split(etcd);
+  }
   // Before any thread is there. The starter waits for this process only.
   if (settings.detach) {
     const pid_t child = fork();
@@ -269,6 +309,7 @@ int Run(int argc, char** argv) {
       Serve(*daemon, ends);
       daemon->web.reset();
       daemon->server.reset();
+      daemon->control.reset();
       daemon->engine.reset();
     } else {
       code = 1;

@@ -462,6 +462,13 @@ Status Server::OnFrame(Peer& peer, const wire::Frame& frame) {
       Reply(peer, request, OnSetKnobs(set));
       return Status();
     }
+    case wire::Type::kSetPolicy: {
+      wire::SetPolicy set;
+      FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &set));
+      const Status none(Code::kUnimplemented, "this engine follows no policy");
+      Reply(peer, request, options_.set_policy ? options_.set_policy(set.json) : none);
+      return Status();
+    }
     case wire::Type::kNudge:
       return Status();  // the rings are looked at after every round
     default:
@@ -506,6 +513,7 @@ void Server::OnOpenStream(Peer& peer, uint64_t request, const wire::OpenStream& 
   options.shape.first_epoch = open.first_epoch;
   options.shape.first_position = open.first_position;
   options.shape.epochs = open.epochs;
+  options.shape.job = open.job;
   options.declared = open.declared;
   options.sampler.size = open.sampler_size;
   options.sampler.shuffle = open.sampler_shuffle;

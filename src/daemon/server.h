@@ -52,6 +52,11 @@ struct ServerOptions {
   std::function<Nanos()> linger;
   std::string settings;  // told to every client, see wire::HelloReply
   std::string url;       // where people can look at it; told in Describe
+  // The node's policy as JSON, and what the control loop says of itself; asked by the server's
+  // thread, so none of them may wait. Unset: there is no control loop.
+  std::function<Status(const std::string&)> set_policy;
+  std::function<std::string()> policy;
+  std::function<std::string()> control;
   Status Validate() const;
 };
 

@@ -91,7 +91,9 @@ class Values {
 
 }  // namespace
 
-std::string Server::JobOf(const Peer& peer, const StreamInfo&) { return StrCat("pid ", peer.pid); }
+std::string Server::JobOf(const Peer& peer, const StreamInfo& stream) {
+  return stream.opened.job.empty() ? StrCat("pid ", peer.pid) : stream.opened.job;
+}
 
 StreamWatch Server::Watched(const Peer& peer, StreamId stream, Nanos now) const {
   StreamWatch watch = peer.streams.at(stream).watch;
@@ -179,7 +181,8 @@ std::string Server::Describe() const {
                 ",\"settings\":", Quoted(options_.settings), ",\"url\":", Quoted(options_.url),
                 ",\"cache_status\":", cache_status, ",\"datasets\":[", datasets, "],\"clients\":[",
                 clients, "],\"source\":", source, ",\"tiers\":[", tiers, "],\"mechanisms\":[",
-                listed, "],\"metrics\":{", metrics, "}}");
+                listed, "],\"control\":", options_.control ? options_.control() : "null",
+                ",\"metrics\":{", metrics, "}}");
 }
 
 std::string Server::PrometheusText() const {

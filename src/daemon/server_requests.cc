@@ -91,6 +91,7 @@ void Server::OnQuery(Peer& peer, uint64_t request, const wire::Query& query) {
   if (query.what == wire::Query::kDescribe) reply.text = Describe();
   if (query.what == wire::Query::kPrometheus) reply.text = PrometheusText();
   if (query.what == wire::Query::kWaitingFor) reply.text = engine_.WaitingFor(query.stream);
+  if (query.what == wire::Query::kPolicy && options_.policy) reply.text = options_.policy();
   const Status encoded = wire::Encode(reply, request, &peer.out);
   if (!encoded.ok()) Reply(peer, request, encoded);
 }

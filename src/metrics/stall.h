@@ -15,11 +15,12 @@ enum class StallCause : uint8_t {
   kPlan,        // the order of the epoch was not known yet
   kCopy,        // the batch was finished, its copy to the accelerator was not
   kTier,        // a read from the cache folder was under way
+  kShare,       // reads waited for the job's share of the source
 };
-inline constexpr size_t kStallCauses = 6;
+inline constexpr size_t kStallCauses = 7;
 
 inline constexpr std::array<std::string_view, kStallCauses> kStallCauseNames = {
-    "source", "memory", "decode", "plan", "copy", "tier"};
+    "source", "memory", "decode", "plan", "copy", "tier", "share"};
 
 // One epoch of one stream.
 struct EpochStats {

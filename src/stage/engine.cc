@@ -164,6 +164,7 @@ Engine::Engine(const EngineOptions& options, uint64_t budget, uint64_t arena_byt
       cache_folder_(registry_),
       admission_(registry_),
       hedging_(registry_, Scheduler::kHedgeOneIn),
+      source_limit_(registry_),
       scheduler_({.arena_bytes = arena_bytes,
                   .keep = options.keep,
                   .keep_bytes = std::min(options.memory_tier, arena_bytes),
@@ -716,6 +717,20 @@ std::vector<EpochStats> Engine::Stats(StreamId id) const {
   return out;
 }
 
+void Engine::SetJobLimits(std::string_view job, const JobLimits& limits) {
+  MutexLock lock(mutex_);
+  scheduler_.SetJobLimits(job, limits);
+  Collect();
+}
+
+std::vector<JobStats> Engine::TakeJobStats() {
+  MutexLock lock(mutex_);
+  scheduler_.Advance(SteadyClock().Now());
+  std::vector<JobStats> stats = scheduler_.TakeJobStats();
+  Collect();
+  return stats;
+}
+
 std::string Engine::WaitingFor(StreamId id) const {
   MutexLock lock(mutex_);
   if (id >= streams_.size()) return "nothing";
@@ -770,12 +785,14 @@ void Engine::ApplyKnobs() {
     scheduler_.SetKeepBytes(static_cast<uint64_t>(memory_tier_.bytes.value()));
     scheduler_.SetAdmission(admission_.memory.value() != 0, admission_.folder.value() != 0);
     scheduler_.SetHedging(static_cast<uint64_t>(hedging_.one_in.value()));
+    scheduler_.SetSourceLimits(source_limit_.limits());
     if (cache_ != nullptr)
       cache_->store->SetQuota(static_cast<uint64_t>(cache_folder_.bytes.value()));
   });
 }
 
 void Engine::Collect() {
+  scheduler_.Advance(SteadyClock().Now());
   ApplyKnobs();
   scheduler_.NextReads(WritesLagBehind() ? 0 : governor_.limit(), &outbox_);
   for (OrderAction& order : scheduler_.NextOrders()) {
@@ -787,7 +804,7 @@ void Engine::Collect() {
     copy_work_.push_back(std::move(copy));
     copy_ready_.notify_one();
   }
-  if (!outbox_.empty() && !loop_awake_) {
+  if ((!outbox_.empty() || scheduler_.wake_at() < loop_until_) && !loop_awake_) {
     loop_awake_ = true;
     WakeLoop();
   }
@@ -799,6 +816,7 @@ void Engine::Collect() {
   hedging_.hedged_total.Set(scheduler_.counters().hedged);
   prefetch_.limit.Set(governor_.limit());
   leases_.Set(scheduler_.lease_count());
+  source_limit_.held.Set(static_cast<uint64_t>(scheduler_.held_time()));
   changed_total_.Set(scheduler_.counters().changed);
   memory_tier_.evicted_total.Set(scheduler_.counters().evicted);
 }

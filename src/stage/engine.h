@@ -14,6 +14,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -171,6 +172,10 @@ class Engine {
   Result<uint64_t> CacheLimit() const;
   // What was mended when the cache folder was opened; mostly nothing.
   std::string CacheNote() const;
+  // What jobs may take, while they have streams, and what they took. For one driver: `held_back` is
+  // since the call before.
+  void SetJobLimits(std::string_view job, const JobLimits& limits);
+  std::vector<JobStats> TakeJobStats();
   // What a pending Take waits for, in words: "source: reading /data/x.jpg".
   std::string WaitingFor(StreamId stream) const;
   // Source reads under way now / the limit.
@@ -282,6 +287,7 @@ class Engine {
   CacheFolderMechanism cache_folder_;
   AdmissionMechanism admission_;
   HedgingMechanism hedging_;
+  SourceLimitMechanism source_limit_;
 
   std::unique_ptr<Cache> cache_;  // constant after Create; null: no cache folder
 
@@ -303,6 +309,7 @@ class Engine {
   PauseAllowance pause_ GUARDED_BY(mutex_);
   uint64_t knobs_seen_ GUARDED_BY(mutex_) = 0;
   bool loop_awake_ GUARDED_BY(mutex_) = true;
+  Nanos loop_until_ GUARDED_BY(mutex_) = 0;  // how long it sleeps for held reads
   bool copiers_started_ GUARDED_BY(mutex_) = false;
   // Ordered by mutex_: the driver arms before it asks, events signal after they changed the
   // scheduler.

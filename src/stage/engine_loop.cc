@@ -187,6 +187,7 @@ void Engine::RunLoop(std::stop_token stop) {
   std::vector<ReadAction> reads;
   ReadsUnderWay under_way;
   Nanos look_at = 0;
+  Nanos held_until = kNeverReady;  // reads that wait for their share
   while (!stop.stop_requested()) {
     bool arrived = false;
     {
@@ -207,6 +208,8 @@ void Engine::RunLoop(std::stop_token stop) {
       reads.swap(outbox_);
       // From here on a consumer with new reads must wake us.
       loop_awake_ = !reads.empty() || busy;
+      held_until = scheduler_.wake_at();
+      loop_until_ = std::min(held_until, now + kSlice);
     }
     for (const ReadAction& read : reads) datasets[read.dataset]->backlog.push_back(read);
     reads.clear();
@@ -216,8 +219,9 @@ void Engine::RunLoop(std::stop_token stop) {
     fds.clear();
     fds.push_back({wake_fd_.get(), POLLIN, 0});
     for (DatasetState* dataset : datasets) fds.push_back({dataset->source->event_fd(), POLLIN, 0});
-    const Nanos sleep =
-        under_way.size() == 0 ? kSlice : std::clamp<Nanos>(look_at - now, kMilli, kSlice);
+    Nanos sleep = under_way.size() == 0 ? kSlice : std::clamp<Nanos>(look_at - now, kMilli, kSlice);
+    // Tokens that came in the meantime are not lost: no need for less than a millisecond.
+    if (held_until - now < sleep) sleep = std::max<Nanos>(held_until - now + kMilli, kMilli);
     poll(fds.data(), fds.size(), static_cast<int>(sleep / kMilli));
     if (fds[0].revents & POLLIN) {
       uint64_t count;

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "metrics/registry.h"
+#include "plan/rate_limit.h"
 
 namespace forebay {
 
@@ -84,6 +85,29 @@ struct HedgingMechanism {
   Mechanism& mechanism;
   Knob& one_in;
   Metric& hedged_total;
+};
+
+struct SourceLimitMechanism {
+  explicit SourceLimitMechanism(Registry& registry)
+      : mechanism(registry.AddMechanism("source_limit", "how much is read from the source")),
+        bytes(mechanism.AddKnob("source_bytes_per_second", KnobType::kBytes, 0, int64_t{1} << 50, 0,
+                                "most bytes a second, for all jobs; 0: no limit")),
+        operations(mechanism.AddKnob("source_operations_per_second", KnobType::kCount, 0,
+                                     1'000'000'000, 0,
+                                     "most reads a second, for all jobs; 0: no limit")),
+        held(mechanism.AddCounter("forebay_source_share_nanoseconds_total",
+                                  "Time with reads that waited for a job's share of the source, "
+                                  "summed over jobs")) {}
+  RateLimits limits() const {
+    const auto rate = [](const Knob& knob) {
+      return knob.value() == 0 ? kUnlimited : static_cast<double>(knob.value());
+    };
+    return {rate(bytes), rate(operations)};
+  }
+  Mechanism& mechanism;
+  Knob& bytes;
+  Knob& operations;
+  Metric& held;
 };
 
 }  // namespace forebay

@@ -72,6 +72,7 @@ void Scheduler::ReturnAside(std::span<const ArenaAllocator::Block> blocks) {
 StreamId Scheduler::OpenStream(const StreamShape& shape) {
   Stream stream;
   stream.shape = shape;
+  stream.job = jobs_.Open(shape.job);
   stream.next_epoch = shape.first_epoch;
   stream.next_first_position = shape.first_position;
   if (shape.contiguous) MakeRegion(stream);
@@ -133,6 +134,7 @@ void Scheduler::CloseStream(StreamId id) {
   Stream& stream = streams_[id];
   DropWaiting(stream);
   Unplan(stream);
+  if (stream.open) jobs_.Close(stream.job);
   stream.open = false;
   FreeRegionIfUnused(stream);
   ++stream.generation;
@@ -225,10 +227,7 @@ void Scheduler::SetKeepBytes(uint64_t bytes) {
 
 void Scheduler::FreeBlock(DatasetId d, SampleId s) {
   Entry& e = entry(d, s);
-  if (e.flags & kKept) {
-    kept_bytes_ -= arena_.size(e.block);
-    ClearFlag(d, s, kKept);
-  }
+  if (e.flags & kKept) Unkeep(d, s);
   arena_.Free(e.block);
   e.block = ArenaAllocator::kNone;
   e.state = State::kAbsent;
@@ -250,7 +249,8 @@ bool Scheduler::Allot(DatasetId d, SampleId s, bool urgent, StreamId for_stream)
   const Dataset& dataset = datasets_[d];
   // Memory is for what the folder lacks, until the two cover everything.
   const bool elsewhere = (e.flags & kInTier) && !dataset.tier.holds_all && dataset.uncovered > 0;
-  const bool keep = !elsewhere && admit_memory_ && kept_bytes_ + rounded <= keep_quota();
+  const JobId job = streams_[for_stream].job;
+  const bool keep = !elsewhere && MayKeep(rounded, job);
   if (!urgent && !keep) {
     // What is neither kept nor free is staging; streams share it evenly.
     uint64_t active = 0;
@@ -275,11 +275,56 @@ bool Scheduler::Allot(DatasetId d, SampleId s, bool urgent, StreamId for_stream)
   placed.state = State::kReading;
   placed.flags &= static_cast<uint8_t>(~(kFailedSoon | kFailedNow | kUrgent | kCopying));
   if (urgent) placed.flags |= kUrgent;
-  if (keep && kept_bytes_ + rounded <= keep_quota()) {
-    SetFlag(d, s, kKept);
-    kept_bytes_ += arena_.size(block);
-  }
+  if (keep && MayKeep(rounded, job)) Keep(d, s, job);
   return true;
+}
+
+bool Scheduler::MayKeep(uint64_t bytes, JobId job) const {
+  const JobStats& stats = jobs_.stats(job);
+  return admit_memory_ && kept_bytes_ + bytes <= keep_quota() &&
+         stats.kept_bytes + bytes <= stats.limits.memory_bytes;
+}
+
+void Scheduler::Keep(DatasetId d, SampleId s, JobId job) {
+  SetFlag(d, s, kKept);
+  Entry& e = entry(d, s);
+  e.owner = job;
+  kept_bytes_ += arena_.size(e.block);
+  jobs_.stats(job).kept_bytes += arena_.size(e.block);
+}
+
+void Scheduler::Unkeep(DatasetId d, SampleId s) {
+  const Entry& e = entry(d, s);
+  kept_bytes_ -= arena_.size(e.block);
+  jobs_.stats(e.owner).kept_bytes -= arena_.size(e.block);
+  ClearFlag(d, s, kKept);
+}
+
+void Scheduler::SetJobLimits(std::string_view name, const JobLimits& limits) {
+  const JobId job = jobs_.Find(name);
+  if (job == kNoJob || jobs_.stats(job).limits == limits) return;
+  jobs_.SetLimits(job, limits, now_);
+  while (jobs_.stats(job).kept_bytes > limits.memory_bytes && EvictOne(&job)) {
+  }
+}
+
+void Scheduler::Advance(Nanos now) {
+  MarkWaiting();
+  now_ = std::max(now_, now);
+  jobs_.BeginRound(now_);
+}
+
+// Whose batches lack something that comes from the source, or is held back.
+void Scheduler::MarkWaiting() {
+  for (const LeaseId id : pending_) {
+    const Lease& lease = leases_.at(id);
+    const bool waits =
+        lease.held || std::any_of(lease.missing.begin(), lease.missing.end(), [&](SampleId s) {
+          const Entry& e = entry(lease.dataset, s);
+          return e.state == State::kReading && !(e.flags & kInTier);
+        });
+    if (waits) jobs_.MarkWaiting(streams_[lease.stream].job);
+  }
 }
 
 void Scheduler::SetFlag(DatasetId d, SampleId s, uint8_t flag) {
@@ -339,7 +384,7 @@ bool Scheduler::RetractOne() {
   return true;
 }
 
-bool Scheduler::EvictOne() {
+bool Scheduler::EvictOne(const JobId* job) {
   if (kept_bytes_ == 0) return false;
   for (DatasetId d = 0; d < datasets_.size(); ++d) {
     Dataset& dataset = datasets_[d];
@@ -349,6 +394,7 @@ bool Scheduler::EvictOne() {
       dataset.clock_hand = s + 1 == n ? 0 : s + 1;
       const Entry& e = dataset.entries[s];
       if (e.state != State::kResident || e.pins != 0 || !(e.flags & kKept)) continue;
+      if (job != nullptr && e.owner != *job) continue;
       FreeBlock(d, s);
       ++counters_.evicted;
       return true;
@@ -420,7 +466,11 @@ void Scheduler::AskMissing(LeaseId, Lease& lease) {
     lease.blocked = lease.wanted;
     return;
   }
+  const JobId job = streams_[lease.stream].job;
+  // One that had its turn and found no room may take it from others now.
+  const bool in_turn = handing_out_ || lease.blocked || !jobs_.Limited(job);
   lease.blocked = false;
+  lease.held = false;
   for (size_t i = 0; i < lease.missing.size();) {
     const SampleId s = lease.missing[i];
     Entry& e = entry(lease.dataset, s);
@@ -432,6 +482,11 @@ void Scheduler::AskMissing(LeaseId, Lease& lease) {
     }
     if (e.state == State::kReading) e.flags |= kUrgent;
     if (e.state == State::kAbsent && !(e.flags & kFailedNow)) {
+      if ((!in_turn && !(e.flags & kInTier)) || !MayRead(lease.dataset, s, job)) {
+        lease.held = true;
+        ++i;
+        continue;
+      }
       if (!Allot(lease.dataset, s, lease.wanted, lease.stream)) {
         // Its own samples may lie so that no hole is left for the last one: once, it starts over.
         if (lease.wanted && !lease.restarted && !Moving() &&
@@ -446,7 +501,10 @@ void Scheduler::AskMissing(LeaseId, Lease& lease) {
         return;
       }
       const Entry& placed = entry(lease.dataset, s);
-      urgent_.push_back({lease.dataset, s, placed.offset, placed.length});
+      ReadAction read = {lease.dataset, s, placed.offset, placed.length};
+      read.job = job;
+      if (!(placed.flags & kInTier)) Charge(read);
+      urgent_.push_back(read);
     }
     ++i;
   }
@@ -802,6 +860,7 @@ StallCause Scheduler::WaitCause(StreamId id) const {
       break;
     }
   }
+  if (lease != nullptr && lease->held) return StallCause::kShare;
   if (lease == nullptr) return stream.epochs.empty() ? StallCause::kPlan : StallCause::kSource;
   bool from_tier = false;
   for (SampleId s : lease->missing) {
@@ -820,7 +879,7 @@ bool Scheduler::OnlyReleaseHelps(StreamId id) const {
   if (streams_[id].due) return false;
   for (LeaseId candidate : pending_) {
     const Lease& l = leases_.at(candidate);
-    if (l.copying) return false;
+    if (l.copying || l.held) return false;
     if (l.stream == id) return true;
   }
   return false;

@@ -21,6 +21,9 @@
 // order: look-ahead farthest from use is taken back, the memory tier gives up samples, leases that
 // nobody waits for yet give up theirs, then those of younger streams. While a consumer finds no
 // room, younger ones start nothing. So the oldest waiting stream always gets on.
+//
+// Streams belong to jobs, which may be limited in what they read from the source. A read is held
+// back before it has memory, so it takes none from others; streams of one job take turns.
 #pragma once
 
 #include <cstdint>
@@ -29,12 +32,14 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "catalog/catalog.h"
 #include "metrics/stall.h"
 #include "stage/allocator.h"
+#include "stage/job_table.h"
 
 namespace forebay {
 
@@ -57,6 +62,8 @@ struct ReadAction {
   Place likely = Place::kSource;  // where it will come from, as far as is known
   bool store = false;             // what comes from the source is to be copied into the folder
   bool staged = false;            // a neighbour that no stream had planned
+  JobId job = kNoJob;             // whose share of the source it takes
+  uint64_t charged = 0;           // of that share, in bytes; a group's first read has it all
 };
 
 // The second tier of a data set.
@@ -96,8 +103,9 @@ struct StreamShape {
   bool itemised = false;    // samples are fetched one by one, in roughly the declared order
   uint64_t first_epoch = 0;
   uint64_t first_position = 0;
-  uint64_t epochs = 0;  // 0: the horizon is extended without end
-  bool whole = false;   // each epoch uses every sample once
+  uint64_t epochs = 0;   // 0: the horizon is extended without end
+  bool whole = false;    // each epoch uses every sample once
+  std::string job = {};  // whose limits hold for it
 };
 
 class Scheduler {
@@ -170,6 +178,17 @@ class Scheduler {
   void SetHedging(uint64_t one_in) { hedge_one_in_ = one_in; }
   // Changes Options::keep_bytes; a tier that holds more than that gives up what is not in use.
   void SetKeepBytes(uint64_t bytes);
+  // Limits of a job that has streams, and of all jobs together. A job whose quota of the memory
+  // tier shrinks gives up what is not in use.
+  void SetJobLimits(std::string_view job, const JobLimits& limits);
+  void SetSourceLimits(RateLimits limits) { jobs_.SetNodeLimits(limits, now_); }
+  // Time passes: call it before NextReads, which hands out what has become due.
+  void Advance(Nanos now);
+  // When NextReads would start reads that are held back now.
+  Nanos wake_at() const { return jobs_.wake_at(); }
+  // Of jobs that have streams; their `held_back` since the last call.
+  std::vector<JobStats> TakeJobStats() { return jobs_.TakeStats(); }
+  Nanos held_time() const { return jobs_.held_total(); }
   StreamId OpenStream(const StreamShape& shape);
   // Forgets the stream's window; its leases stay valid until released.
   void CloseStream(StreamId stream);
@@ -268,6 +287,7 @@ class Scheduler {
     uint16_t ahead = 0;
     State state = State::kAbsent;
     uint8_t flags = 0;
+    JobId owner = kNoJob;  // of a kept one: whose quota it takes
   };
   // Entry 24, checksum 4, allocator node 40, two epochs' orders and the permutation being made 12.
   static constexpr uint64_t kBytesPerSample = 80;
@@ -307,6 +327,7 @@ class Scheduler {
     bool reserved = false;   // the copy's place was asked for before the samples
     bool wanted = false;     // a consumer asked for it
     bool blocked = false;    // wanted, and found no room
+    bool held = false;       // misses samples that wait for the job's share of the source
     bool restarted = false;  // has given up its samples to gather them anew
     bool copy_wanted = false;
     bool copying = false;
@@ -316,6 +337,7 @@ class Scheduler {
   };
   struct Stream {
     StreamShape shape;
+    JobId job = kNoJob;
     bool open = true;
     bool last_known = false;  // the horizon ends with the last of `epochs`
     bool order_asked = false;
@@ -359,6 +381,16 @@ class Scheduler {
   bool Moving() const { return in_flight_ > orphans_.size() || !urgent_.empty(); }
   static uint64_t Key(DatasetId d, SampleId s) { return uint64_t{d} << 32 | s; }
   // Flags that decide whether a tier holds the sample change through these.
+  void Keep(DatasetId d, SampleId s, JobId job);
+  void Unkeep(DatasetId d, SampleId s);
+  bool MayKeep(uint64_t bytes, JobId job) const;
+  // Whether the sample may be read now, as far as the job's limits go. What the folder has is free.
+  bool MayRead(DatasetId d, SampleId s, JobId job) {
+    return (entry(d, s).flags & kInTier) || !jobs_.Limited(job) || jobs_.Ready(job, now_);
+  }
+  void Charge(ReadAction& read);
+  void SettleCharge(const ReadAction& read, bool ok, Place from);
+  void MarkWaiting();
   void SetFlag(DatasetId d, SampleId s, uint8_t flag);
   void ClearFlag(DatasetId d, SampleId s, uint8_t flag);
   bool FitsMemory() const;
@@ -382,7 +414,7 @@ class Scheduler {
   bool Allot(DatasetId d, SampleId s, bool urgent, StreamId for_stream);
   bool MakeRoom(uint64_t bytes, StreamId for_stream);
   bool RetractOne();
-  bool EvictOne();
+  bool EvictOne(const JobId* job = nullptr);
   bool MayStealFrom(const Lease& lease, StreamId for_stream) const;
   bool StealOne(StreamId for_stream);
   bool MustYield(const Lease& lease) const;
@@ -421,6 +453,10 @@ class Scheduler {
   std::unordered_map<uint32_t, uint32_t> group_left_;            // members still being read
   std::unordered_map<uint64_t, Race> races_;                     // by Key()
   std::unordered_map<uint32_t, ArenaAllocator::Block> orphans_;  // of lost races, by serial
+  JobTable jobs_;
+  Nanos now_ = 0;
+  bool handing_out_ = false;  // reads of limited jobs start only in their turn
+  StreamId next_held_ = 0;    // whose turn it is
   bool may_steal_ = true;
   uint64_t frees_ = 1;  // blocks freed so far: tells a stream that room may be there
   std::vector<Dataset> datasets_;

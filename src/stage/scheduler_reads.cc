@@ -92,8 +92,9 @@ bool Scheduler::AdvanceCursor(Stream& stream, ReadAction* out, size_t* budget) {
     if (e.ahead == kMaxRefs) return false;
     bool read = false;
     if (e.state == State::kAbsent && !(e.flags & kFailedSoon)) {
-      if (!Allot(d, s, false, id)) {
-        stream.blocked_at = frees_;
+      const bool may = MayRead(d, s, stream.job);
+      if (!may || !Allot(d, s, false, id)) {
+        if (may) stream.blocked_at = frees_;
         if (stream.shape.itemised && stream.outstanding[s] == 0) stream.outstanding.erase(s);
         return false;
       }
@@ -106,6 +107,7 @@ bool Scheduler::AdvanceCursor(Stream& stream, ReadAction* out, size_t* budget) {
     if (read) {
       const Entry& placed = entry(d, s);
       *out = {d, s, placed.offset, placed.length};
+      out->job = stream.job;
       return true;
     }
   }
@@ -142,16 +144,43 @@ void Scheduler::Start(const ReadAction& action, std::vector<ReadAction>* out) {
   if (next_serial_ == 0) next_serial_ = 1;
   started.place = ChoosePlace(action.dataset, action.sample);
   if (started.place == Place::kTier && (e.flags & kInTier)) started.likely = Place::kTier;
-  started.store =
-      dataset.tier.present && admit_tier_ && (dataset.tier.holds_all || !(e.flags & kKept));
+  const JobStats& job = jobs_.stats(action.job);
+  started.store = dataset.tier.present && admit_tier_ &&
+                  (dataset.tier.holds_all || !(e.flags & kKept)) &&
+                  job.folder_bytes + action.length <= job.limits.folder_bytes;
   ++in_flight_;
   staged_ += action.staged ? 1 : 0;
   ++counters_.reads;
   counters_.read_bytes += action.length;
   if (action.group == 0 || ++group_left_[action.group] == 1) {
     ++requests_;
-    if (started.likely == Place::kSource) ++counters_.requests;
+    if (started.likely == Place::kSource) {
+      ++counters_.requests;
+      if (started.charged == 0) Charge(started);
+    }
   }
+}
+
+void Scheduler::Charge(ReadAction& read) {
+  read.charged = std::max<uint64_t>(1, read.request_bytes != 0 ? read.request_bytes : read.length);
+  jobs_.Charge(read.job, read.charged);
+}
+
+// The charge was for what had been expected.
+void Scheduler::SettleCharge(const ReadAction& read, bool ok, Place from) {
+  uint64_t bytes = read.charged;
+  if (from == Place::kTier) {
+    if (bytes != 0) jobs_.GiveBack(read.job, bytes);
+    return;
+  }
+  if (bytes == 0 && read.likely == Place::kTier) {
+    bytes = read.length;
+    jobs_.Charge(read.job, bytes);
+  }
+  JobStats& stats = jobs_.stats(read.job);
+  if (!ok || bytes == 0) return;
+  ++stats.requests;
+  stats.bytes += bytes;
 }
 
 // Whether a sample that nobody has asked for yet may be read along with its neighbour.
@@ -211,6 +240,7 @@ void Scheduler::StartGroup(Stream& stream, const ReadAction& action, size_t* bud
       if (!MayJoin(dataset, s) || !near(s) || !Allot(d, s, false, id)) return false;
       ReadAction neighbour = PlaceOf(d, s);
       neighbour.staged = true;
+      neighbour.job = stream.job;
       join(neighbour);
       return true;
     };
@@ -241,8 +271,11 @@ void Scheduler::StartGroup(Stream& stream, const ReadAction& action, size_t* bud
 
 void Scheduler::NextReads(size_t limit, std::vector<ReadAction>* out) {
   std::vector<LeaseId> blocked;
+  std::vector<LeaseId> held;
   for (LeaseId id : pending_) {
-    if (leases_.at(id).blocked) blocked.push_back(id);
+    const Lease& lease = leases_.at(id);
+    if (lease.blocked) blocked.push_back(id);
+    if (lease.held && !lease.blocked) held.push_back(id);
   }
   std::stable_sort(blocked.begin(), blocked.end(), [&](LeaseId a, LeaseId b) {
     return leases_.at(a).stream < leases_.at(b).stream;
@@ -251,6 +284,7 @@ void Scheduler::NextReads(size_t limit, std::vector<ReadAction>* out) {
   // Here for room that has come free; to take from other leases is for a consumer that asks right
   // now.
   may_steal_ = false;
+  handing_out_ = true;
   for (LeaseId id : blocked) {
     Lease& lease = leases_.at(id);
     if (!lease.missing.empty()) AskMissing(id, lease);
@@ -258,6 +292,18 @@ void Scheduler::NextReads(size_t limit, std::vector<ReadAction>* out) {
     if (lease.ready()) MarkDue(streams_[lease.stream]);
     starving |= lease.blocked;
   }
+  // Those that wait for their share take turns, or the first would have all of it.
+  std::stable_sort(held.begin(), held.end(), [&](LeaseId a, LeaseId b) {
+    return leases_.at(a).stream - next_held_ < leases_.at(b).stream - next_held_;
+  });
+  for (LeaseId id : held) {
+    Lease& lease = leases_.at(id);
+    const size_t before = urgent_.size();
+    AskMissing(id, lease);
+    if (urgent_.size() != before) next_held_ = lease.stream + 1;
+    starving |= lease.blocked;
+  }
+  handing_out_ = false;
   may_steal_ = true;
   // Leases wait for these: they go first, and past the limit.
   while (!urgent_.empty()) {
@@ -338,6 +384,8 @@ bool Scheduler::Hedge(const ReadAction& hanging, ReadAction* out) {
   out->serial = next_serial_++;
   if (next_serial_ == 0) next_serial_ = 1;
   out->place = Place::kSource;
+  out->job = hanging.job;
+  Charge(*out);
   races_[Key(d, s)] = {hanging.serial, out->serial, block};
   ++in_flight_;
   ++requests_;
@@ -362,6 +410,7 @@ void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place 
     group_left_.erase(group);
     --requests_;
   }
+  SettleCharge(read, ok, from);
   if (SettleRace(read, ok)) return;
   Entry& e = entry(d, s);
   assert(e.state == State::kReading);
@@ -369,17 +418,18 @@ void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place 
     SetFlag(d, s, kInTier);
     // Memory is for what the folder lacks, until the two cover everything.
     if ((e.flags & kKept) && !datasets_[d].tier.holds_all && datasets_[d].uncovered > 0) {
-      kept_bytes_ -= arena_.size(e.block);
-      ClearFlag(d, s, kKept);
+      Unkeep(d, s);
     }
   } else if (ok && read.place == Place::kTier) {
     ClearFlag(d, s, kInTier);  // it was not there, or damaged
   }
-  if (ok && from == Place::kSource && read.store) e.flags |= kCopying;
-  if (ok && admit_memory_ && from == Place::kSource && !(e.flags & kKept) &&
-      kept_bytes_ + arena_.size(e.block) <= keep_quota()) {
-    SetFlag(d, s, kKept);  // room that had been meant for what the folder turned out to have
-    kept_bytes_ += arena_.size(e.block);
+  if (ok && from == Place::kSource && read.store) {
+    e.flags |= kCopying;
+    jobs_.stats(read.job).folder_bytes += read.length;
+  }
+  if (ok && from == Place::kSource && !(e.flags & kKept) &&
+      MayKeep(arena_.size(e.block), read.job)) {
+    Keep(d, s, read.job);  // room that had been meant for what the folder turned out to have
   }
   if (ok) {
     uint32_t& known = datasets_[d].crcs[s];
@@ -389,6 +439,7 @@ void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place 
         e.flags |= kSuspect;
         known = crc;
         urgent_.push_back({d, s, e.offset, e.length});
+        urgent_.back().job = read.job;
         return;
       }
       ++counters_.changed;

@@ -133,6 +133,7 @@ bool DecodeAny(const Frame& frame) {
   as(Stats());
   as(StatsReply());
   as(SetKnobs());
+  as(SetPolicy());
   as(Nudge());
   return status.ok();
 }
@@ -143,7 +144,7 @@ class MessageTest : public ::testing::Test {};
 using Messages =
     ::testing::Types<Hello, HelloReply, StatusReply, OpenStream, OpenStreamReply, Declare, Seek,
                      CloseStream, Take, Fetch, Loan, Release, Served, OpenDataset, OpenDatasetReply,
-                     Query, Text, Stats, StatsReply, SetKnobs, Nudge>;
+                     Query, Text, Stats, StatsReply, SetKnobs, Nudge, SetPolicy>;
 TYPED_TEST_SUITE(MessageTest, Messages);
 
 TYPED_TEST(MessageTest, ComesBackAsItWent) {

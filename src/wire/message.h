@@ -5,6 +5,7 @@
 // have no answer.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -36,8 +37,9 @@ enum class Type : uint16_t {
   kStatsReply,
   kSetKnobs,
   kNudge,
+  kSetPolicy,
 };
-inline constexpr Type kLastType = Type::kNudge;
+inline constexpr Type kLastType = Type::kSetPolicy;
 
 struct Hello {
   static constexpr Type kType = Type::kHello;
@@ -74,6 +76,8 @@ struct StatusReply {
   }
 };
 
+inline constexpr size_t kLongestJob = 256;
+
 struct OpenStream {
   static constexpr Type kType = Type::kOpenStream;
   uint32_t dataset = 0;
@@ -92,12 +96,14 @@ struct OpenStream {
   uint32_t sampler_rank = 0;
   uint32_t sampler_world = 1;
   bool ring = false;  // batches are announced in a ring, to this client alone
+  std::string job;    // whose limits hold for it
   template <typename Self, typename Io>
   static void Fields(Self& m, Io& io) {
     io(m.dataset, m.batch_size, m.drop_last, m.contiguous, m.itemised, m.declared, m.first_epoch,
        m.first_position, m.epochs, m.sampler_size, m.sampler_shuffle, m.sampler_drop_last,
-       m.sampler_seed, m.sampler_rank, m.sampler_world, m.ring);
+       m.sampler_seed, m.sampler_rank, m.sampler_world, m.ring, m.job);
   }
+  bool Valid() const { return job.size() <= kLongestJob; }
 };
 
 struct OpenStreamReply {
@@ -238,7 +244,8 @@ struct Query {
   static constexpr uint8_t kDescribe = 0;    // the daemon, its data sets, clients, knobs: JSON
   static constexpr uint8_t kPrometheus = 1;  // metrics as Prometheus text
   static constexpr uint8_t kWaitingFor = 2;  // what `stream` waits for, in words
-  static constexpr uint8_t kKinds = 3;
+  static constexpr uint8_t kPolicy = 3;      // the node's policy as JSON; empty: none is in force
+  static constexpr uint8_t kKinds = 4;
   uint8_t what = 0;
   uint32_t stream = 0;
   template <typename Self, typename Io>
@@ -288,6 +295,16 @@ struct SetKnobs {
     io(m.names, m.values);
   }
   bool Valid() const { return names.size() == values.size(); }
+};
+
+// Puts a policy in force on this node; an empty one: none.
+struct SetPolicy {
+  static constexpr Type kType = Type::kSetPolicy;
+  std::string json;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.json);
+  }
 };
 
 // The client changed something in a ring that the daemon sleeps on.

@@ -1,0 +1,84 @@
+#include "stage/job_table.h"
+
+#include <utility>
+
+namespace forebay {
+
+JobId JobTable::Open(std::string_view name) {
+  size_t unused = jobs_.size();
+  for (size_t i = 0; i < jobs_.size(); ++i) {
+    JobStats& stats = jobs_[i].stats;
+    if (stats.name == name) {
+      ++stats.streams;
+      return static_cast<JobId>(i);
+    }
+    if (i != kNoJob && stats.streams == 0 && stats.kept_bytes == 0) unused = std::min(unused, i);
+  }
+  if (unused > std::numeric_limits<JobId>::max()) {
+    ++jobs_[kNoJob].stats.streams;
+    return kNoJob;
+  }
+  if (unused == jobs_.size()) jobs_.emplace_back();
+  jobs_[unused] = Job();
+  jobs_[unused].stats.name = name;
+  jobs_[unused].stats.streams = 1;
+  return static_cast<JobId>(unused);
+}
+
+JobId JobTable::Find(std::string_view name) const {
+  for (size_t i = 1; i < jobs_.size(); ++i) {
+    if (jobs_[i].stats.name == name) return static_cast<JobId>(i);
+  }
+  return kNoJob;
+}
+
+void JobTable::SetLimits(JobId job, const JobLimits& limits, Nanos now) {
+  jobs_[job].stats.limits = limits;
+  jobs_[job].limiter.SetLimits(limits.source, now);
+}
+
+bool JobTable::Ready(JobId job, Nanos now) {
+  Job& asks = jobs_[job];
+  const Nanos when = std::max(asks.limiter.ReadyAt(now), node_.ReadyAt(now));
+  if (when <= now) return true;
+  asks.held = true;
+  wake_at_ = std::min(wake_at_, when);
+  return false;
+}
+
+void JobTable::Charge(JobId job, uint64_t bytes) {
+  jobs_[job].limiter.Charge(bytes);
+  node_.Charge(bytes);
+}
+
+void JobTable::GiveBack(JobId job, uint64_t bytes) {
+  jobs_[job].limiter.GiveBack(bytes);
+  node_.GiveBack(bytes);
+}
+
+void JobTable::BeginRound(Nanos now) {
+  const Nanos passed = std::max<Nanos>(0, now - std::exchange(at_, std::max(at_, now)));
+  for (Job& job : jobs_) {
+    if (std::exchange(job.waiting, false)) job.stats.waited += passed;
+    if (std::exchange(job.held, false)) {
+      job.stats.held += passed;
+      held_total_ += passed;
+    }
+  }
+  wake_at_ = kNeverReady;
+}
+
+std::vector<JobStats> JobTable::TakeStats() {
+  std::vector<JobStats> out;
+  const bool node_held = static_cast<bool>(node_.TakeHeldBack());
+  for (Job& job : jobs_) {
+    if (job.stats.streams == 0) continue;
+    job.stats.held_back = job.limiter.TakeHeldBack();
+    // Which limit of the node's it was does not matter: it wants more of the source.
+    job.stats.held_back.bytes |= node_held && job.held;
+    out.push_back(job.stats);
+  }
+  return out;
+}
+
+}  // namespace forebay
