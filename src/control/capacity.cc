@@ -45,7 +45,7 @@ void SourceCapacity::Close(Nanos length) {
   } else if (rate >= *before * options_.probe_met) {
     // Only a probe lets so much through, perhaps one of some windows ago: limits take time to
     // arrive.
-    gain_ = options_.probe_gain;
+    gain_ = options_.grow_gain;
   } else if (--until_probe_ <= 0) {
     gain_ = options_.probe_gain;
     until_probe_ = options_.probe_every;

@@ -19,8 +19,9 @@ struct CapacityOptions {
   double fade = 0.98;         // an older window's rate counts for less, by this for each newer one
   double cruise_gain = 1.03;  // handed out over the estimate: limits alone would wear it down
   int probe_every = 8;        // windows
-  double probe_gain = 1.25;   // handed out in a probe, over the estimate
-  double probe_met = 1.08;    // a probe that delivered this much more goes on
+  double probe_gain = 1.1;    // handed out in a probe, over the estimate
+  double probe_met = 1.06;    // a probe that delivered this much more goes on
+  double grow_gain = 1.25;    // and hands out this much
   Nanos forget = 60 * kSecond;  // without unmet demand: the next load finds out anew
 };
 

@@ -46,6 +46,14 @@ bool JobTable::Ready(JobId job, Nanos now) {
   return false;
 }
 
+bool JobTable::ShouldYield(JobId job, Nanos now) {
+  if (!Limited(job)) return false;
+  const double own = jobs_[job].limiter.Credit(now);
+  return std::any_of(jobs_.begin(), jobs_.end(), [&](Job& other) {
+    return other.stats.streams != 0 && other.limiter.Credit(now) > 2 * own + 0.1;
+  });
+}
+
 void JobTable::Charge(JobId job, uint64_t bytes) {
   jobs_[job].limiter.Charge(bytes);
   node_.Charge(bytes);

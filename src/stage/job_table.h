@@ -64,6 +64,8 @@ class JobTable {
   bool Ready(JobId job, Nanos now);
   void Charge(JobId job, uint64_t bytes);
   void GiveBack(JobId job, uint64_t bytes);
+  // Whether another job has been let through much less of its share lately.
+  bool ShouldYield(JobId job, Nanos now);
   // When the first of those held since BeginRound may start.
   Nanos wake_at() const { return wake_at_; }
 

@@ -313,12 +313,16 @@ void Scheduler::NextReads(size_t limit, std::vector<ReadAction>* out) {
   if (starving) return;
   size_t budget = kPlanStep;
   size_t idle = 0;
-  while (requests_ < limit && in_flight_ < options_.max_samples && idle < streams_.size() &&
+  // Where it is requests that are short, jobs that have got less of their share go first; in a
+  // second turn the others may.
+  while (requests_ < limit && in_flight_ < options_.max_samples && idle < 2 * streams_.size() &&
          budget > 0) {
     Stream& stream = streams_[next_stream_ % streams_.size()];
     ++next_stream_;
     ReadAction action;
-    if (stream.open && stream.blocked_at != frees_ && AdvanceCursor(stream, &action, &budget)) {
+    if (stream.open && stream.blocked_at != frees_ &&
+        (idle >= streams_.size() || !jobs_.ShouldYield(stream.job, now_)) &&
+        AdvanceCursor(stream, &action, &budget)) {
       StartGroup(stream, action, &budget, out);
       idle = 0;
     } else {
