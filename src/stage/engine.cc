@@ -417,6 +417,18 @@ MemoryShare::~MemoryShare() {
   if (engine_ != nullptr && engine_->Alive().ok()) engine_->TakeBack(blocks_);
 }
 
+std::optional<StreamId> Engine::TakeClosed() {
+  // A number that somebody may still ask about is left alone for a while.
+  constexpr size_t kLeftAlone = 64;
+  for (size_t i = 0; i + kLeftAlone < closed_.size(); ++i) {
+    const StreamId id = closed_[i];
+    if (!scheduler_.Unused(id) || streams_[id].waiters != 0) continue;
+    closed_.erase(closed_.begin() + static_cast<int64_t>(i));
+    return id;
+  }
+  return std::nullopt;
+}
+
 Result<StreamId> Engine::OpenStream(const StreamOptions& options) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   if (options.shape.batch_size == 0) {
@@ -444,25 +456,31 @@ Result<StreamId> Engine::OpenStream(const StreamOptions& options) {
       pthread_setname_np(copiers_.back().native_handle(), "forebay-copy");
     }
   }
+  const std::optional<StreamId> closed = TakeClosed();
   // Both tables grow together, also when memory runs out in between.
-  streams_.emplace_back();
-  streams_.back().options = options;
+  if (closed) {
+    std::destroy_at(&streams_[*closed]);
+    std::construct_at(&streams_[*closed]);
+  } else {
+    streams_.emplace_back();
+  }
+  const StreamId id = closed.value_or(static_cast<StreamId>(streams_.size() - 1));
+  streams_[id].options = options;
   StreamShape shape = options.shape;
   shape.whole = !options.declared && options.sampler.world == 1;
-  StreamId id = 0;
   try {
-    id = scheduler_.OpenStream(shape);
+    scheduler_.OpenStream(shape, closed);
   } catch (...) {
     if (scheduler_.stream_count() < streams_.size()) {
       streams_.pop_back();
     } else {
-      scheduler_.CloseStream(static_cast<StreamId>(streams_.size() - 1));
-      streams_.back().open = false;
+      if (!scheduler_.Unused(id)) scheduler_.CloseStream(id);
+      streams_[id].open = false;
     }
     throw;
   }
-  streams_.back().reads_at_start = datasets_[options.shape.dataset].reads;
-  streams_.back().bytes_at_start = datasets_[options.shape.dataset].read_bytes;
+  streams_[id].reads_at_start = datasets_[options.shape.dataset].reads;
+  streams_[id].bytes_at_start = datasets_[options.shape.dataset].read_bytes;
   Collect();
   return id;
 }
@@ -481,6 +499,7 @@ Status Engine::CloseStream(StreamId id) {
   if (!state) return state.error();
   if (!(*state)->open) return Status();
   (*state)->open = false;
+  closed_.push_back(id);
   scheduler_.CloseStream(id);
   Collect();
   SignalProgress();
@@ -653,9 +672,11 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
     if (left <= 0) return TakeKind::kPending;
     // The wait is charged to what the batch lacks as the wait begins.
     const StallCause cause = scheduler_.WaitCause(id);
+    ++state.waiters;
     state.ready.wait_for(
         lock.native(), std::chrono::nanoseconds(std::min(left, kSlice)),
         [&]() NO_THREAD_SAFETY_ANALYSIS { return scheduler_.Changes(id) != seen || !state.open; });
+    --state.waiters;
     const Nanos after = SteadyClock().Now();
     if (!state.options.ahead_of_consumer) {
       state.epochs.back().wait_ns[static_cast<size_t>(cause)] += after - now;

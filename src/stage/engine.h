@@ -12,6 +12,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -125,6 +126,7 @@ class Engine {
   Result<DatasetId> AddDataset(std::shared_ptr<const Catalog> catalog,
                                std::unique_ptr<Source> source = nullptr);
   Result<StreamId> OpenStream(const StreamOptions& options);
+  // Its number names another stream some time later.
   Status CloseStream(StreamId stream);
   // The next batch is the one at `position` (global, counted over all ranks) of `epoch`.
   Status Seek(StreamId stream, uint64_t epoch, uint64_t position);
@@ -198,6 +200,7 @@ class Engine {
   struct StreamState {
     StreamOptions options;
     bool open = true;
+    size_t waiters = 0;  // threads at `ready`
     std::condition_variable ready;
     std::deque<EpochStats> epochs;
     bool in_epoch = false;
@@ -250,6 +253,8 @@ class Engine {
   Result<std::unique_ptr<TieredSource>> ThroughCache(const Catalog& catalog,
                                                      std::unique_ptr<Source> inner);
   void SignalProgress();
+  // The number of a stream that is closed for long, to be used again.
+  std::optional<StreamId> TakeClosed() REQUIRES(mutex_);
   Result<StreamState*> FindStream(StreamId stream) REQUIRES(mutex_);
   Status TooLarge(uint64_t bytes) const REQUIRES(mutex_);
   Status HeldByLeases() const REQUIRES(mutex_);
@@ -298,6 +303,9 @@ class Engine {
   // seen under the lock without it; catalog and source never change after they are added.
   std::deque<DatasetState> datasets_ GUARDED_BY(mutex_);
   std::deque<StreamState> streams_ GUARDED_BY(mutex_);
+  // Closed streams, oldest first. Every step looks at all streams: their number must not grow with
+  // all that ever were.
+  std::deque<StreamId> closed_ GUARDED_BY(mutex_);
   std::vector<ReadAction> outbox_ GUARDED_BY(mutex_);
   std::deque<OrderAction> order_work_ GUARDED_BY(mutex_);
   std::deque<CopyAction> copy_work_ GUARDED_BY(mutex_);

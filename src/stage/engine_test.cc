@@ -144,6 +144,42 @@ TEST_F(EngineTest, ReadsEachFileOnceAndServesLaterEpochsFromMemory) {
   EXPECT_EQ(stats[1].batches, 29u);
 }
 
+// A daemon lives for weeks: what it does in a step must not grow with all streams that ever were.
+TEST_F(EngineTest, NumbersOfClosedStreamsAreUsedAgain) {
+  auto catalog = MakeFiles(40, 0, 2000);
+  EnginePtr engine = Make(16 << 20);
+  auto d = engine->AddDataset(catalog);
+  ASSERT_TRUE(d);
+  auto first = engine->OpenStream(Shape(*d, 40, 4, 99));
+  ASSERT_TRUE(first);
+  BatchLoan held;
+  ASSERT_TRUE(engine->Take(*first, 20 * kSecond, &held));
+  ASSERT_TRUE(engine->CloseStream(*first).ok());
+  StreamId largest = 0;
+  SplitMix64 rng(1);
+  for (uint64_t seed = 0; seed < 300; ++seed) {
+    StreamOptions options = Shape(*d, 40, 4, seed);
+    options.shape.contiguous = seed % 3 == 0;
+    auto s = engine->OpenStream(options);
+    ASSERT_TRUE(s);
+    EXPECT_NE(*s, *first);  // whose batch is not given back
+    largest = std::max(largest, *s);
+    // Closed with its order, its reads or its batches under way, or after all of them.
+    if (rng.Below(3) == 0) CheckEpoch(*engine, *s, options.sampler, 0);
+    BatchLoan loan;
+    if (rng.Below(2) == 0 && *engine->Take(*s, 20 * kSecond, &loan) == TakeKind::kBatch) {
+      CheckBytes(*engine, loan);
+      ASSERT_TRUE(engine->Release(loan.lease).ok());
+    }
+    ASSERT_TRUE(engine->CloseStream(*s).ok());
+    EXPECT_EQ(engine->Take(*s, 0, &loan).status().code(), Code::kCancelled);
+  }
+  EXPECT_LT(largest, 100u);
+  CheckBytes(*engine, held);
+  ASSERT_TRUE(engine->Release(held.lease).ok());
+  EXPECT_EQ(Value(*engine, "forebay_stage_leases"), 0u);
+}
+
 TEST_F(EngineTest, ASmallBudgetFailsNothing) {
   auto catalog = MakeFiles(300, 100000, 200000);  // about 45 MB
   EnginePtr engine = Make(12 << 20);

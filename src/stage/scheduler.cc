@@ -69,16 +69,23 @@ void Scheduler::ReturnAside(std::span<const ArenaAllocator::Block> blocks) {
   ChooseStaging();
 }
 
-StreamId Scheduler::OpenStream(const StreamShape& shape) {
+StreamId Scheduler::OpenStream(const StreamShape& shape, std::optional<StreamId> closed) {
   Stream stream;
   stream.shape = shape;
   stream.job = jobs_.Open(shape.job);
   stream.next_epoch = shape.first_epoch;
   stream.next_first_position = shape.first_position;
   if (shape.contiguous) MakeRegion(stream);
-  streams_.push_back(std::move(stream));
+  const StreamId id = closed.value_or(static_cast<StreamId>(streams_.size()));
+  if (closed) {
+    // What was under way for the old one comes too late, and is known by these.
+    stream.generation = streams_[id].generation + 1;
+    stream.changes = streams_[id].changes + 1;
+    streams_[id] = std::move(stream);
+  } else {
+    streams_.push_back(std::move(stream));
+  }
   ChooseStaging();
-  const auto id = static_cast<StreamId>(streams_.size() - 1);
   WantOrder(streams_[id], id);
   return id;
 }

@@ -30,6 +30,7 @@
 #include <deque>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -189,7 +190,12 @@ class Scheduler {
   // Of jobs that have streams; their `held_back` since the last call.
   std::vector<JobStats> TakeJobStats() { return jobs_.TakeStats(); }
   Nanos held_time() const { return jobs_.held_total(); }
-  StreamId OpenStream(const StreamShape& shape);
+  // `closed`: its number is used again. It must be Unused().
+  StreamId OpenStream(const StreamShape& shape, std::optional<StreamId> closed = std::nullopt);
+  // Closed, and no lease of it is left.
+  bool Unused(StreamId stream) const {
+    return !streams_[stream].open && streams_[stream].leases == 0;
+  }
   // Forgets the stream's window; its leases stay valid until released.
   void CloseStream(StreamId stream);
   // Starts over at an epoch and global position; leases that still wait are cancelled.
