@@ -14,13 +14,13 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import urllib.request
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,12 +29,14 @@ import kill_client
 import pytest
 from conftest import seed_count
 from data_sets import DataSet, batches_of, torch_order
+from forebay.testing import Etcd
 from test_daemon import _await, _crc, _daemons
 
 _HANG_S = 5.0
 _MOST_SEEDS = 500
 _AT_ONCE = 4
 _ELECTION = "/forebay/leader"
+_QUICK = ("--heartbeat-interval=20", "--election-timeout=200")
 
 
 def _hang_limit() -> float:
@@ -94,49 +96,20 @@ class Client:
         return [line for line in self.out.read_text().split("\n")[:-1]]
 
 
-class Etcd:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._ports = []
-        for _ in range(2):
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                self._ports.append(probe.getsockname()[1])
-        self.url = f"http://127.0.0.1:{self._ports[0]}"
-        self._process: subprocess.Popen | None = None
-        self.start()
-
-    def start(self) -> None:
-        peer = f"http://127.0.0.1:{self._ports[1]}"
-        with open(self._folder / "etcd.log", "ab") as log:
-            self._process = subprocess.Popen(
-                ["etcd", f"--data-dir={self._folder}/etcd", f"--listen-client-urls={self.url}",
-                 f"--advertise-client-urls={self.url}", f"--listen-peer-urls={peer}",
-                 f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}",
-                 "--heartbeat-interval=20", "--election-timeout=200"],
-                stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-            )  # fmt: skip
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def leader(self) -> int:
-        """The process that leads, as its name ends with its number; 0: nobody."""
-        key = base64.b64encode(_ELECTION.encode()).decode()
-        request = urllib.request.Request(
-            f"{self.url}/v3/kv/range", json.dumps({"key": key}).encode(), method="POST"
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=1) as answer:
-                kvs = json.load(answer).get("kvs", [])
-        except OSError:
-            return 0
-        name = base64.b64decode(kvs[0]["value"]).decode() if kvs else ""
-        end = name.rsplit("-", 1)[-1]
-        return int(end) if end.isdigit() else 0
+def _leader(etcd: Etcd) -> int:
+    """The process that leads, as its name ends with its number; 0: nobody."""
+    key = base64.b64encode(_ELECTION.encode()).decode()
+    request = urllib.request.Request(
+        f"{etcd.endpoint}/v3/kv/range", json.dumps({"key": key}).encode(), method="POST"
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=1) as answer:
+            kvs = json.load(answer).get("kvs", [])
+    except OSError:
+        return 0
+    name = base64.b64decode(kvs[0]["value"]).decode() if kvs else ""
+    end = name.rsplit("-", 1)[-1]
+    return int(end) if end.isdigit() else 0
 
 
 class World:
@@ -149,14 +122,15 @@ class World:
         for node in self._nodes:
             node.mkdir(mode=0o700)
         self._clients: list[Client] = []
-        self._etcd = Etcd(self._root) if shutil.which("etcd") else None
+        self._etcd = Etcd(*_QUICK) if Etcd.available()[0] else None
         self.done: list[str] = []  # what was killed, and when
+        self.longest = 0.0  # that anybody waited for a batch
 
     def _start_client(self, node: Path) -> Client:
         number = len(self._clients)
         env = {"XDG_RUNTIME_DIR": str(node)}
         if self._etcd is not None:
-            env["FOREBAY_ETCD"] = self._etcd.url
+            env["FOREBAY_ETCD"] = self._etcd.endpoint
         client = self._zygote.start(
             root=str(self._data.root), seed=number, out=str(self._root / f"out{number}"), env=env
         )
@@ -192,10 +166,10 @@ class World:
             self._etcd.kill()
             if rng.random() < 0.7:
                 time.sleep(rng.random() * 0.3)
-                self._etcd.start()
+                self._etcd.launch()
                 return "etcd, and started it again"
         elif what == "controller" and self._etcd is not None:
-            leader = self._etcd.leader()
+            leader = _leader(self._etcd)
             return f"controller {leader}" if self._kill_daemon(leader) else "no controller"
         else:
             for pid in _daemons(rng.choice(self._nodes) / "forebay"):
@@ -238,6 +212,7 @@ class World:
         assert not finished or len(got) == len(expected)
         ends = [json.loads(line)["waited"] for line in lines if line.startswith('{"end')]
         longest = max([line[3] for line in got] + ends, default=0.0)
+        self.longest = max(self.longest, longest)
         assert longest < _hang_limit(), f"client {client.seed} waited {longest:.1f} s for a batch"
 
     def close(self) -> None:
@@ -257,7 +232,7 @@ class World:
                 assert left == logs, f"left behind: {left}"
         finally:
             if self._etcd is not None:
-                self._etcd.kill()
+                self._etcd.close()
             shutil.rmtree(self._root, ignore_errors=True)
 
 
@@ -265,6 +240,8 @@ class World:
 def test_random_kills(folder: DataSet) -> None:
     zygote = Zygote()
     failed: list[str] = []
+    kills: Counter[str] = Counter()
+    waits = [0.0]
 
     def live(seed: int) -> None:
         if len(failed) > 3:
@@ -277,10 +254,57 @@ def test_random_kills(folder: DataSet) -> None:
                 world.close()
         except BaseException as error:
             failed.append(f"seed {seed}, {world.done}: {type(error).__name__}: {error}")
+        kills.update(done.split(": ")[1].rstrip(" 0123456789") for done in world.done)
+        waits.append(world.longest)
 
     try:
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(live, range(min(seed_count(), _MOST_SEEDS))))
     finally:
         zygote.close()
+    print(f"{len(waits) - 1} worlds, {dict(kills)}; the longest wait: {max(waits):.2f} s")
     assert not failed, "\n".join(failed)
+
+
+@pytest.mark.skipif(not Etcd.available()[0], reason=Etcd.available()[1])
+def test_another_node_leads_when_the_controller_is_killed(
+    folder: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And training goes on without etcd, which is found again when it is back."""
+    with Etcd(*_QUICK) as etcd:
+        monkeypatch.setenv("FOREBAY_ETCD", etcd.endpoint)
+        engines = [
+            forebay.SharedEngine(memory="64M", linger=0, folder=tmp_path / node) for node in "ab"
+        ]
+        loaders = [forebay.DataLoader(folder.root, 4, engine=engine) for engine in engines]
+        longest = 0.0
+
+        def states() -> list[str]:
+            nonlocal longest
+            for loader in loaders:
+                start = time.monotonic()
+                assert len(next(iter(loader))) == 4
+                longest = max(longest, time.monotonic() - start)
+            said = [engine._describe() for engine in engines]
+            return ["gone" if one is None else one["control"]["state"] for one in said]
+
+        clients = [engine.client() for engine in engines]
+        pids = [client.pid for client in clients if client is not None]
+        _await(lambda: states() == ["following"] * 2 and _leader(etcd) in pids, "no controller")
+        etcd.kill()
+        _await(lambda: states() == ["no store"] * 2, "nobody misses etcd")
+        etcd.launch()
+        _await(lambda: states() == ["following"] * 2, "etcd is not found again")
+        _await(lambda: _leader(etcd) in pids, "no controller after etcd's return")
+        leader = _leader(etcd)
+        os.kill(leader, signal.SIGKILL)
+        # The other one, or what its node has started meanwhile.
+        _await(lambda: bool(states()) and _leader(etcd) not in (0, leader), "nobody leads", 30)
+        other = 1 - pids.index(leader)
+        _await(lambda: states()[other] == "following", "the other one does not follow")
+        assert longest < _hang_limit()
+        for held in (loaders, clients, engines):
+            held.clear()
+        _await(lambda: not any(_daemons(tmp_path / node) for node in "ab"), "a daemon stays", 30)
+    for node in "ab":
+        assert [p.name for p in tmp_path.glob(f"{node}/*")] in ([], ["forebayd.log"])
