@@ -2,15 +2,21 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
+#include <cerrno>
+#include <cstddef>
 #include <cstdio>
 #include <deque>
 #include <filesystem>
@@ -555,6 +561,45 @@ TEST_F(ServerTest, WhoFindsNoRoomBecauseOfOthersIsToldAtOnceAndByName) {
   for (const LeaseId lease : held) ASSERT_TRUE(hoarder->Release(lease).ok());
   kind = hoarder->Take(*first, 10 * kSecond, &loan);
   EXPECT_TRUE(kind) << kind.status().ToString();
+}
+
+// As the filters of older containers do with every call that they do not know.
+bool ForbidNewWaits() {
+#ifdef SYS_epoll_pwait2
+  std::array<sock_filter, 4> code = {
+      sock_filter BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      sock_filter BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_epoll_pwait2, 0, 1),
+      sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      sock_filter BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+  const sock_fprog filter = {code.size(), code.data()};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+         prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+#else
+  return false;
+#endif
+}
+
+TEST_F(ServerTest, ServesWhereNewSystemCallsAreForbidden) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "the thread sanitizer takes no threads in a forked child";
+#endif
+  const pid_t child = fork();
+  if (child == 0) {
+    if (!ForbidNewWaits()) _exit(77);
+    Make(*MakeNullSource(16));
+    if (server_ == nullptr) _exit(1);
+    const auto client = SocketClient::Attach(path(), 5 * kSecond, true);
+    if (!client) _exit(2);
+    const auto stream = (*client)->OpenStream(OwnStream(1));
+    if (!stream) _exit(3);
+    BatchLoan loan;
+    const auto kind = (*client)->Take(*stream, 5 * kSecond, &loan);
+    _exit(kind && *kind == TakeKind::kBatch ? 0 : 4);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "no filters here";
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
 TEST_F(ServerTest, TheArenaCannotBeWrittenTo) {
