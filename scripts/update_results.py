@@ -45,6 +45,7 @@ def main() -> int:
         "simulator",
         "tiers",
         "drift",
+        "tune",
         "control",
         "jobs",
         "fairness",

@@ -18,15 +18,15 @@ import tempfile
 from pathlib import Path
 
 ORDER = (
-    "base metrics io catalog plan source tier transport decode cuda stage pipeline control wire"
-    " client sim daemon posix capi tools"
+    "base metrics io catalog plan source tier transport decode cuda tune stage pipeline control"
+    " wire client sim daemon posix capi tools"
 ).split()
 
 PURE = [
     "plan/*",
     "stage/scheduler.*",
     "stage/allocator.*",
-    "stage/governor.*",
+    "tune/*",
     "source/storage_model.*",
     "control/division.*",
     "control/fair_share.*",
@@ -151,7 +151,7 @@ CASES = [
     ("source/storage_model.h", '#include "base/clock.h"\n', None),
     ("source/storage_model.cc", "#include <chrono>\n", "pure file"),
     ("stage/scheduler.cc", "#include <atomic>\n", "pure file"),
-    ("stage/governor.h", "#include <ctime>\n", "pure file"),
+    ("tune/tuner.h", "#include <ctime>\n", "pure file"),
     ("control/policy_prisma.cc", "#include <fstream>\n", "pure file"),
     ("base/a.cc", "void f() {\n  exit(1);\n}\n", "src/base/a.cc:2: exit("),
     ("base/a.cc", "void f() { std::abort(); }\n", "ends the process"),

@@ -46,6 +46,7 @@ FIGURES = {
         "nvme_fill_cost",
     },
     "drift": {"recovery_s"},
+    "tune": {"tuned_vs_best", "tune_s", "parallelism_vs_best", "buffer_vs_best", "retune_s"},
     "control": {"round_ms"},
     "jobs": {
         "source_reads_vs_dataset", "daemon_vs_embedded", "daemon_added_us",
@@ -105,6 +106,12 @@ TINY: dict[str, dict[str, Any]] = {
         "repeats": 2, "files": 100, "mean_bytes": 20_000, "latency_ms": [0.5, 2],
         "memory_bytes": 16 << 20, "bin_s": 0.05, "settle_s": 0.2, "phase_s": 1.5,
         "trial_files": 50, "threads": [[4], [4, 8]],
+    },
+    "tune": {
+        "repeats": 2, "files": 100, "mean_bytes": 20_000, "latency_ms": [0.5, 2], "speeds": [0],
+        "memory_bytes": 16 << 20, "grid": [2, 2], "point_s": 0.1, "settle_s": 0.02, "bin_s": 0.05,
+        "tune_s": 0.3, "prisma_s": 0.2, "change_ms": [0.5, 2], "change_speeds": [0],
+        "change_settle_s": 0.1, "change_s": 0.3,
     },
     "control": {"repeats": 2, "stages": 40, "jobs": 3, "warm": 1, "rounds": 3},
     "jobs": {
@@ -176,6 +183,7 @@ MARKS = {
     "simulator": [needs_fuse],
     "tiers": [needs_fuse],
     "drift": [needs_fuse],
+    "tune": [needs_fuse],
     "control": [needs_etcd],
     "accuracy": [needs_real_images, needs_torchvision],
 }

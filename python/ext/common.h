@@ -78,6 +78,7 @@ void BindPlan(nb::module_& m);
 void BindLimits(nb::module_& m);
 void BindShared(nb::module_& m);
 void BindSim(nb::module_& m);
+void BindTune(nb::module_& m);
 void BindWorker(nb::module_& m);
 
 }  // namespace forebay::python

@@ -204,8 +204,8 @@ void BindEngine(nb::module_& m) {
           "__init__",
           [](EngineHandle* self, uint64_t memory, size_t max_in_flight, size_t in_flight,
              const std::string& io, size_t copy_threads, size_t decode_threads, bool keep,
-             bool verify, const std::string& cache_dir, uint64_t cache_bytes,
-             uint64_t memory_tier) {
+             bool verify, const std::string& cache_dir, uint64_t cache_bytes, uint64_t memory_tier,
+             uint64_t read_ahead, const std::string& tuner, const std::string& tuner_log) {
             EngineOptions options;
             options.memory = memory;
             options.max_in_flight = max_in_flight;
@@ -217,6 +217,14 @@ void BindEngine(nb::module_& m) {
             options.cache_folder = cache_dir;
             options.cache_bytes = cache_bytes;
             options.memory_tier = memory_tier;
+            options.read_ahead = read_ahead;
+            options.tuner_log = tuner_log;
+            if (tuner == "prisma") {
+              options.tuner = TunePolicy::kPrisma;
+            } else if (tuner != "forebay") {
+              Raise(Status(Code::kInvalidArgument,
+                           StrCat("tuner is '", tuner, "'; it takes forebay or prisma")));
+            }
             if (io == "threads") {
               options.io = PosixSourceOptions::Io::kThreads;
             } else if (io == "io_uring") {
@@ -231,7 +239,8 @@ void BindEngine(nb::module_& m) {
           nb::arg("memory") = 0, nb::arg("max_in_flight") = 256, nb::arg("in_flight") = 0,
           nb::arg("io") = "auto", nb::arg("copy_threads") = 2, nb::arg("decode_threads") = 0,
           nb::arg("keep") = true, nb::arg("verify") = false, nb::arg("cache_dir") = "",
-          nb::arg("cache_bytes") = 0, nb::arg("memory_tier") = 0)
+          nb::arg("cache_bytes") = 0, nb::arg("memory_tier") = 0, nb::arg("read_ahead") = 0,
+          nb::arg("tuner") = "forebay", nb::arg("tuner_log") = "")
       .def(
           "add_dataset",
           [](const EngineHandle& e, const CatalogHandle& c, const std::string& delay) {

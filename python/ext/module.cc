@@ -99,6 +99,7 @@ NB_MODULE(_forebay, m) {
   forebay::python::BindLimits(m);
   forebay::python::BindShared(m);
   forebay::python::BindSim(m);
+  forebay::python::BindTune(m);
   forebay::python::BindWorker(m);
   m.def(
       "crc32c",

@@ -24,6 +24,7 @@ _COMMANDS = {
     "top": "the same, live: jobs and ranks, why they wait, tiers, source, knobs",
     "cache": "list, fill, check or empty a folder of cache_dir=",
     "policy": "shares and limits of jobs: check a file, put it in force, show it",
+    "tune": "replay what the tuner saw and decided, from a recorded log",
     "bench": "measure Forebay against its limits and its rivals",
 }
 
@@ -412,6 +413,28 @@ def _run_top(argv: Sequence[str]) -> int:
     return run(parser.parse_args(argv))
 
 
+def _run_tune(argv: Sequence[str]) -> int:
+    parser = _command_parser(
+        "tune",
+        "What the tuner saw and decided. Record a log with forebay.Engine(tuner_log=...) or\n"
+        "FOREBAY_TUNER_LOG=FILE. Exit code 1 when the recorded policy decides otherwise now.",
+        "examples:\n"
+        "  forebay tune replay tuner.log\n"
+        "  forebay tune replay tuner.log --policy prisma     another rule on the same figures\n",
+    )
+    parts = parser.add_subparsers(
+        dest="part", required=True, metavar="replay", parser_class=_Parser
+    )
+    replay = parts.add_parser("replay", help="feed a log to a policy and print its decisions")
+    replay.add_argument("log", metavar="LOG", help="the file that was recorded")
+    replay.add_argument(
+        "--policy", choices=("forebay", "prisma"), help="default: the one that was recorded"
+    )
+    from .tune_command import run
+
+    return run(parser.parse_args(argv))
+
+
 def _run_bench(argv: Sequence[str]) -> int:
     from .bench import main as bench_main
 
@@ -429,6 +452,7 @@ _RUN: dict[str, Callable[[Sequence[str]], int]] = {
     "simulate": _run_simulate,
     "status": _run_status,
     "top": _run_top,
+    "tune": _run_tune,
 }
 
 

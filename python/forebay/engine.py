@@ -28,6 +28,11 @@ class Engine:
             this node.
         in_flight: Source reads at once. Default 0: found while running.
         max_in_flight: The most it may find.
+        read_ahead: Bytes in flight and ready ahead of the training loop, beside samples that stay
+            in memory, such as ``"64M"``. Default: found while running.
+        tuner: Who finds the two: ``"forebay"``, or ``"prisma"`` to compare with that rule.
+        tuner_log: A file for what the tuner sees and decides, read by ``forebay tune replay``.
+            Default: ``$FOREBAY_TUNER_LOG``, or none.
         io: ``"auto"``, ``"threads"`` or ``"io_uring"``.
         decode_threads: The most threads that decode. Default: one for each processor, divided by
             the ranks on this node.
@@ -60,6 +65,9 @@ class Engine:
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int | str | None = None,
         metrics_port: int | None = None,
+        read_ahead: int | str | None = None,
+        tuner: str = "forebay",
+        tuner_log: str | os.PathLike[str] | None = None,
     ) -> None:
         if cache_bytes and not cache_dir:
             raise ArgumentError("cache_bytes needs a cache_dir")
@@ -75,6 +83,11 @@ class Engine:
             verify=verify,
             cache_dir=os.path.abspath(cache_dir) if cache_dir else "",
             cache_bytes=parse_bytes(cache_bytes, "cache_bytes"),
+            read_ahead=parse_bytes(read_ahead, "read_ahead"),
+            tuner=tuner,
+            tuner_log=os.fspath(
+                os.environ.get("FOREBAY_TUNER_LOG", "") if tuner_log is None else tuner_log
+            ),
         )
         self._metrics_port = metrics_port_of(metrics_port)
         self._web: _forebay.MetricsPort | None = None
@@ -97,7 +110,10 @@ class Engine:
         """The C++ engine of this process; a forked child gets its own."""
         if self._native is None or self._pid != os.getpid():
             with self._lock if self._pid in (-1, os.getpid()) else threading.Lock():
-                self._native = _forebay.Engine(**self._options)
+                options = self._options
+                if self._pid != -1:  # a child must not write into its parent's log
+                    options = {**options, "tuner_log": ""}
+                self._native = _forebay.Engine(**options)
                 self._pid = os.getpid()
         return self._native
 
@@ -136,7 +152,7 @@ class Engine:
         return self.native.mechanisms()
 
     def __reduce__(self):
-        return _rebuild, (self._options,)
+        return _rebuild, ({**self._options, "tuner_log": ""},)  # two must not write to it
 
 
 def _rebuild(options: dict) -> Engine:

@@ -8,14 +8,13 @@
 #include <utility>
 
 #include "plan/sampler.h"
-#include "stage/governor.h"
 #include "stage/scheduler.h"
 
 namespace forebay::sim {
 namespace {
 
 constexpr uint64_t kTickEvery = uint64_t{1} << 16;  // samples
-constexpr size_t kInitialReads = 64;                // the engine's
+constexpr Nanos kTuneEvery = 20 * kMilli;           // the engine's
 
 double Seconds(Nanos span) { return static_cast<double>(span) / static_cast<double>(kSecond); }
 
@@ -79,18 +78,18 @@ class Folder {
 
 class Node {
  public:
-  Node(const NodeScenario& scenario, const NodeProgressFn& progress, const BatchFn& on_batch)
+  Node(const NodeScenario& scenario, const NodeProgressFn& progress, const BatchFn& on_batch,
+       const TuneFn& on_tune)
       : sc_(scenario),
         progress_(progress),
         on_batch_(on_batch),
+        on_tune_(on_tune),
         scheduler_({.arena_bytes = scenario.arena_bytes, .keep = scenario.keep}),
-        governor_({.minimum = std::min<size_t>(4, scenario.max_in_flight),
-                   .maximum = scenario.max_in_flight,
-                   .initial = kInitialReads}),
+        tuner_(MakeTuner({.policy = scenario.tuner,
+                          .max_reads = scenario.max_in_flight,
+                          .max_ahead_bytes = scenario.arena_bytes})),
         source_(scenario.source, 0),
-        folder_(scenario.folder, scenario.lengths.size()) {
-    governor_.Fix(scenario.in_flight);
-  }
+        folder_(scenario.folder, scenario.lengths.size()) {}
 
   Result<NodeOutcome> Run();
 
@@ -106,7 +105,8 @@ class Node {
     bool from_folder = false;
   };
   static constexpr uint32_t kStepDone = ~uint32_t{0};
-  // (time, number, read or kStepDone): events of one time happen in the order they were made.
+  static constexpr uint32_t kTune = kStepDone - 1;
+  // (time, number, read or one of these): events of one time happen in the order they were made.
   using Event = std::tuple<Nanos, uint64_t, uint32_t>;
 
   void At(Nanos when, uint32_t what) { events_.push({when, next_event_++, what}); }
@@ -115,14 +115,19 @@ class Node {
   bool NextOp(uint32_t index, Nanos now);
   void Finish(uint32_t index);
   void Pump();
+  void Tune();
+  size_t limit() const { return sc_.in_flight != 0 ? sc_.in_flight : tuner_->decision().reads; }
   Status Take();
   NodeEpoch& epoch() { return out_.epochs.back(); }
 
   const NodeScenario& sc_;
   const NodeProgressFn& progress_;
   const BatchFn& on_batch_;
+  const TuneFn& on_tune_;
   Scheduler scheduler_;
-  ReadGovernor governor_;
+  const std::unique_ptr<Tuner> tuner_;
+  TuneMeter meter_;
+  bool changed_ = false;
   StorageModel source_;
   Folder folder_;
 
@@ -210,8 +215,9 @@ void Node::Finish(uint32_t index) {
     ++epoch().source_reads;
     epoch().source_bytes += bytes;
     if (read.action.store) folder_.Write(read.action.sample, bytes, now_);
-    governor_.OnRead(now_ - read.start, scheduler_.Hungry());
   }
+  meter_.OnBytes(bytes);
+  meter_.OnRequest(now_ - read.start);
   scheduler_.OnReadDone(read.action, true, 0, read.from_folder ? Place::kTier : Place::kSource);
   free_reads_.push_back(index);
 }
@@ -232,8 +238,30 @@ void Node::Pump() {
   folder_.Advance(now_, &stored_);
   for (const SampleId sample : stored_) scheduler_.OnStored(0, sample);
   actions_.clear();
-  scheduler_.NextReads(governor_.limit(), &actions_);
+  scheduler_.SetReadAheadBytes(sc_.read_ahead != 0 ? sc_.read_ahead
+                                                   : tuner_->decision().ahead_bytes);
+  scheduler_.NextReads(limit(), &actions_);
   for (const ReadAction& action : actions_) Start(action);
+  meter_.OnWaiting(scheduler_.WaitingForReads(), now_);
+}
+
+void Node::Tune() {
+  if (!changed_ && sc_.change_at != 0 && now_ >= sc_.change_at) {
+    changed_ = true;
+    source_.Apply(sc_.then, now_);
+  }
+  const TuneObservation seen = meter_.Observe({.consumers = 1,
+                                               .in_flight = scheduler_.requests(),
+                                               .ready_bytes = scheduler_.ready_bytes(),
+                                               .ahead_bytes = scheduler_.ahead_bytes(),
+                                               .batch_bytes = scheduler_.batch_bytes(),
+                                               .fixed_reads = sc_.in_flight,
+                                               .fixed_bytes = sc_.read_ahead},
+                                              now_);
+  const TuneDecision& decided = tuner_->Step(seen);
+  if (on_tune_) on_tune_(seen, decided);
+  At(now_ + kTuneEvery, kTune);
+  Pump();
 }
 
 // The consumer asks for its next batch; it holds the one before until it has it.
@@ -246,6 +274,9 @@ Status Node::Take() {
         epoch().stall_seconds += Seconds(now_ - waiting_since_);
         epoch().samples += handout_.samples.size();
         delivered_ += handout_.samples.size();
+        uint64_t bytes = 0;
+        for (const uint32_t length : handout_.lengths) bytes += length;
+        meter_.OnTake(bytes, scheduler_.ready_bytes());
         if (on_batch_) on_batch_(static_cast<uint32_t>(handout_.epoch), handout_.samples);
         if (held_ != kNoLease) scheduler_.Release(held_);
         held_ = handout_.lease;
@@ -295,10 +326,11 @@ Result<NodeOutcome> Node::Run() {
   stream_ = scheduler_.OpenStream(shape);
   out_.epochs.emplace_back();
   Pump();
+  Tune();
   FOREBAY_RETURN_IF_ERROR(Take());
   const uint64_t total = uint64_t{samples} * sc_.epochs;
   while (!done_) {
-    if (events_.empty()) {
+    if (events_.size() == 1 && std::get<2>(events_.top()) == kTune) {
       // As in the engine: only the release of what the consumer holds would help.
       return Status(Code::kResourceExhausted,
                     StrCat("the next batch finds no room beside the one that is held, in ",
@@ -307,7 +339,9 @@ Result<NodeOutcome> Node::Run() {
     const auto [when, number, what] = events_.top();
     events_.pop();
     now_ = when;
-    if (what == kStepDone) {
+    if (what == kTune) {
+      Tune();
+    } else if (what == kStepDone) {
       waiting_ = true;
       waiting_since_ = now_;
       FOREBAY_RETURN_IF_ERROR(Take());
@@ -326,7 +360,8 @@ Result<NodeOutcome> Node::Run() {
   out_.seconds = Seconds(now_);
   out_.kept_bytes = scheduler_.kept_bytes();
   out_.folder_bytes = folder_.used();
-  out_.in_flight_limit = governor_.limit();
+  out_.in_flight_limit = limit();
+  out_.read_ahead_bytes = tuner_->decision().ahead_bytes;
   return std::move(out_);
 }
 
@@ -356,9 +391,9 @@ Status NodeScenario::Validate() const {
 }
 
 Result<NodeOutcome> SimulateNode(const NodeScenario& scenario, const NodeProgressFn& progress,
-                                 const BatchFn& on_batch) {
+                                 const BatchFn& on_batch, const TuneFn& on_tune) {
   FOREBAY_RETURN_IF_ERROR(scenario.Validate());
-  return Node(scenario, progress, on_batch).Run();
+  return Node(scenario, progress, on_batch, on_tune).Run();
 }
 
 }  // namespace forebay::sim

@@ -1,4 +1,4 @@
-// One node in virtual time: the engine's own Scheduler and ReadGovernor over a StorageModel.
+// One node in virtual time: the engine's own Scheduler and Tuner over a StorageModel.
 //
 // The engine has threads, a clock and files around the two; here are events and figures. Everything
 // that decides what is read when, what stays in memory and what a batch waits for is the engine's
@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "catalog/catalog.h"
 #include "source/storage_model.h"
+#include "tune/tuner.h"
 
 namespace forebay::sim {
 
@@ -48,7 +49,12 @@ struct NodeScenario {
   Nanos op_extra = 0;      // that an operation takes beside the model: system calls, wake-ups
   double reads_per_s = 0;  // what the processors can read, however fast the source is; 0: no limit
   size_t max_in_flight = 256;
-  size_t in_flight = 0;  // fixed number instead of the governor's; 0: governed
+  size_t in_flight = 0;     // fixed number instead of the tuner's; 0: tuned
+  uint64_t read_ahead = 0;  // bytes, fixed instead of the tuner's; 0: tuned
+  TunePolicy tuner = TunePolicy::kForebay;
+  // The storage changes to `then` at that time; 0: it does not.
+  Nanos change_at = 0;
+  StorageSettings then;
 
   Status Validate() const;
 };
@@ -69,10 +75,13 @@ struct NodeOutcome {
   uint64_t kept_bytes = 0;    // in memory, at the end
   uint64_t folder_bytes = 0;  // in the folder, at the end
   size_t in_flight_limit = 0;
+  uint64_t read_ahead_bytes = 0;
 };
 
 // Called with each batch as it is handed out.
 using BatchFn = std::function<void(uint32_t epoch, std::span<const SampleId> samples)>;
+// Called with each step of the tuner.
+using TuneFn = std::function<void(const TuneObservation& seen, const TuneDecision& decided)>;
 // (samples delivered, samples in all); false stops the run with kCancelled.
 using NodeProgressFn = std::function<bool(uint64_t done, uint64_t total)>;
 
@@ -80,6 +89,7 @@ using NodeProgressFn = std::function<bool(uint64_t done, uint64_t total)>;
 // not fit the memory.
 Result<NodeOutcome> SimulateNode(const NodeScenario& scenario,
                                  const NodeProgressFn& progress = nullptr,
-                                 const BatchFn& on_batch = nullptr);
+                                 const BatchFn& on_batch = nullptr,
+                                 const TuneFn& on_tune = nullptr);
 
 }  // namespace forebay::sim

@@ -54,10 +54,11 @@ TEST(NodeSimulation, TheSourcesBandwidthIsTheLimit) {
   s.source.bytes_per_s = 50.0 * kMega;
   const NodeOutcome out = Simulated(s);
   // 100 MB at 50 MB/s an epoch, nearly all of it a wait; the first byte comes after two latencies.
-  EXPECT_NEAR(out.epochs[0].seconds, 2.0, 0.01);
+  // What the tuner tries costs a percent or two.
+  EXPECT_NEAR(out.epochs[0].seconds, 2.0, 0.05);
   // What was read ahead for the next epoch and is used in this one, too, is read once.
   EXPECT_NEAR(out.seconds, 6.0, 0.15);
-  EXPECT_LE(out.seconds, 6.01);
+  EXPECT_LE(out.seconds, 6.1);
   EXPECT_NEAR(out.epochs[1].stall_seconds, out.epochs[1].seconds, 1e-9);
 }
 
@@ -135,11 +136,11 @@ TEST(NodeSimulation, AFolderServesLaterEpochs) {
   EXPECT_NEAR(static_cast<double>(later.folder_bytes), 40e6, 5e6);
 }
 
-TEST(NodeSimulation, TheGovernorFindsDepthForLatency) {
+TEST(NodeSimulation, TheTunerFindsDepthForLatency) {
   NodeScenario s = Plain();
   s.lengths.assign(4000, 10'000);
   s.keep = false;
-  s.batch = 4;  // what a batch misses is read at once, whatever the limit
+  s.batch = 4;
   s.source.open = s.source.read = 20 * kMilli;
   s.source.jitter = 0.2;
   NodeScenario fixed = s;

@@ -71,6 +71,13 @@ uint64_t CacheBytes(const EngineOptions& options, uint64_t budget) {
          (256 << 10);
 }
 
+TuneOptions TunerOptions(const EngineOptions& options, uint64_t arena_bytes) {
+  return {.policy = options.tuner,
+          .max_reads = options.max_in_flight,
+          .max_ahead_bytes = arena_bytes,
+          .cores = UsableProcessors()};
+}
+
 // What reads that hang in the kernel may still touch: kept until the process ends.
 struct LeftBehind {
   std::shared_ptr<const Catalog> catalog;  // the source refers to it
@@ -160,6 +167,8 @@ Engine::Engine(const EngineOptions& options, uint64_t budget, uint64_t arena_byt
           registry_.AddGauge("forebay_stage_arena_peak_bytes", "Most bytes of the arena in use")),
       leases_(registry_.AddGauge("forebay_stage_leases", "Batches on loan or being filled")),
       prefetch_(registry_, options.max_in_flight, options.in_flight),
+      read_ahead_(registry_, arena_bytes, std::min(options.read_ahead, arena_bytes)),
+      tuning_(registry_),
       memory_tier_(registry_, arena_bytes, std::min(options.memory_tier, arena_bytes)),
       cache_folder_(registry_),
       admission_(registry_),
@@ -169,9 +178,7 @@ Engine::Engine(const EngineOptions& options, uint64_t budget, uint64_t arena_byt
                   .keep = options.keep,
                   .keep_bytes = std::min(options.memory_tier, arena_bytes),
                   .max_samples = options.max_in_flight * PosixSourceOptions::kReadsPerOp}),
-      governor_({.minimum = std::min<size_t>(4, options.max_in_flight),
-                 .maximum = options.max_in_flight,
-                 .initial = 64}),
+      tuner_(MakeTuner(TunerOptions(options, arena_bytes))),
       pause_(SteadyClock().Now()),
       decode_pool_(registry_, DecodeThreads(options, budget)) {
   for (size_t i = 0; i < kStallCauses; ++i) {
@@ -202,6 +209,13 @@ Status Engine::Start() {
   wake_fd_ = OwnedFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   progress_fd_ = OwnedFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_fd_.valid() || !progress_fd_.valid()) return ErrnoStatus(errno, "eventfd");
+  if (!options_.tuner_log.empty()) {
+    tuner_log_ =
+        OwnedFd(open(options_.tuner_log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
+    if (!tuner_log_.valid()) return ErrnoStatus(errno, options_.tuner_log);
+    MutexLock lock(mutex_);
+    tuner_lines_ = TuneLogHeader(TunerOptions(options_, arena_bytes));
+  }
   loop_ = std::jthread([this](std::stop_token stop) { RunLoop(stop); });
   planner_ = std::jthread([this](std::stop_token stop) { RunPlanner(stop); });
   pthread_setname_np(loop_.native_handle(), "forebay-loop");
@@ -224,6 +238,7 @@ Engine::~Engine() {
   copy_ready_.notify_all();
   loop_.join();
   if (planner_.joinable()) planner_.join();
+  if (tuner_log_.valid()) WriteTunerLog();
   copiers_.clear();
   std::deque<DatasetState> datasets;
   size_t flying = 0;
@@ -600,6 +615,7 @@ void Engine::Account(StreamState& state, const BatchLoan& loan, Nanos now) {
   stats.batch_us.push_back(
       static_cast<uint32_t>(std::min<Nanos>((now - state.last_handout) / kMicro, ~uint32_t{0})));
   state.last_handout = now;
+  meter_.OnTake(bytes, scheduler_.ready_bytes());
   samples_total_.Add(loan.samples.size());
   sample_bytes_total_.Add(bytes);
 }
@@ -619,6 +635,7 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
   if (fetch == nullptr && state.options.shape.itemised) {
     return Status(Code::kInvalidArgument, "this stream hands out single samples: fetch them");
   }
+  state.last_ask = start;
   if (!state.in_epoch) OpenEpoch(state, start);
 
   Scheduler::Handout handout;
@@ -773,7 +790,11 @@ size_t Engine::in_flight() const {
 
 size_t Engine::in_flight_limit() const {
   MutexLock lock(mutex_);
-  return governor_.limit();
+  return InFlightLimit();
+}
+
+size_t Engine::InFlightLimit() const {
+  return fixed_reads_ != 0 ? fixed_reads_ : tuner_->decision().reads;
 }
 
 // ---- threads ---------------------------------------------------------------------------------
@@ -802,7 +823,8 @@ bool Engine::WritesLagBehind() {
 
 void Engine::ApplyKnobs() {
   registry_.ReadKnobs(&knobs_seen_, [this]() NO_THREAD_SAFETY_ANALYSIS {
-    governor_.Fix(static_cast<size_t>(prefetch_.reads.value()));
+    fixed_reads_ = static_cast<size_t>(prefetch_.reads.value());
+    fixed_ahead_ = static_cast<uint64_t>(read_ahead_.bytes.value());
     scheduler_.SetKeepBytes(static_cast<uint64_t>(memory_tier_.bytes.value()));
     scheduler_.SetAdmission(admission_.memory.value() != 0, admission_.folder.value() != 0);
     scheduler_.SetHedging(static_cast<uint64_t>(hedging_.one_in.value()));
@@ -815,7 +837,12 @@ void Engine::ApplyKnobs() {
 void Engine::Collect() {
   scheduler_.Advance(SteadyClock().Now());
   ApplyKnobs();
-  scheduler_.NextReads(WritesLagBehind() ? 0 : governor_.limit(), &outbox_);
+  const size_t limit = InFlightLimit();
+  const uint64_t ahead = fixed_ahead_ != 0 ? fixed_ahead_ : tuner_->decision().ahead_bytes;
+  scheduler_.SetReadAheadBytes(ahead);
+  scheduler_.NextReads(limit, &outbox_, !WritesLagBehind());
+  const size_t waiting = scheduler_.WaitingForReads();
+  if (waiting != meter_.waiting()) meter_.OnWaiting(waiting, SteadyClock().Now());
   for (OrderAction& order : scheduler_.NextOrders()) {
     if (streams_[order.stream].options.declared) continue;
     order_work_.push_back(order);
@@ -835,15 +862,32 @@ void Engine::Collect() {
   prefetch_.in_flight.Set(scheduler_.requests());
   prefetch_.requests_total.Set(scheduler_.counters().requests);
   hedging_.hedged_total.Set(scheduler_.counters().hedged);
-  prefetch_.limit.Set(governor_.limit());
+  prefetch_.limit.Set(limit);
+  read_ahead_.limit_bytes.Set(ahead);
+  read_ahead_.ahead_bytes.Set(scheduler_.ahead_bytes());
+  read_ahead_.ready_bytes.Set(scheduler_.ready_bytes());
   leases_.Set(scheduler_.lease_count());
   source_limit_.held.Set(static_cast<uint64_t>(scheduler_.held_time()));
   changed_total_.Set(scheduler_.counters().changed);
   memory_tier_.evicted_total.Set(scheduler_.counters().evicted);
 }
 
+void Engine::WriteTunerLog() {
+  std::string lines;
+  {
+    MutexLock lock(mutex_);
+    lines.swap(tuner_lines_);
+  }
+  for (std::string_view left = lines; !left.empty();) {
+    const ssize_t n = write(tuner_log_.get(), left.data(), left.size());
+    if (n <= 0) return;  // a full disk costs the log, nothing else
+    left.remove_prefix(static_cast<size_t>(n));
+  }
+}
+
 void Engine::RunPlanner(std::stop_token stop) {
   while (!stop.stop_requested()) {
+    if (tuner_log_.valid()) WriteTunerLog();
     OrderAction work;
     SamplerSpec sampler;
     {

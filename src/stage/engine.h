@@ -31,13 +31,14 @@
 #include "plan/cost_model.h"
 #include "plan/sampler.h"
 #include "source/source.h"
-#include "stage/governor.h"
 #include "stage/mechanisms.h"
 #include "stage/pause_allowance.h"
 #include "stage/reads_under_way.h"
 #include "stage/scheduler.h"
 #include "tier/folder_tier.h"
 #include "tier/tiered_source.h"
+#include "tune/tuner.h"
+#include "tune/tuner_log.h"
 
 namespace forebay {
 
@@ -45,7 +46,10 @@ struct EngineOptions {
   // Bytes for everything the engine holds: arena, tables, stacks. 0: DefaultBudget().
   uint64_t memory = 0;
   size_t max_in_flight = 256;  // source reads
-  size_t in_flight = 0;        // fixed number instead of the governor's; 0: governed
+  size_t in_flight = 0;        // fixed number instead of the tuner's; 0: tuned
+  uint64_t read_ahead = 0;     // bytes, fixed instead of the tuner's; 0: tuned
+  TunePolicy tuner = TunePolicy::kForebay;
+  std::string tuner_log;  // what the tuner saw and decided goes to this file; empty: nowhere
   PosixSourceOptions::Io io = PosixSourceOptions::Io::kAuto;
   size_t copy_threads = 2;
   size_t decode_threads = 0;  // the most that decode; 0: one for each processor
@@ -206,6 +210,7 @@ class Engine {
     bool in_epoch = false;
     Nanos epoch_start = 0;
     Nanos last_handout = 0;
+    Nanos last_ask = 0;
     Nanos blocked_since = -1;  // across calls: a caller may wait in short slices
     uint64_t reads_at_start = 0;
     uint64_t bytes_at_start = 0;
@@ -236,6 +241,9 @@ class Engine {
                 uint32_t arrived_crc, Place from) REQUIRES(mutex_);
   // Loop thread: takes what has arrived, starts what is due, races what hangs.
   bool ReapInto(std::span<DatasetState* const> datasets, ReadsUnderWay& under_way, bool* arrived);
+  void StepTuner(Nanos now) REQUIRES(mutex_);
+  // Planner thread: appends what has gathered to the log.
+  void WriteTunerLog();
   void Learn(DatasetState& dataset, const ReadsUnderWay::Read& read, const SourceDone& done,
              Place from);
   void UpdateCosts(DatasetId id, DatasetState& dataset, const ReadsUnderWay& under_way)
@@ -248,6 +256,7 @@ class Engine {
   // Collects actions after any event; wakes whoever has work.
   void Collect() REQUIRES(mutex_);
   bool WritesLagBehind() REQUIRES(mutex_);
+  size_t InFlightLimit() const REQUIRES(mutex_);
   void WakeLoop();
   Status OpenCache();
   Result<std::unique_ptr<TieredSource>> ThroughCache(const Catalog& catalog,
@@ -288,6 +297,8 @@ class Engine {
   Metric& leases_;
   std::array<Metric*, kStallCauses> stall_;
   PrefetchMechanism prefetch_;
+  ReadAheadMechanism read_ahead_;
+  TunerMechanism tuning_;
   MemoryTierMechanism memory_tier_;
   CacheFolderMechanism cache_folder_;
   AdmissionMechanism admission_;
@@ -298,7 +309,12 @@ class Engine {
 
   mutable Mutex mutex_;
   Scheduler scheduler_ GUARDED_BY(mutex_);
-  ReadGovernor governor_ GUARDED_BY(mutex_);
+  const std::unique_ptr<Tuner> tuner_ GUARDED_BY(mutex_);
+  TuneMeter meter_ GUARDED_BY(mutex_);
+  size_t fixed_reads_ GUARDED_BY(mutex_) = 0;    // 0: the tuner's
+  uint64_t fixed_ahead_ GUARDED_BY(mutex_) = 0;  // 0: the tuner's
+  std::string tuner_lines_ GUARDED_BY(mutex_);
+  OwnedFd tuner_log_;  // constant after Start
   // Deques: references stay valid while others are added. The loop thread reads the entries it has
   // seen under the lock without it; catalog and source never change after they are added.
   std::deque<DatasetState> datasets_ GUARDED_BY(mutex_);

@@ -19,6 +19,10 @@ constexpr size_t kReapAtOnce = 64;
 // not hang: on fast storage it waits for a processor, or to be reaped.
 constexpr Nanos kLookSoonest = 5 * kMilli;
 constexpr Nanos kLookLatest = 20 * kMilli;
+// How often the tuner is asked.
+constexpr Nanos kTuneEvery = 20 * kMilli;
+// A stream that has not asked for so long is not a consumer that could wait.
+constexpr Nanos kLately = kSecond;
 // Latency that read-ahead hides from any step.
 constexpr Nanos kHidden = 20 * kMilli;
 
@@ -59,8 +63,33 @@ void Engine::Finished(DatasetState& dataset, const ReadAction& read, SourceDone&
   }
   const size_t requests = scheduler_.requests();
   scheduler_.OnReadDone(read, done.status.ok(), done.crc, from);
-  if (done.status.ok() && from == Place::kSource && scheduler_.requests() < requests) {
-    governor_.OnRead(done.latency_ns, scheduler_.Hungry());
+  meter_.OnBytes(read.length);
+  if (scheduler_.requests() < requests) meter_.OnRequest(done.latency_ns);
+}
+
+void Engine::StepTuner(Nanos now) {
+  uint64_t consumers = 0;
+  for (const StreamState& stream : streams_) {
+    consumers += stream.open && now - stream.last_ask < kLately ? 1 : 0;
+  }
+  const TuneObservation seen = meter_.Observe({.consumers = consumers,
+                                               .in_flight = scheduler_.requests(),
+                                               .ready_bytes = scheduler_.ready_bytes(),
+                                               .ahead_bytes = scheduler_.ahead_bytes(),
+                                               .batch_bytes = scheduler_.batch_bytes(),
+                                               .fixed_reads = fixed_reads_,
+                                               .fixed_bytes = fixed_ahead_},
+                                              now);
+  if (tuning_.on.value() == 0) return;
+  const TuneDecision before = tuner_->decision();
+  const TuneDecision& after = tuner_->Step(seen);
+  if (after.reads != before.reads || after.ahead_bytes != before.ahead_bytes) {
+    tuning_.decisions_total.Add(1);
+    tuning_.reads.Set(after.reads);
+    tuning_.bytes.Set(after.ahead_bytes);
+  }
+  if (!options_.tuner_log.empty()) {
+    tuner_lines_ += TuneLogLine(seen, after);
   }
 }
 
@@ -158,6 +187,10 @@ void Engine::SubmitBacklog(DatasetState& dataset, ReadsUnderWay& under_way) {
 Nanos Engine::HedgeHanging(std::span<DatasetState* const> datasets, ReadsUnderWay& under_way,
                            Nanos now) {
   under_way.FindOldest(now);
+  {
+    MutexLock lock(mutex_);
+    scheduler_.SetHanging(under_way.hanging());
+  }
   if (under_way.size() == 0) return now + kSlice;
   Nanos next = now + kLookLatest;
   for (ReadsUnderWay::Read& read : under_way.all()) {
@@ -187,6 +220,7 @@ void Engine::RunLoop(std::stop_token stop) {
   std::vector<ReadAction> reads;
   ReadsUnderWay under_way;
   Nanos look_at = 0;
+  Nanos tune_at = 0;
   Nanos held_until = kNeverReady;  // reads that wait for their share
   while (!stop.stop_requested()) {
     bool arrived = false;
@@ -202,6 +236,10 @@ void Engine::RunLoop(std::stop_token stop) {
     if (!busy && now >= look_at) look_at = HedgeHanging(datasets, under_way, now);
     {
       MutexLock lock(mutex_);
+      if (now >= tune_at) {
+        tune_at = now + kTuneEvery;
+        StepTuner(now);
+      }
       Collect();
       // Under the same lock: a read may name a data set added since the top of the loop.
       for (size_t i = datasets.size(); i < datasets_.size(); ++i) datasets.push_back(&datasets_[i]);
@@ -219,7 +257,9 @@ void Engine::RunLoop(std::stop_token stop) {
     fds.clear();
     fds.push_back({wake_fd_.get(), POLLIN, 0});
     for (DatasetState* dataset : datasets) fds.push_back({dataset->source->event_fd(), POLLIN, 0});
-    Nanos sleep = under_way.size() == 0 ? kSlice : std::clamp<Nanos>(look_at - now, kMilli, kSlice);
+    Nanos sleep = under_way.size() == 0
+                            ? kSlice
+                            : std::clamp<Nanos>(std::min(look_at, tune_at) - now, kMilli, kSlice);
     // Tokens that came in the meantime are not lost: no need for less than a millisecond.
     if (held_until - now < sleep) sleep = std::max<Nanos>(held_until - now + kMilli, kMilli);
     poll(fds.data(), fds.size(), static_cast<int>(sleep / kMilli));

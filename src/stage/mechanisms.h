@@ -15,7 +15,7 @@ struct PrefetchMechanism {
       : mechanism(registry.AddMechanism("prefetch", "how many source reads are made at once")),
         reads(mechanism.AddKnob("source_reads_in_flight", KnobType::kCount, 0,
                                 static_cast<int64_t>(most), static_cast<int64_t>(initial),
-                                "source reads at once; 0 lets the governor choose")),
+                                "source reads at once; 0: the tuner's")),
         requests_total(mechanism.AddCounter(
             "forebay_source_requests_total",
             "Requests sent to the source; neighbouring samples may share one")),
@@ -27,6 +27,45 @@ struct PrefetchMechanism {
   Metric& requests_total;
   Metric& in_flight;
   Metric& limit;
+};
+
+struct ReadAheadMechanism {
+  ReadAheadMechanism(Registry& registry, uint64_t most, uint64_t initial)
+      : mechanism(registry.AddMechanism("read_ahead", "how far reads run ahead of consumers")),
+        bytes(mechanism.AddKnob("read_ahead_bytes", KnobType::kBytes, 0, static_cast<int64_t>(most),
+                                static_cast<int64_t>(initial),
+                                "bytes in flight and ready ahead of consumers, beside samples that "
+                                "stay in memory; 0: the tuner's")),
+        limit_bytes(mechanism.AddGauge("forebay_read_ahead_limit_bytes",
+                                       "Bytes allowed in flight and ready ahead of consumers")),
+        ahead_bytes(mechanism.AddGauge("forebay_read_ahead_bytes",
+                                       "Bytes in flight and ready ahead of consumers, not kept")),
+        ready_bytes(mechanism.AddGauge("forebay_read_ahead_ready_bytes",
+                                       "Bytes ready ahead of consumers, not kept")) {}
+  Mechanism& mechanism;
+  Knob& bytes;
+  Metric& limit_bytes;
+  Metric& ahead_bytes;
+  Metric& ready_bytes;
+};
+
+struct TunerMechanism {
+  explicit TunerMechanism(Registry& registry)
+      : mechanism(registry.AddMechanism(
+            "tuner", "finds the fewest reads and the smallest buffer that keep consumers fed")),
+        on(mechanism.AddKnob("tuner_on", KnobType::kSwitch, 0, 1, 1,
+                             "1: the tuner chooses reads at once and read-ahead; 0: its last "
+                             "choices stay")),
+        decisions_total(mechanism.AddCounter("forebay_tuner_decisions_total",
+                                             "Changes that the tuner has made")),
+        reads(mechanism.AddGauge("forebay_tuner_reads", "Reads at once that the tuner chose last")),
+        bytes(mechanism.AddGauge("forebay_tuner_read_ahead_bytes",
+                                 "Read-ahead that the tuner chose last")) {}
+  Mechanism& mechanism;
+  Knob& on;
+  Metric& decisions_total;
+  Metric& reads;
+  Metric& bytes;
 };
 
 struct MemoryTierMechanism {

@@ -39,6 +39,9 @@ class ReadsUnderWay {
   // How long the oldest read from a folder had taken at the last FindOldest; 0: none is left.
   Nanos oldest_tier_age() const { return depth(Place::kTier) == 0 ? 0 : oldest_tier_age_; }
   void FindOldest(Nanos now);
+  // Requests that had taken longer than kHangs at the last FindOldest.
+  static constexpr Nanos kHangs = 500 * kMilli;
+  size_t hanging() const { return hanging_; }
   // In any order; entries that are not live are skipped by the caller.
   std::vector<Read>& all() { return reads_; }
 
@@ -48,12 +51,16 @@ class ReadsUnderWay {
   std::array<size_t, 2> depth_{};
   Nanos ticked_ = 0;
   Nanos oldest_tier_age_ = 0;
+  size_t hanging_ = 0;
 };
 
 inline void ReadsUnderWay::FindOldest(Nanos now) {
   oldest_tier_age_ = 0;
+  hanging_ = 0;
   for (const Read& read : reads_) {
-    if (!read.live || read.action.likely != Place::kTier) continue;
+    if (!read.live) continue;
+    if (read.first && now - read.start > kHangs) ++hanging_;
+    if (read.action.likely != Place::kTier) continue;
     oldest_tier_age_ = std::max(oldest_tier_age_, now - read.start);
   }
 }

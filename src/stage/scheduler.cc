@@ -235,6 +235,7 @@ void Scheduler::SetKeepBytes(uint64_t bytes) {
 void Scheduler::FreeBlock(DatasetId d, SampleId s) {
   Entry& e = entry(d, s);
   if (e.flags & kKept) Unkeep(d, s);
+  Uncount(e);
   arena_.Free(e.block);
   e.block = ArenaAllocator::kNone;
   e.state = State::kAbsent;
@@ -248,20 +249,51 @@ void Scheduler::MaybeFree(DatasetId d, SampleId s) {
   }
 }
 
+void Scheduler::Uncount(const Entry& e) {
+  if (e.block == ArenaAllocator::kNone || e.pins != 0 || (e.flags & kKept)) return;
+  ahead_bytes_ -= arena_.size(e.block);
+  if (e.state == State::kResident) ready_bytes_ -= arena_.size(e.block);
+}
+
+void Scheduler::Count(const Entry& e) {
+  if (e.block == ArenaAllocator::kNone || e.pins != 0 || (e.flags & kKept)) return;
+  ahead_bytes_ += arena_.size(e.block);
+  if (e.state == State::kResident) ready_bytes_ += arena_.size(e.block);
+}
+
+// Memory is for what the folder lacks, until the two cover everything.
+bool Scheduler::WouldKeep(DatasetId d, SampleId s, JobId job) const {
+  const Entry& e = entry(d, s);
+  const Dataset& dataset = datasets_[d];
+  const bool elsewhere = (e.flags & kInTier) && !dataset.tier.holds_all && dataset.uncovered > 0;
+  return !elsewhere && MayKeep(ArenaAllocator::Rounded(e.length), job);
+}
+
+size_t Scheduler::ActiveStreams() const {
+  return static_cast<size_t>(
+      std::count_if(streams_.begin(), streams_.end(),
+                    [](const Stream& stream) { return stream.open && !stream.epochs.empty(); }));
+}
+
+uint64_t Scheduler::batch_bytes() const {
+  uint64_t bytes = 0;
+  for (const Stream& stream : streams_) {
+    if (!stream.open || stream.epochs.empty()) continue;
+    bytes += stream.shape.batch_size * datasets_[stream.shape.dataset].mean_rounded;
+  }
+  return bytes;
+}
+
 // Finds a block for an absent sample and marks it reading. Look-ahead takes only what is free and
 // within the staging share; an urgent read makes room.
 bool Scheduler::Allot(DatasetId d, SampleId s, bool urgent, StreamId for_stream) {
   Entry& e = entry(d, s);
   const uint64_t rounded = ArenaAllocator::Rounded(e.length);
-  const Dataset& dataset = datasets_[d];
-  // Memory is for what the folder lacks, until the two cover everything.
-  const bool elsewhere = (e.flags & kInTier) && !dataset.tier.holds_all && dataset.uncovered > 0;
   const JobId job = streams_[for_stream].job;
-  const bool keep = !elsewhere && MayKeep(rounded, job);
+  const bool keep = WouldKeep(d, s, job);
   if (!urgent && !keep) {
     // What is neither kept nor free is staging; streams share it evenly.
-    uint64_t active = 0;
-    for (const Stream& stream : streams_) active += stream.open && !stream.epochs.empty() ? 1 : 0;
+    const uint64_t active = ActiveStreams();
     const uint64_t staged = arena_.used() - kept_bytes_ - metadata_bytes_;
     const uint64_t room = arena_.capacity() - metadata_bytes_ - keep_quota();
     if (staged + rounded > room) return false;
@@ -281,6 +313,7 @@ bool Scheduler::Allot(DatasetId d, SampleId s, bool urgent, StreamId for_stream)
   placed.offset = arena_.offset(block);
   placed.state = State::kReading;
   placed.flags &= static_cast<uint8_t>(~(kFailedSoon | kFailedNow | kUrgent | kCopying));
+  Count(placed);
   if (urgent) placed.flags |= kUrgent;
   if (keep && MayKeep(rounded, job)) Keep(d, s, job);
   return true;
@@ -337,13 +370,17 @@ void Scheduler::MarkWaiting() {
 void Scheduler::SetFlag(DatasetId d, SampleId s, uint8_t flag) {
   Entry& e = entry(d, s);
   if (!(e.flags & (kKept | kInTier))) --datasets_[d].uncovered;
+  Uncount(e);
   e.flags |= flag;
+  Count(e);
 }
 
 void Scheduler::ClearFlag(DatasetId d, SampleId s, uint8_t flag) {
   Entry& e = entry(d, s);
   const bool covered = (e.flags & (kKept | kInTier)) != 0;
+  Uncount(e);
   e.flags &= static_cast<uint8_t>(~flag);
+  Count(e);
   if (covered && !(e.flags & (kKept | kInTier))) ++datasets_[d].uncovered;
 }
 
@@ -419,8 +456,7 @@ void Scheduler::Unpin(const Lease& lease) {
       auto found = missing.find(s);
       if (found != missing.end() && found->second-- > 0) continue;
     }
-    --entry(lease.dataset, s).pins;
-    MaybeFree(lease.dataset, s);
+    Unpin(lease.dataset, s);
   }
 }
 
@@ -482,7 +518,7 @@ void Scheduler::AskMissing(LeaseId, Lease& lease) {
     const SampleId s = lease.missing[i];
     Entry& e = entry(lease.dataset, s);
     if (e.state == State::kResident && e.pins < kMaxRefs) {
-      ++e.pins;
+      Pin(e);
       lease.missing[i] = lease.missing.back();
       lease.missing.pop_back();
       continue;
@@ -535,7 +571,7 @@ LeaseId Scheduler::MakeBatchLease(StreamId id, Stream& stream) {
     if (stream.taken + i < planned) --e.ahead;
     lease.bytes += ArenaAllocator::Rounded(e.length);
     if (e.state == State::kResident && e.pins < kMaxRefs) {
-      ++e.pins;
+      Pin(e);
       ++counters_.hits;
       counters_.hit_bytes += e.length;
     } else {
@@ -629,8 +665,7 @@ void Scheduler::OnCopyDone(LeaseId id) {
   Lease& lease = it->second;
   lease.copying = false;
   for (SampleId s : lease.samples) {
-    --entry(lease.dataset, s).pins;
-    MaybeFree(lease.dataset, s);
+    Unpin(lease.dataset, s);
   }
   std::erase(pending_, id);
   if (lease.released) {
@@ -791,7 +826,7 @@ Scheduler::Take Scheduler::FetchSample(StreamId id, SampleId sample, LeaseId* le
       PopFetched(stream, id);
     }
     if (e.state == State::kResident && e.pins < kMaxRefs) {
-      ++e.pins;
+      Pin(e);
       ++counters_.hits;
       counters_.hit_bytes += e.length;
     } else {
@@ -899,19 +934,18 @@ bool Scheduler::Waiting() const {
   });
 }
 
-bool Scheduler::Hungry() const {
-  for (const Stream& stream : streams_) {
-    if (!stream.open || stream.epochs.empty() || stream.blocked_at == frees_) continue;
-    if (stream.window() < in_flight_ - staged_ + 2 * uint64_t{stream.shape.batch_size}) {
-      return true;
-    }
-  }
-  return false;
+size_t Scheduler::WaitingForReads() const {
+  return static_cast<size_t>(std::count_if(pending_.begin(), pending_.end(), [this](LeaseId id) {
+    const Lease& lease = leases_.at(id);
+    return lease.wanted && !lease.blocked && !lease.held && !lease.missing.empty();
+  }));
 }
 
 std::string Scheduler::CheckInvariants() const {
   uint64_t used = metadata_bytes_;
   uint64_t kept = 0;
+  uint64_t not_kept = 0;
+  uint64_t ready = 0;
   std::vector<std::vector<uint32_t>> pins(datasets_.size());
   std::vector<std::vector<uint32_t>> ahead(datasets_.size());
   for (size_t d = 0; d < datasets_.size(); ++d) {
@@ -965,6 +999,10 @@ std::string Scheduler::CheckInvariants() const {
       }
       if (e.state != State::kResident && e.pins != 0) return "pinned but not resident" + where;
       if (e.block != ArenaAllocator::kNone) used += arena_.size(e.block);
+      if (e.block != ArenaAllocator::kNone && e.pins == 0 && !(e.flags & kKept)) {
+        not_kept += arena_.size(e.block);
+        if (e.state == State::kResident) ready += arena_.size(e.block);
+      }
       if (e.flags & kKept) {
         if (e.block == ArenaAllocator::kNone) return "kept without a block" + where;
         kept += arena_.size(e.block);
@@ -976,6 +1014,8 @@ std::string Scheduler::CheckInvariants() const {
   }
   if (used != arena_.used()) return "arena bytes do not add up";
   if (kept != kept_bytes_) return "kept bytes do not add up";
+  if (not_kept != ahead_bytes_) return "look-ahead bytes do not add up";
+  if (ready != ready_bytes_) return "ready bytes do not add up";
   if (used > arena_.capacity()) return "more than the arena";
   return {};
 }

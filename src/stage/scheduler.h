@@ -62,7 +62,6 @@ struct ReadAction {
   Place place = Place::kTier;     // kTier: from the folder if that has it, else from the source
   Place likely = Place::kSource;  // where it will come from, as far as is known
   bool store = false;             // what comes from the source is to be copied into the folder
-  bool staged = false;            // a neighbour that no stream had planned
   JobId job = kNoJob;             // whose share of the source it takes
   uint64_t charged = 0;           // of that share, in bytes; a group's first read has it all
 };
@@ -217,8 +216,15 @@ class Scheduler {
   // Gives back a ready lease, or cancels a pending one.
   void Release(LeaseId lease);
 
-  // Reads to start now, at most `in_flight_limit` under way in all. Appends to `out`.
-  void NextReads(size_t in_flight_limit, std::vector<ReadAction>* out);
+  // The most bytes that look-ahead may have in flight and ready together, in all streams; streams
+  // share them evenly. Each may plan its next batch all the same, and samples that will be kept do
+  // not count: their memory is taken either way.
+  void SetReadAheadBytes(uint64_t bytes) { read_ahead_bytes_ = bytes; }
+  // Requests under way that hang: what a consumer waits for may pass them.
+  void SetHanging(size_t requests) { hanging_ = requests; }
+  // Reads to start now, at most `in_flight_limit` requests under way in all, what leases miss
+  // first. Without `look_ahead` only that. Appends to `out`.
+  void NextReads(size_t in_flight_limit, std::vector<ReadAction>* out, bool look_ahead = true);
   // Moves out copies and orders that have become due since the last call.
   std::vector<CopyAction> NextCopies();
   std::vector<OrderAction> NextOrders();
@@ -252,8 +258,8 @@ class Scheduler {
   bool OnlyReleaseHelps(StreamId stream) const;
   // A consumer waits for samples that are not there.
   bool Waiting() const;
-  // True when finished samples ahead of some active stream are few: more parallel reads would help.
-  bool Hungry() const;
+  // Pending leases that a consumer waits for and only reads can fill.
+  size_t WaitingForReads() const;
 
   size_t stream_count() const { return streams_.size(); }
   size_t in_flight() const { return in_flight_; }  // samples being read
@@ -262,6 +268,11 @@ class Scheduler {
   uint64_t uncovered(DatasetId dataset) const { return datasets_[dataset].uncovered; }
   uint64_t used_bytes() const { return arena_.used(); }
   uint64_t kept_bytes() const { return kept_bytes_; }
+  // Samples that are neither kept nor pinned: there or being read, and those that are there.
+  uint64_t ahead_bytes() const { return ahead_bytes_; }
+  uint64_t ready_bytes() const { return ready_bytes_; }
+  // Of one batch of each stream that has something to read.
+  uint64_t batch_bytes() const;
   uint64_t capacity() const { return arena_.capacity(); }
   uint64_t leased_bytes() const { return leased_bytes_; }
   size_t lease_count() const { return leases_.size(); }
@@ -400,6 +411,22 @@ class Scheduler {
   void SetFlag(DatasetId d, SampleId s, uint8_t flag);
   void ClearFlag(DatasetId d, SampleId s, uint8_t flag);
   bool FitsMemory() const;
+  // What ahead_bytes_ and ready_bytes_ count changes only between these two.
+  void Uncount(const Entry& e);
+  void Count(const Entry& e);
+  void Pin(Entry& e) {
+    Uncount(e);
+    ++e.pins;
+  }
+  void Unpin(DatasetId d, SampleId s) {
+    Entry& e = entry(d, s);
+    --e.pins;
+    Count(e);
+    MaybeFree(d, s);
+  }
+  bool WouldKeep(DatasetId d, SampleId s, JobId job) const;
+  bool MayReadAhead(const Stream& stream, SampleId s) const;
+  size_t ActiveStreams() const;
   Place ChoosePlace(DatasetId d, SampleId s);
   void Start(const ReadAction& action, std::vector<ReadAction>* out);
   // Adds to a look-ahead read the neighbours worth reading with it.
@@ -429,7 +456,8 @@ class Scheduler {
   void DropWaiting(Stream& stream);
   void WantOrder(Stream& stream, StreamId id);
   // Plans positions until one needs a read (true, *out filled), or nothing more can be planned.
-  bool AdvanceCursor(Stream& stream, ReadAction* out, size_t* budget);
+  // `joins`: it goes on with a request whose beginning the read-ahead limit has let through.
+  bool AdvanceCursor(Stream& stream, ReadAction* out, size_t* budget, bool joins = false);
   LeaseId MakeBatchLease(StreamId id, Stream& stream);
   void AskMissing(LeaseId id, Lease& lease);
   void Unpin(const Lease& lease);
@@ -451,9 +479,12 @@ class Scheduler {
   uint64_t kept_bytes_ = 0;
   uint64_t metadata_bytes_ = 0;
   uint64_t leased_bytes_ = 0;
+  uint64_t ahead_bytes_ = 0;
+  uint64_t ready_bytes_ = 0;
+  uint64_t read_ahead_bytes_ = ~uint64_t{0};
+  size_t hanging_ = 0;
   size_t in_flight_ = 0;
   size_t requests_ = 0;
-  size_t staged_ = 0;  // of in_flight_
   uint32_t next_serial_ = 1;
   uint32_t next_group_ = 1;
   std::unordered_map<uint32_t, uint32_t> group_left_;            // members still being read

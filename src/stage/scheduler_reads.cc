@@ -62,7 +62,18 @@ void Scheduler::DropWaiting(Stream& stream) {
   for (LeaseId id : waiting) Release(id);
 }
 
-bool Scheduler::AdvanceCursor(Stream& stream, ReadAction* out, size_t* budget) {
+bool Scheduler::MayReadAhead(const Stream& stream, SampleId s) const {
+  const DatasetId d = stream.shape.dataset;
+  const uint64_t then = ahead_bytes_ + ArenaAllocator::Rounded(entry(d, s).length);
+  if (then <= read_ahead_bytes_ / 2 || stream.window() < stream.shape.batch_size) return true;
+  if (WouldKeep(d, s, stream.job)) return true;
+  if (then > read_ahead_bytes_) return false;
+  // The second half is for those that have less than their share.
+  const uint64_t active = ActiveStreams();
+  return active <= 1 || stream.window() * datasets_[d].mean_rounded < read_ahead_bytes_ / active;
+}
+
+bool Scheduler::AdvanceCursor(Stream& stream, ReadAction* out, size_t* budget, bool joins) {
   const DatasetId d = stream.shape.dataset;
   const auto id = static_cast<StreamId>(&stream - streams_.data());
   while (*budget > 0 && stream.cursor_epoch < stream.epochs.size()) {
@@ -92,7 +103,7 @@ bool Scheduler::AdvanceCursor(Stream& stream, ReadAction* out, size_t* budget) {
     if (e.ahead == kMaxRefs) return false;
     bool read = false;
     if (e.state == State::kAbsent && !(e.flags & kFailedSoon)) {
-      const bool may = MayRead(d, s, stream.job);
+      const bool may = MayRead(d, s, stream.job) && (joins || MayReadAhead(stream, s));
       if (!may || !Allot(d, s, false, id)) {
         if (may) stream.blocked_at = frees_;
         if (stream.shape.itemised && stream.outstanding[s] == 0) stream.outstanding.erase(s);
@@ -149,7 +160,6 @@ void Scheduler::Start(const ReadAction& action, std::vector<ReadAction>* out) {
                   (dataset.tier.holds_all || !(e.flags & kKept)) &&
                   job.folder_bytes + action.length <= job.limits.folder_bytes;
   ++in_flight_;
-  staged_ += action.staged ? 1 : 0;
   ++counters_.reads;
   counters_.read_bytes += action.length;
   if (action.group == 0 || ++group_left_[action.group] == 1) {
@@ -239,7 +249,6 @@ void Scheduler::StartGroup(Stream& stream, const ReadAction& action, size_t* bud
       if (dataset.entries[s].flags & kCopying) return false;
       if (!MayJoin(dataset, s) || !near(s) || !Allot(d, s, false, id)) return false;
       ReadAction neighbour = PlaceOf(d, s);
-      neighbour.staged = true;
       neighbour.job = stream.job;
       join(neighbour);
       return true;
@@ -256,7 +265,7 @@ void Scheduler::StartGroup(Stream& stream, const ReadAction& action, size_t* bud
       const std::vector<SampleId>& order = stream.epochs[stream.cursor_epoch].order;
       if (stream.cursor >= order.size() || order[stream.cursor] != s) break;
       ReadAction next;
-      if (!MayJoin(dataset, s) || !near(s) || !AdvanceCursor(stream, &next, budget)) break;
+      if (!MayJoin(dataset, s) || !near(s) || !AdvanceCursor(stream, &next, budget, true)) break;
       join(next);
     }
   }
@@ -269,7 +278,7 @@ void Scheduler::StartGroup(Stream& stream, const ReadAction& action, size_t* bud
   }
 }
 
-void Scheduler::NextReads(size_t limit, std::vector<ReadAction>* out) {
+void Scheduler::NextReads(size_t limit, std::vector<ReadAction>* out, bool look_ahead) {
   std::vector<LeaseId> blocked;
   std::vector<LeaseId> held;
   for (LeaseId id : pending_) {
@@ -305,12 +314,14 @@ void Scheduler::NextReads(size_t limit, std::vector<ReadAction>* out) {
   }
   handing_out_ = false;
   may_steal_ = true;
-  // Leases wait for these: they go first, and past the limit.
-  while (!urgent_.empty()) {
+  // Leases wait for these: they go first. What hangs, or has lost a race and may never end, does
+  // not hold them up.
+  const size_t hang = hanging_ + orphans_.size();
+  while (!urgent_.empty() && requests_ < std::max<size_t>(1, limit) + hang) {
     Start(urgent_.front(), out);
     urgent_.pop_front();
   }
-  if (starving) return;
+  if (starving || !look_ahead || !urgent_.empty()) return;
   size_t budget = kPlanStep;
   size_t idle = 0;
   // Where it is requests that are short, jobs that have got less of their share go first; in a
@@ -346,6 +357,7 @@ bool Scheduler::SettleRace(const ReadAction& read, bool ok) {
   const Race race = it->second;
   races_.erase(it);
   Entry& e = entry(read.dataset, read.sample);
+  Uncount(e);
   const bool first = read.serial == race.first;
   // The entry goes on with the winner, or with whichever is left.
   const bool takes_second = first != ok;
@@ -354,6 +366,7 @@ bool Scheduler::SettleRace(const ReadAction& read, bool ok) {
     e.block = race.second_block;
     e.offset = arena_.offset(e.block);
   }
+  Count(e);
   if (ok) {
     orphans_.emplace(first ? race.second : race.first, other);
     return false;
@@ -407,7 +420,6 @@ void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place 
   const DatasetId d = read.dataset;
   const SampleId s = read.sample;
   --in_flight_;
-  staged_ -= read.staged ? 1 : 0;
   if (read.group == 0) {
     --requests_;
   } else if (const auto group = group_left_.find(read.group); --group->second == 0) {
@@ -453,7 +465,9 @@ void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place 
     known = crc;
     e.flags |= kCrcKnown;
     e.flags &= static_cast<uint8_t>(~kSuspect);
+    Uncount(e);
     e.state = State::kResident;
+    Count(e);
   } else {
     ++counters_.failed_reads;
     const bool urgent = (e.flags & kUrgent) != 0;
@@ -475,7 +489,7 @@ void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place 
         MarkDue(streams_[lease.stream]);
         break;
       }
-      ++e.pins;
+      Pin(e);
       lease.missing[i] = lease.missing.back();
       lease.missing.pop_back();
     }

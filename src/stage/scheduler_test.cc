@@ -628,5 +628,128 @@ TEST(Scheduler, RandomSharesSetAside) {
   }
 }
 
+// ---- limits ----------------------------------------------------------------------------------
+
+TEST(ReadAhead, BytesInFlightAndReadyStayWithinTheLimit) {
+  for (const bool contiguous : {false, true}) {
+    World world(3, {.arena_bytes = 4 << 20, .keep = false});
+    const DatasetId d = world.AddDataset(500, 900, 1024);
+    StreamShape shape{.dataset = d, .batch_size = 8, .contiguous = contiguous, .epochs = 1};
+    const StreamId id = world.Open(shape, Spec(500, 1));
+    constexpr uint64_t kLimit = 40 * 1024;
+    world.scheduler().SetReadAheadBytes(kLimit);
+    world.limit_ = 100;
+    Scheduler::Handout h;
+    uint64_t most = 0;
+    // Contiguous streams prepare three batches beside it.
+    const uint64_t beside = (contiguous ? 4 : 1) * 8 * 1024;
+    for (Take t = Take::kPending; t != Take::kEndOfStream;) {
+      t = world.TakeNow(id, &h);
+      if (t != Take::kReady) continue;
+      most = std::max(most, world.scheduler().ahead_bytes());
+      ASSERT_LE(world.scheduler().ready_bytes(), world.scheduler().ahead_bytes());
+      ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+      world.scheduler().Release(h.lease);
+      world.Pump();
+    }
+    EXPECT_LE(most, kLimit + beside);
+    EXPECT_GT(most, kLimit / 2);
+  }
+}
+
+TEST(ReadAhead, EachStreamHasItsNextBatchWhateverTheLimit) {
+  World world(4, {.arena_bytes = 4 << 20, .keep = false});
+  const DatasetId d = world.AddDataset(400, 1024, 1024);
+  world.scheduler().SetReadAheadBytes(0);
+  world.limit_ = 100;
+  const StreamId a = world.Open({.dataset = d, .batch_size = 8}, Spec(400, 1));
+  const StreamId b = world.Open({.dataset = d, .batch_size = 16}, Spec(400, 2));
+  world.Pump();
+  world.Pump();
+  EXPECT_GE(world.scheduler().in_flight(), 20u);  // the two batches may share samples
+  EXPECT_LE(world.scheduler().in_flight(), 24u);
+  for (const StreamId id : {a, b}) {
+    Scheduler::Handout h;
+    for (int i = 0; i < 20; ++i) {
+      ASSERT_EQ(world.TakeNow(id, &h), Take::kReady);
+      world.scheduler().Release(h.lease);
+    }
+  }
+}
+
+TEST(ReadAhead, StreamsShareTheLimitEvenly) {
+  World world(5, {.arena_bytes = 8 << 20, .keep = false});
+  const DatasetId d = world.AddDataset(2000, 1024, 1024);
+  const DatasetId e = world.AddDataset(2000, 1024, 1024);
+  world.limit_ = 1000;
+  world.scheduler().SetReadAheadBytes(200 * 1024);
+  const StreamId a = world.Open({.dataset = d, .batch_size = 8}, Spec(2000, 1));
+  world.Pump();
+  world.Pump();
+  const size_t alone = world.scheduler().in_flight();
+  EXPECT_GE(alone, 190u);
+  const StreamId b = world.Open({.dataset = e, .batch_size = 8}, Spec(2000, 2));
+  Scheduler::Handout h;
+  for (int i = 0; i < 60; ++i) {  // both take alike
+    for (const StreamId id : {a, b}) {
+      ASSERT_EQ(world.TakeNow(id, &h), Take::kReady);
+      world.scheduler().Release(h.lease);
+    }
+  }
+  while (world.Step()) world.Pump();
+  size_t of_b = 0;
+  for (int i = 0; i < 40; ++i) {
+    const Take t = world.scheduler().TakeBatch(b, &h);
+    if (t != Take::kReady) break;
+    world.scheduler().Release(h.lease);
+    of_b += h.samples.size();
+  }
+  EXPECT_GE(of_b, 80u) << "of 200";
+}
+
+TEST(ReadAhead, WhatStaysInMemoryIsNotCounted) {
+  World world(6, {.arena_bytes = 4 << 20});
+  const DatasetId d = world.AddDataset(300, 1024, 1024);
+  world.scheduler().SetReadAheadBytes(0);
+  world.limit_ = 1000;
+  world.Open({.dataset = d, .batch_size = 8}, Spec(300, 1));
+  world.Pump();
+  world.Pump();
+  EXPECT_EQ(world.scheduler().in_flight(), 300u);
+  EXPECT_EQ(world.scheduler().ahead_bytes(), 0u);
+}
+
+TEST(ReadLimit, AWaitingBatchGoesFirstAndWithinIt) {
+  Scheduler scheduler({.arena_bytes = 1 << 20, .keep = false});
+  const DatasetId d = scheduler.AddDataset(std::vector<uint32_t>(100, 1024));
+  const StreamId id = scheduler.OpenStream({.dataset = d, .batch_size = 32});
+  std::vector<SampleId> order(100);
+  for (SampleId s = 0; s < 100; ++s) order[s] = s;
+  for (const OrderAction& a : scheduler.NextOrders()) {
+    scheduler.ExtendOrder(id, a.generation, a.epoch, order, true);
+  }
+  Scheduler::Handout h;
+  ASSERT_EQ(scheduler.TakeBatch(id, &h), Take::kPending);
+  std::vector<ReadAction> reads;
+  scheduler.NextReads(4, &reads);
+  EXPECT_EQ(reads.size(), 4u);
+  EXPECT_EQ(scheduler.WaitingForReads(), 1u);
+  // What hangs does not hold the batch up.
+  scheduler.SetHanging(3);
+  scheduler.NextReads(4, &reads);
+  EXPECT_EQ(reads.size(), 7u);
+  scheduler.SetHanging(0);
+  std::vector<ReadAction> more;
+  for (size_t i = 0; i < 200 && scheduler.TakeBatch(id, &h) == Take::kPending; ++i) {
+    ASSERT_FALSE(reads.empty());
+    EXPECT_LT(reads.front().sample, 32u) << "look-ahead waits for the batch's own reads";
+    scheduler.OnReadDone(reads.front(), true, 1, Place::kSource);
+    reads.erase(reads.begin());
+    scheduler.NextReads(4, &reads, false);
+    EXPECT_LE(scheduler.requests(), 7u);
+  }
+  EXPECT_EQ(h.samples.size(), 32u);
+}
+
 }  // namespace
 }  // namespace forebay
