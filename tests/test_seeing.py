@@ -361,7 +361,11 @@ def test_prometheus_scrapes_the_daemon(jobs: str, tmp_path: Path) -> None:
         process.wait(20)
 
 
-def test_the_page_in_a_browser(jobs: str, tmp_path: Path, large_folder: DataSet) -> None:
+def test_the_page_in_a_browser(
+    jobs: str, tmp_path: Path, large_folder: DataSet, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["status"]) == 0
+    assert f"web page: {jobs} " in capsys.readouterr().out
     if browser.program() is None:
         pytest.skip("no Chromium is installed (Debian: chromium-headless-shell)")
     with pytest.raises(urllib.error.HTTPError, match="403"):
