@@ -74,8 +74,7 @@ def frame(
     for line in _wrapped(why_idle(said, now), width):
         text.add((line, "good" if worst < 0.02 else "warn" if worst < 0.1 else "bad"))
     if control := said.get("control"):
-        told = control.get("sentence") or control.get("health") or json.dumps(control)
-        text.add(("control  ", "soft"), text_of(str(told)))
+        text.add(("control  ", "soft"), text_of(str(control.get("sentence", ""))))
     text.add()
     rate = "-" if now is None else f"{format_bytes(now.source_bytes)}/s"
     reads = "-" if now is None else f"{_number(now.source_reads)} reads/s"
