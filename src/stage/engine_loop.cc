@@ -258,8 +258,8 @@ void Engine::RunLoop(std::stop_token stop) {
     fds.push_back({wake_fd_.get(), POLLIN, 0});
     for (DatasetState* dataset : datasets) fds.push_back({dataset->source->event_fd(), POLLIN, 0});
     Nanos sleep = under_way.size() == 0
-                            ? kSlice
-                            : std::clamp<Nanos>(std::min(look_at, tune_at) - now, kMilli, kSlice);
+                      ? kSlice
+                      : std::clamp<Nanos>(std::min(look_at, tune_at) - now, kMilli, kSlice);
     // Tokens that came in the meantime are not lost: no need for less than a millisecond.
     if (held_until - now < sleep) sleep = std::max<Nanos>(held_until - now + kMilli, kMilli);
     poll(fds.data(), fds.size(), static_cast<int>(sleep / kMilli));

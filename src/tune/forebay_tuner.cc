@@ -15,6 +15,7 @@ constexpr double kFedShare = 0.02;
 constexpr double kWorthIt = 0.25;
 // A step down is fine when the rate stays so near the best.
 constexpr double kAsGood = 0.975;
+constexpr double kPlainly = 0.88;  // and has plainly failed when it falls below this
 constexpr double kStepDown = 0.8;
 constexpr double kStepUp = 1.25;
 // Reads beyond demand x latency, so that a buffer that was drained fills again.
@@ -91,10 +92,22 @@ ForebayTuner::Window ForebayTuner::Close(const TuneObservation& seen) const {
   return w;
 }
 
+bool ForebayTuner::OnTrial() const {
+  return !fed_ &&
+         ((phase_ == Phase::kShrink && static_cast<double>(decision_.reads) < good_reads_) ||
+          (phase_ == Phase::kHold && shrunk_buffer_ns_ != 0));
+}
+
+// A step down that seems to cost a little is watched for longer: it may be noise.
+bool ForebayTuner::Doubtful(const TuneObservation& seen) const {
+  if (!OnTrial()) return false;
+  const double rate = Close(seen).rate;
+  return rate < kAsGood * best_rate_ && rate > kPlainly * best_rate_;
+}
+
 // A step down that has plainly failed, or storage that is plainly another, is not watched to the
 // end of the window.
 bool ForebayTuner::Failing(const TuneObservation& seen) const {
-  constexpr double kPlainly = 0.88;
   const int64_t elapsed = seen.now_ns - from_.now_ns;
   if (elapsed < 40 * kMs) return false;
   const Window w = Close(seen);
@@ -105,10 +118,7 @@ bool ForebayTuner::Failing(const TuneObservation& seen) const {
   }
   if (phase_ == Phase::kGrow) return false;
   if (elapsed >= 150 * kMs && w.rate < 0.5 * best_rate_) return true;
-  const bool trial =
-      (phase_ == Phase::kShrink && static_cast<double>(decision_.reads) < good_reads_) ||
-      (phase_ == Phase::kHold && shrunk_buffer_ns_ != 0);
-  return trial && elapsed >= 80 * kMs && w.rate < kPlainly * best_rate_ &&
+  return OnTrial() && elapsed >= 80 * kMs && w.rate < kPlainly * best_rate_ &&
          static_cast<double>(elapsed) >= 3 * mean_latency_ * kSecondNs;
 }
 
@@ -176,6 +186,7 @@ const TuneDecision& ForebayTuner::Step(const TuneObservation& seen) {
     return decision_;
   }
   if (growing && elapsed < longest && !GrowthIsClear(seen)) return decision_;
+  if (!growing && elapsed < 500 * kMs && Doubtful(seen)) return decision_;
 
   const auto reads = static_cast<double>(seen.reads - from_.reads);
   if (reads > 0) {
@@ -226,6 +237,9 @@ void ForebayTuner::OnFed(const Window& w) {
   }
   if (w.takes >= 3 && static_cast<double>(w.ready_low) > batch / 8) {
     wanted = std::min(wanted, buffer - static_cast<double>(w.ready_low) / 2);
+  } else if (target >= reads && now >= buffer_floor_until_ns_ &&
+             now - std::max(shrunk_reads_ns_, shrunk_buffer_ns_) > kBlame) {
+    wanted = std::min(wanted, buffer * kStepDown);  // the buffer's turn to be tried
   }
   wanted = std::max(wanted, std::max(batch, static_cast<double>(decision_.reads) * ReadBytes()));
   if (now < buffer_floor_until_ns_) wanted = std::max(wanted, std::min(buffer_floor_, buffer));
@@ -362,7 +376,8 @@ void ForebayTuner::Grow(const Window& w) {
 // The limit in force is on trial; good_reads_ is known to do.
 void ForebayTuner::Shrink(const Window& w) {
   const auto reads = static_cast<double>(decision_.reads);
-  if (w.rate > best_rate_) best_rate_ += 0.5 * (w.rate - best_rate_);
+  if (w.rate > best_rate_)
+    best_rate_ += (w.rate > 1.05 * best_rate_ ? 1 : 0.25) * (w.rate - best_rate_);
   if (reads >= good_reads_ && w.rate < kAsGood * best_rate_) {  // not on trial
     StartLift(w);
     return;
@@ -422,14 +437,14 @@ void ForebayTuner::Hold(const Window& w) {
     return;
   }
   if (w.rate > best_rate_) {
-    best_rate_ += 0.3 * (w.rate - best_rate_);
+    best_rate_ += 0.15 * (w.rate - best_rate_);
   } else if (w.rate < 0.955 * best_rate_) {
     StartLift(w);
     return;
   } else {
     best_rate_ += 0.05 * (w.rate - best_rate_);
   }
-  const double smaller = buffer * 0.87;
+  const double smaller = buffer * kStepDown;
   if (smaller > static_cast<double>(last_.batch_bytes) &&
       (now >= buffer_floor_until_ns_ || smaller >= buffer_floor_)) {
     before_shrink_buffer_ = buffer;

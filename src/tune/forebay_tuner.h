@@ -56,6 +56,8 @@ class ForebayTuner : public Tuner {
   void TrimBuffer();
   double Worth() const;
   bool GrowthIsClear(const TuneObservation& seen) const;
+  bool OnTrial() const;
+  bool Doubtful(const TuneObservation& seen) const;
   bool Failing(const TuneObservation& seen) const;
   // Sets a knob; what is under way then says nothing about it.
   void SetReads(double reads, const char* reason);
