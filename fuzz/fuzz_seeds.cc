@@ -57,7 +57,8 @@ void PutMessages(const std::string& folder) {
       wire::Encode(loan, 4, &bytes).ok() && wire::Encode(release, 5, &bytes).ok() &&
       wire::Encode(stats, 6, &bytes).ok() && wire::Encode(knobs, 7, &bytes).ok() &&
       wire::Encode(dataset, 8, &bytes).ok() && wire::Encode(wire::Query(), 9, &bytes).ok() &&
-      wire::Encode(policy, 10, &bytes).ok() && wire::Encode(wire::Nudge(), 0, &bytes).ok();
+      wire::Encode(policy, 10, &bytes).ok() && wire::Encode(wire::Lend(), 11, &bytes).ok() &&
+      wire::Encode(wire::Nudge(), 0, &bytes).ok() && wire::Encode(wire::Stalled(), 0, &bytes).ok();
   if (ok) {
     Put(folder, "wire", 0,
         std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));

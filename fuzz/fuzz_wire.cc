@@ -46,7 +46,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (!*whole) break;
       TryAll<Hello, HelloReply, StatusReply, OpenStream, OpenStreamReply, Declare, Seek,
              CloseStream, Take, Fetch, Loan, Release, Served, OpenDataset, OpenDatasetReply, Query,
-             Text, Stats, StatsReply, SetKnobs, Nudge, SetPolicy>(frame);
+             Text, Stats, StatsReply, SetKnobs, Nudge, SetPolicy, Lend, LendReply, GiveBack,
+             Stalled>(frame);
     }
   }
   return 0;

@@ -391,8 +391,6 @@ def test_what_needs_an_engine_of_the_process_says_so(
     import torch.utils.data
 
     engine = _engine()
-    with pytest.raises(forebay.ArgumentError, match="engine of this process"):
-        forebay.DataLoader(folder.root, 4, decode="image", engine=engine)
 
     class Files(torch.utils.data.Dataset):
         def __init__(self) -> None:

@@ -9,8 +9,11 @@
 #include "base/clock.h"
 #include "catalog/catalog.h"
 #include "client/client.h"
+#include "client/client_batches.h"
 #include "client/local_client.h"
+#include "client/socket_client.h"
 #include "common.h"
+#include "pipeline/stored_batches.h"
 #include "stage/engine.h"
 
 namespace forebay::python {
@@ -57,15 +60,27 @@ nb::object TakeInSlices(double wait_s, TakeFor take, MakeBatch batch) {
 struct EngineHandle {
   explicit EngineHandle(std::shared_ptr<Engine> made) : engine(std::move(made)) {
     struct Owner {
-      explicit Owner(std::shared_ptr<Engine> e) : engine(std::move(e)), client(*engine) {}
+      explicit Owner(std::shared_ptr<Engine> e)
+          : engine(std::move(e)), client(*engine), batches(*engine) {}
       std::shared_ptr<Engine> engine;
       LocalClient client;
+      EngineBatches batches;
     };
     auto owner = std::make_shared<Owner>(engine);
     client = std::shared_ptr<Client>(owner, &owner->client);
+    batches = std::shared_ptr<StoredBatches>(owner, &owner->batches);
   }
   std::shared_ptr<Engine> engine;  // shared by Python objects and batches on loan
   std::shared_ptr<Client> client;  // of that engine, which it keeps alive: what batches hold
+  std::shared_ptr<StoredBatches> batches;  // likewise, for pipelines
+};
+
+// A daemon's engine.
+struct SharedHandle {
+  explicit SharedHandle(std::shared_ptr<SocketClient> made)
+      : client(std::move(made)), batches(std::make_shared<ClientBatches>(client)) {}
+  std::shared_ptr<SocketClient> client;    // shared by Python objects and batches on loan
+  std::shared_ptr<ClientBatches> batches;  // shared with pipelines
 };
 
 // A forebay.Batch: samples on loan from an engine here or in another process.

@@ -9,8 +9,8 @@ namespace forebay::python {
 namespace {
 
 struct PipelineHandle {
-  std::shared_ptr<Engine> engine;      // outlives the pipeline
-  std::shared_ptr<Pipeline> pipeline;  // shared with the batches on loan
+  std::shared_ptr<StoredBatches> source;  // outlives the pipeline
+  std::shared_ptr<Pipeline> pipeline;     // shared with the batches on loan
   nb::dlpack::dtype dtype;
 };
 
@@ -51,7 +51,7 @@ nb::dlpack::dtype NumberType(const std::string& numpy) {
 class DecodedBatch {
  public:
   DecodedBatch(const PipelineHandle& from, FinishedBatch batch)
-      : engine_(from.engine),
+      : source_(from.source),
         pipeline_(from.pipeline),
         catalog_(from.pipeline->shared_catalog()),
         dtype_(from.dtype),
@@ -63,7 +63,7 @@ class DecodedBatch {
     if (pipeline_ == nullptr) return;
     pipeline_->Release(batch_.slab);
     pipeline_.reset();
-    engine_.reset();
+    source_.reset();
   }
 
   size_t size() const { return batch_.samples.size(); }
@@ -81,7 +81,7 @@ class DecodedBatch {
   }
 
  private:
-  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<StoredBatches> source_;
   std::shared_ptr<Pipeline> pipeline_;
   std::shared_ptr<const Catalog> catalog_;
   nb::dlpack::dtype dtype_;
@@ -146,16 +146,17 @@ void BindPipeline(nb::module_& m) {
   nb::class_<PipelineHandle>(m, "Pipeline", "Decoded batches of a data set; see DataLoader.")
       .def(
           "__init__",
-          [](PipelineHandle* self, const EngineHandle& engine, DatasetId dataset,
-             uint32_t batch_size, bool drop_last, uint32_t size, bool shuffle, uint64_t seed,
-             uint32_t rank, uint32_t world, bool sampler_drop_last, uint64_t epochs,
-             uint64_t first_epoch, uint64_t first_position, const std::string& kind,
-             nb::list transform, const std::string& dtype, const std::string& layout, bool fast,
-             bool skip, size_t ahead, const std::string& array_name,
-             const std::vector<uint64_t>& shape) {
+          [](PipelineHandle* self, nb::handle engine, DatasetId dataset, uint32_t batch_size,
+             bool drop_last, uint32_t size, bool shuffle, uint64_t seed, uint32_t rank,
+             uint32_t world, bool sampler_drop_last, uint64_t epochs, uint64_t first_epoch,
+             uint64_t first_position, const std::string& kind, nb::list transform,
+             const std::string& dtype, const std::string& layout, bool fast, bool skip,
+             size_t ahead, const std::string& array_name, const std::vector<uint64_t>& shape,
+             const std::string& job) {
             StreamOptions stream;
             stream.shape = {dataset, batch_size,  drop_last,      false,
                             false,   first_epoch, first_position, epochs};
+            stream.shape.job = job;
             stream.sampler = {size, shuffle, seed, rank, world, sampler_drop_last};
             PipelineOptions options;
             options.seed = seed;
@@ -174,13 +175,18 @@ void BindPipeline(nb::module_& m) {
               options.decode.shape = shape;
               number = NumberType(dtype);
             }
+            std::shared_ptr<StoredBatches> source =
+                nb::isinstance<SharedHandle>(engine)
+                    ? nb::cast<const SharedHandle&>(engine).batches
+                    : nb::cast<const EngineHandle&>(engine).batches;
             Result<PipelinePtr> result = [&] {
               WaitUnlocked unlocked;  // it may wait for memory
-              return Pipeline::Make(*engine.engine, stream, options);
+              return Pipeline::Make(source, stream, options);
             }();
             PipelinePtr made = Value(std::move(result));
-            new (self) PipelineHandle{
-                engine.engine, std::shared_ptr<Pipeline>(made.release(), PipelineDelete()), number};
+            new (self)
+                PipelineHandle{std::move(source),
+                               std::shared_ptr<Pipeline>(made.release(), PipelineDelete()), number};
           },
           nb::arg("engine"), nb::arg("dataset"), nb::arg("batch_size"),
           nb::arg("drop_last") = false, nb::arg("size") = 0, nb::arg("shuffle") = true,
@@ -190,7 +196,7 @@ void BindPipeline(nb::module_& m) {
           nb::arg("transform") = nb::list(), nb::arg("dtype") = "float32",
           nb::arg("layout") = "chw", nb::arg("fast") = false, nb::arg("skip") = false,
           nb::arg("ahead") = 0, nb::arg("array_name") = "",
-          nb::arg("shape") = std::vector<uint64_t>())
+          nb::arg("shape") = std::vector<uint64_t>(), nb::arg("job") = "")
       .def("take", &Take, nb::arg("wait_s"),
            "A DecodedBatch; None when `wait_s` seconds passed; or 'end of epoch' or 'end of "
            "stream'.")

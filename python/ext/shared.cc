@@ -14,14 +14,8 @@
 namespace forebay::python {
 namespace {
 
-struct SharedHandle {
-  std::shared_ptr<SocketClient> client;  // shared by Python objects and batches on loan
-  // Of the data sets that this process has opened; Python's lock guards it.
-  std::map<DatasetId, std::shared_ptr<const Catalog>> catalogs;
-};
-
 SharedHandle Attached(Result<std::unique_ptr<SocketClient>> made) {
-  return {std::shared_ptr<SocketClient>(Value(std::move(made))), {}};
+  return SharedHandle(std::shared_ptr<SocketClient>(Value(std::move(made))));
 }
 
 template <typename Call>
@@ -36,17 +30,17 @@ std::string Ask(const SharedHandle& self, uint8_t what, StreamId stream = 0) {
 
 DatasetId AddDataset(SharedHandle& self, const CatalogHandle& c, const std::string& delay) {
   const DatasetId id = Value(Unlocked([&] { return self.client->AddDataset(*c.catalog, delay); }));
-  self.catalogs[id] = c.catalog;
+  self.batches->Remember(id, c.catalog);
   return id;
 }
 
 nb::object BatchOf(const SharedHandle& self, BatchLoan loan) {
-  const auto catalog = self.catalogs.find(loan.dataset);
-  if (catalog == self.catalogs.end()) {
+  std::shared_ptr<const Catalog> catalog = self.batches->Find(loan.dataset);
+  if (catalog == nullptr) {
     (void)self.client->Release(loan.lease);
     Raise(Status(Code::kInternal, "a batch of a data set that this process did not open"));
   }
-  return MakeBatch(self.client, catalog->second, std::move(loan));
+  return MakeBatch(self.client, std::move(catalog), std::move(loan));
 }
 
 nb::object Take(const SharedHandle& self, StreamId stream, double wait_s) {
@@ -88,21 +82,43 @@ void BindShared(nb::module_& m) {
       .def(
           "open_stream",
           [](const SharedHandle& e, DatasetId dataset, uint32_t batch_size, bool drop_last,
-             bool contiguous, uint32_t size, bool shuffle, uint64_t seed, uint32_t rank,
-             uint32_t world, bool sampler_drop_last, uint64_t epochs, uint64_t first_epoch,
-             uint64_t first_position, const std::string& job) {
+             bool contiguous, bool itemised, bool declared, uint32_t size, bool shuffle,
+             uint64_t seed, uint32_t rank, uint32_t world, bool sampler_drop_last, uint64_t epochs,
+             uint64_t first_epoch, uint64_t first_position, const std::string& job) {
             StreamOptions options;
-            options.shape = {dataset, batch_size,  drop_last,      contiguous,
-                             false,   first_epoch, first_position, epochs};
+            options.shape = {dataset,  batch_size,  drop_last,      contiguous,
+                             itemised, first_epoch, first_position, epochs};
+            options.declared = declared;
             options.shape.job = job;
             options.sampler = {size, shuffle, seed, rank, world, sampler_drop_last};
             return Value(Unlocked([&] { return e.client->OpenStream(options); }));
           },
           nb::arg("dataset"), nb::arg("batch_size"), nb::arg("drop_last") = false,
-          nb::arg("contiguous") = false, nb::arg("size") = 0, nb::arg("shuffle") = true,
-          nb::arg("seed") = 0, nb::arg("rank") = 0, nb::arg("world") = 1,
-          nb::arg("sampler_drop_last") = false, nb::arg("epochs") = 0, nb::arg("first_epoch") = 0,
-          nb::arg("first_position") = 0, nb::arg("job") = "")
+          nb::arg("contiguous") = false, nb::arg("itemised") = false, nb::arg("declared") = false,
+          nb::arg("size") = 0, nb::arg("shuffle") = true, nb::arg("seed") = 0, nb::arg("rank") = 0,
+          nb::arg("world") = 1, nb::arg("sampler_drop_last") = false, nb::arg("epochs") = 0,
+          nb::arg("first_epoch") = 0, nb::arg("first_position") = 0, nb::arg("job") = "")
+      .def(
+          "declare",
+          [](const SharedHandle& e, StreamId s, uint64_t epoch,
+             nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> order,
+             bool last) {
+            std::vector<SampleId> samples(order.data(), order.data() + order.size());
+            Raise(Unlocked([&] { return e.client->Declare(s, epoch, std::move(samples), last); }));
+          },
+          nb::arg("stream"), nb::arg("epoch"), nb::arg("order"), nb::arg("last") = false)
+      .def(
+          "fetch",
+          [](const SharedHandle& e, StreamId stream, SampleId sample, double wait_s) -> nb::object {
+            BatchLoan loan;
+            const TakeKind taken = Value(Unlocked([&] {
+              return e.client->Fetch(stream, sample, static_cast<Nanos>(wait_s * kSecond), &loan);
+            }));
+            if (taken != TakeKind::kBatch) return nb::none();
+            return BatchOf(e, std::move(loan));
+          },
+          nb::arg("stream"), nb::arg("sample"), nb::arg("wait_s"),
+          "One sample as a Batch, or None.")
       .def("close_stream",
            [](const SharedHandle& e, StreamId s) {
              Raise(Unlocked([&] { return e.client->CloseStream(s); }));
@@ -151,6 +167,22 @@ void BindShared(nb::module_& m) {
           },
           nb::arg("json"), "Empty: none.")
       .def_static("job_name", &JobName, "The job that this process belongs to.")
+      .def(
+          "set_decode_threads",
+          [](const SharedHandle& e, int64_t threads) {
+            const std::vector<KnobSetting> settings = {{"decode_threads", threads}};
+            Raise(e.batches->registry().Apply(settings));
+          },
+          nb::arg("threads"), "Threads that decode in this process; 0: as many as are needed.")
+      .def(
+          "decoding",
+          [](const SharedHandle& e) {
+            std::map<std::string, uint64_t> out;
+            for (const Registry::Sample& s : e.batches->registry().Snapshot())
+              out[s.name] = s.value;
+            return out;
+          },
+          "Metrics of this process's decoding.")
       .def_prop_ro("settings", [](const SharedHandle& e) { return FileText(e.client->settings()); })
       .def_prop_ro("pid", [](const SharedHandle& e) { return e.client->server_pid(); })
       .def_prop_ro("budget", [](const SharedHandle& e) { return e.client->budget(); })

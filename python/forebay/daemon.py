@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -21,13 +22,16 @@ from ._errors import (
     UnsupportedError,
 )
 from .engine import Engine, dataset_id, metrics_port_of, shared_engine
-from .feeds import StreamFeed
 from .units import format_bytes, parse_bytes
 
 _log = logging.getLogger("forebay")
 _START_S = 20.0
+# Seconds between tries to come back to a daemon. One that lived for a minute was worth it.
+_RETURN_S = (2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0)
+_LIVED_S = 60.0
 _LEAST = 16 << 20  # bytes for an engine of one rank
 _T = TypeVar("_T")
+MakeFeed = Callable[[Any, int, dict], Any]  # (engine, data set, arguments)
 _NO_DAEMON = (AccessError, DeadlineError, MissingError, StorageError, UnsupportedError)
 _BYTES = ("memory", "memory_tier", "cache_bytes")
 
@@ -44,10 +48,10 @@ class SharedEngine(Engine):
     Ranks of one job, and different jobs, share its memory budget; a data set that several of them
     read is read from the source once. The first to need it starts it; it ends some seconds after
     the last has left. Batches are views of its memory. When it dies, each loader goes on with the
-    next batch from an engine in its own process.
+    next batch from an engine in its own process, and comes back to a new daemon some seconds later.
 
-    With more than one rank on the node (``LOCAL_WORLD_SIZE`` and its kin) loaders of stored bytes
-    use it by default; ``FOREBAY_DAEMON=off``, or ``engine=forebay.Engine()``, keeps them apart.
+    With more than one rank on the node (``LOCAL_WORLD_SIZE`` and its kin) loaders use it by
+    default; ``FOREBAY_DAEMON=off``, or ``engine=forebay.Engine()``, keeps them apart.
 
     Args:
         memory: Bytes for everything the daemon holds, for all ranks together. Default: half of
@@ -107,7 +111,14 @@ class SharedEngine(Engine):
         self._pid = -1
         self._client: _forebay.SharedEngine | None = None
         self._embedded: Engine | None = None
+        self._decode_threads = 0
         self._gate = threading.RLock()
+        self._feeds: weakref.WeakSet[SharedFeed] = weakref.WeakSet()
+        self._tries = 0  # to come back
+        self._attached_at = 0.0
+        self._returning: threading.Thread | None = None
+        self._gone = threading.Event()  # this object is
+        weakref.finalize(self, self._gone.set)
         self.client()
 
     # ---- the daemon, or what stands in for it
@@ -117,18 +128,26 @@ class SharedEngine(Engine):
         if self._pid != os.getpid():
             # A forked child has a connection of its own; its parent's lock may be held.
             self._gate = threading.RLock()
-            self._client = self._embedded = None
+            self._feeds = weakref.WeakSet()
+            self._client = self._embedded = self._returning = None
+            self._tries = 0
             self._pid = os.getpid()
         with self._gate:
             if self._client is None and self._embedded is None:
                 try:
-                    self._client = _forebay.SharedEngine.attach(
-                        program(), self._options["folder"], self._settings(), _START_S
-                    )
+                    self._client = self._attach()
                     self._tell_differences(self._client)
                 except _NO_DAEMON as error:
                     self._go_on_alone(str(error))
             return self._client
+
+    def _attach(self) -> _forebay.SharedEngine:
+        client = _forebay.SharedEngine.attach(
+            program(), self._options["folder"], self._settings(), _START_S
+        )
+        client.set_decode_threads(self._decode_threads)
+        self._attached_at = time.monotonic()
+        return client
 
     def embedded(self) -> Engine:
         """The engine of this process that took the daemon's place."""
@@ -143,6 +162,8 @@ class SharedEngine(Engine):
                     if options[name]:
                         options[name] = max(options[name] // ranks.local_world(), _LEAST)
                 self._embedded = Engine(**options)
+                if self._decode_threads:
+                    self._embedded.set_knob("decode_threads", self._decode_threads)
             return self._embedded
 
     def lost(self, client: _forebay.SharedEngine, why: str) -> None:
@@ -150,6 +171,8 @@ class SharedEngine(Engine):
         with self._gate:
             if self._client is client:
                 self._client = None
+                if time.monotonic() - self._attached_at > _LIVED_S:
+                    self._tries = 0
                 self._go_on_alone(why)
         _forebay.SharedEngine.clear_dead(self._options["folder"])
 
@@ -157,6 +180,31 @@ class SharedEngine(Engine):
         # As text: an exception that a handler keeps would keep the connection.
         _log.warning("forebay: going on without the node's daemon, in this process: %s", why)
         self.embedded()
+        if self._returning is None and self._tries < len(_RETURN_S):
+            self._returning = threading.Thread(
+                target=_come_back, args=(weakref.ref(self), self._gone), daemon=True
+            )
+            self._returning.start()
+
+    def _try_to_return(self) -> float:
+        """One try; seconds until the next one, 0 when there is none."""
+        self._tries += 1
+        try:
+            client = self._attach()
+        except ForebayError:
+            with self._gate:
+                if self._tries < len(_RETURN_S):
+                    return _RETURN_S[self._tries]
+                self._returning = None
+                return 0.0
+        with self._gate:
+            # Batches on loan keep the engine of this process; nothing else does from now on.
+            self._client, self._embedded, self._returning = client, None, None
+            feeds = list(self._feeds)
+        _log.info("forebay: back with the node's daemon, process %d", client.pid)
+        for feed in feeds:
+            feed.leave_if_idle()
+        return 0.0
 
     def _settings(self) -> list[str]:
         options, out = self._options, []
@@ -249,18 +297,25 @@ class SharedEngine(Engine):
         self.set_knobs({name: value})
 
     def set_knobs(self, knobs: dict[str, int]) -> None:
-        """Changes all of them, or none, while running; for every process that shares the daemon."""
+        """Changes all of them, or none, while running; for every process that shares the daemon.
+        ``decode_threads`` is this process's own.
+        """
         client = self.client()
         if client is not None:
-            client.set_knobs(list(knobs), list(knobs.values()))
+            others = {k: v for k, v in knobs.items() if k != "decode_threads"}
+            if others:
+                client.set_knobs(list(others), list(others.values()))
+            if "decode_threads" in knobs:
+                client.set_decode_threads(knobs["decode_threads"])
+                self._decode_threads = knobs["decode_threads"]
             return
         self.embedded().set_knobs(knobs)
 
     def feed(
-        self, catalog: _forebay.Catalog, delay: str, arguments: dict, contiguous: bool
+        self, catalog: _forebay.Catalog, delay: str, arguments: dict, make: MakeFeed
     ) -> SharedFeed:
         """A loader's batches."""
-        return SharedFeed(self, catalog, delay, arguments, contiguous)
+        return SharedFeed(self, catalog, delay, arguments, make)
 
     def __reduce__(self):
         return _rebuild, (self._options,)
@@ -270,11 +325,30 @@ def _rebuild(options: dict) -> SharedEngine:
     return SharedEngine(**options)
 
 
-class SharedFeed:
-    """Stored bytes from the daemon; from an engine of this process once that has gone.
+def _come_back(engine: weakref.ref[SharedEngine], gone: threading.Event) -> None:
+    """Tries to find or start a daemon again, some seconds after one has gone."""
+    found = engine()
+    delay = _RETURN_S[min(found._tries, len(_RETURN_S) - 1)] if found is not None else 0.0
+    while delay:
+        del found
+        if gone.wait(delay):
+            return
+        found = engine()
+        delay = found._try_to_return() if found is not None else 0.0
 
-    It knows where the stream stands, so that the change is between two batches and nothing is
-    missed or seen twice.
+
+class _Attached:
+    """A daemon where a feed expects an engine."""
+
+    def __init__(self, client: _forebay.SharedEngine) -> None:
+        self.native = client
+
+
+class SharedFeed:
+    """Batches from the daemon; from an engine of this process while there is none.
+
+    It knows where the stream stands, so that a change is between two batches and nothing is missed
+    or seen twice. ``make`` makes the feed of either engine.
     """
 
     def __init__(
@@ -283,22 +357,31 @@ class SharedFeed:
         catalog: _forebay.Catalog,
         delay: str,
         arguments: dict,
-        contiguous: bool,
+        make: MakeFeed,
     ) -> None:
         self._engine = engine
         self._catalog = catalog
         self._delay = delay
         self._arguments = dict(arguments)
-        self._contiguous = contiguous
+        self._make = make
         self._total = _forebay.epoch_total(
             arguments["size"], arguments["world"], arguments["sampler_drop_last"]
         )
         self._epoch, self._position = arguments["first_epoch"], arguments["first_position"]
-        self._past: list[dict] = []  # what a daemon that has gone had delivered
+        self._past: list[dict] = []  # what engines that were left had delivered
+        self.before_move: Callable[[], None] | None = None
+        """Called before the memory of the batches changes."""
+        self._gate = threading.RLock()
+        self._inside = 0  # calls under way
         self._client: _forebay.SharedEngine | None = None
-        self._native: Any = None
-        self._stream = 0
+        self._feed: Any = None
         self._open()
+        engine._feeds.add(self)
+
+    @property
+    def native(self) -> Any:
+        """What the batches come from now."""
+        return self._feed.native
 
     def _open(self) -> None:
         arguments = {
@@ -306,59 +389,104 @@ class SharedFeed:
             "first_epoch": self._epoch,
             "first_position": self._position,
         }
-        client = self._client = self._engine.client()
-        if client is None:
-            embedded = self._engine.embedded()
-            dataset = dataset_id(embedded, self._catalog, self._delay)
-            feed = StreamFeed(embedded, dataset, arguments, self._contiguous)
-            self._native, self._stream = feed._native, feed._stream
-            return
-        try:
-            dataset = client.add_dataset(self._catalog, self._delay)
-            self._stream = client.open_stream(
-                dataset, contiguous=self._contiguous, job=self._engine.job, **arguments
-            )
-            self._native = client
-        except ForebayError as error:
-            if client.connected:
-                raise
-            self._engine.lost(client, str(error))
-            self._open()
-
-    def _call(self, function: Callable[[Any, int], _T]) -> _T:
         while True:
+            client = self._engine.client()
+            if client is None:
+                embedded = self._engine.embedded()
+                dataset = dataset_id(embedded, self._catalog, self._delay)
+                self._feed = self._make(embedded, dataset, arguments)
+                self._client = None
+                return
+            try:
+                dataset = client.add_dataset(self._catalog, self._delay)
+                named = {**arguments, "job": self._engine.job}
+                self._feed = self._make(_Attached(client), dataset, named)
+                self._client = client
+                return
+            except ForebayError as error:
+                if client.connected:
+                    raise
+                self._engine.lost(client, str(error))
+
+    def _leave(self) -> None:
+        feed = self._feed
+        if feed is None:
+            return
+        if self.before_move is not None:
+            self.before_move()
+        self._past = merge_stats(self._past, feed.stats())
+        self._feed = None
+        try:
+            feed.close()
+        except ForebayError:
+            if self._client is None or self._client.connected:
+                raise
+
+    def leave_if_idle(self) -> None:
+        """The engine has come back to a daemon. A feed that nobody waits on gives up its old
+        stream, so that the node does not spend two budgets; the next call opens it again.
+        """
+        with self._gate:
+            if self._inside == 0 and self.before_move is None and self._client is None:
+                self._leave()
+
+    def _enter(self) -> Any:
+        with self._gate:
+            returned = self._client is None and self._engine._client is not None
+            if returned and self._inside == 0:
+                self._leave()
+            if self._feed is None:
+                self._open()
+            self._inside += 1
+            return self._feed
+
+    def _call(self, function: Callable[[Any], _T]) -> _T:
+        while True:
+            feed = self._enter()
             client = self._client
             try:
-                return function(self._native, self._stream)
+                return function(feed)
             except ForebayError as error:
                 if client is None or client.connected or self._engine._pid != os.getpid():
                     raise
-                self._past = merge_stats(self._past, client.stats(self._stream))
-                self._engine.lost(client, str(error))
-                self._open()
+                why = str(error)
+            finally:
+                with self._gate:
+                    self._inside -= 1
+            with self._gate:
+                self._engine.lost(client, why)
+                if self._client is client:
+                    self._leave()
 
     def take(self, wait: float) -> Any:
-        took = self._call(lambda native, stream: native.take(stream, wait))
+        took = self._call(lambda feed: feed.take(wait))
         if took == "end of epoch":
             self._epoch, self._position = self._epoch + 1, 0
         elif took is not None and not isinstance(took, str):
             step = self._arguments["batch_size"] * self._arguments["world"]
+            step *= getattr(took, "batches", 1)
             self._position = min(self._total, self._position + step)
         return took
 
     def seek(self, epoch: int, position: int) -> None:
-        self._call(lambda native, stream: native.seek(stream, epoch, position))
+        self._call(lambda feed: feed.seek(epoch, position))
         self._epoch, self._position = epoch, position
 
     def stats(self) -> list[dict]:
-        return merge_stats(self._past, self._call(lambda native, stream: native.stats(stream)))
+        now = self._feed  # no reason to open a stream
+        if now is None:
+            return self._past
+        return merge_stats(self._past, self._call(lambda feed: feed.stats()))
 
     def waiting_for(self) -> str:
-        return self._call(lambda native, stream: native.waiting_for(stream))
+        return self._call(lambda feed: feed.waiting_for())
 
     def close(self) -> None:
+        feed = self._feed  # not through _call: this ends a wait of another thread
+        if feed is None:
+            return
         try:
-            self._native.close_stream(self._stream)
+            feed.close()
         except ForebayError:
             if self._client is None or self._client.connected:
                 raise
@@ -384,12 +512,12 @@ _shared: weakref.ref[SharedEngine] | None = None
 _shared_lock = threading.Lock()
 
 
-def default_engine(*, decoded: bool, **options: Any) -> Engine:
+def default_engine(**options: Any) -> Engine:
     """The engine of a loader that names none: the node's daemon where the node has several ranks,
-    else the process's own. Decoded batches are made in the process, from its own engine.
+    else the process's own.
     """
     alone = ranks.local_world() == 1 or os.environ.get("FOREBAY_DAEMON", "").lower() in ("off", "0")
-    if decoded or alone:
+    if alone:
         return shared_engine(**options)
     global _shared
     given = {k: v for k, v in options.items() if v is not None}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from . import transforms
 from ._errors import ArgumentError, CancelledError, ForebayError
-from .engine import Engine
-from .feeds import Decoding, PipelineFeed
+from .daemon import SharedFeed
+from .feeds import Decoding
 
 _log = logging.getLogger("forebay")
 _AHEAD = 1  # batches under way to the GPU beside the one handed out
@@ -50,8 +50,9 @@ class DeviceFeed:
     """
 
     def __init__(
-        self, engine: Engine, dataset: int, arguments: dict, decoding: Decoding, device: Any
+        self, open_feed: Callable[[Decoding], Any], decoding: Decoding, device: Any
     ) -> None:
+        """``open_feed`` makes a feed of batches decoded so."""
         import torch
 
         self._torch = torch
@@ -66,7 +67,9 @@ class DeviceFeed:
             self._table = torch.tensor(table, dtype=torch.float32, device=self.device)
         # Bytes of whole pixels over the bus: what a GPU writes best, and a quarter of the floats.
         inner = replace(decoding, transform=kept, dtype="uint8", channels_last=True)
-        self._feed = PipelineFeed(engine, dataset, arguments, inner)
+        self._feed = open_feed(inner)
+        if isinstance(self._feed, SharedFeed):
+            self._feed.before_move = self._unpin
         self._kernel = _load_kernel()
         with torch.cuda.device(self.device):
             self._stream = torch.cuda.Stream()
@@ -119,11 +122,7 @@ class DeviceFeed:
         self._closed = True
         self._queue.clear()
         self._drain()
-        # Before the pipeline gives the memory back.
-        cudart = self._torch.cuda.cudart()
-        for address in self._pinned:
-            cudart.cudaHostUnregister(address)
-        self._pinned.clear()
+        self._unpin()
         self._feed.close()
 
     # ---- the GPU's side
@@ -212,6 +211,15 @@ class DeviceFeed:
                 self._unpinnable = True
                 return
             self._pinned[address] = size
+
+    def _unpin(self) -> None:
+        """Before the pipeline gives the memory back."""
+        while self._copying:
+            self._copying.popleft()[0].synchronize()
+        cudart = self._torch.cuda.cudart()
+        for address in self._pinned:
+            cudart.cudaHostUnregister(address)
+        self._pinned.clear()
 
     def _drain(self) -> None:
         while self._copying:

@@ -108,23 +108,23 @@ class StreamFeed:
     """Batches as they are stored."""
 
     def __init__(self, engine: Engine, dataset: int, arguments: dict, contiguous: bool) -> None:
-        self._native = engine.native
-        self._stream = self._native.open_stream(dataset, contiguous=contiguous, **arguments)
+        self.native = engine.native
+        self.stream = self.native.open_stream(dataset, contiguous=contiguous, **arguments)
 
     def take(self, wait: float) -> Any:
-        return self._native.take(self._stream, wait)
+        return self.native.take(self.stream, wait)
 
     def seek(self, epoch: int, position: int) -> None:
-        self._native.seek(self._stream, epoch, position)
+        self.native.seek(self.stream, epoch, position)
 
     def stats(self) -> list[dict]:
-        return self._native.stats(self._stream)
+        return self.native.stats(self.stream)
 
     def waiting_for(self) -> str:
-        return self._native.waiting_for(self._stream)
+        return self.native.waiting_for(self.stream)
 
     def close(self) -> None:
-        self._native.close_stream(self._stream)
+        self.native.close_stream(self.stream)
 
 
 class PipelineFeed:

@@ -12,7 +12,7 @@ from typing import Any
 from . import _forebay, ranks
 from ._errors import ArgumentError, CancelledError, DeadlineError
 from ._forebay import Batch, Catalog
-from .daemon import SharedEngine, SharedFeed, default_engine
+from .daemon import MakeFeed, SharedEngine, SharedFeed, default_engine
 from .device import DeviceBatch, DeviceFeed, check_device
 from .engine import Engine, dataset_id
 from .feeds import Decoding, PipelineFeed, StreamFeed, finish
@@ -54,8 +54,8 @@ class DataLoader:
         extensions: Folder: only files with these suffixes, such as ``forebay.IMG_EXTENSIONS``.
         timeout: Seconds to wait for a batch before ``DeadlineError``; 0 waits, with a warning
             every 30 s that names what it waits for.
-        engine: An engine of your own; default: the process's shared one, or, for stored bytes with
-            several ranks on the node, ``forebay.SharedEngine()``.
+        engine: An engine of your own; default: the process's shared one, or, with several ranks on
+            the node, ``forebay.SharedEngine()``.
         io, in_flight, verify, cache_dir, cache_bytes: As in ``forebay.Engine``.
         progress: Show a bar while the data set is indexed; default: on a terminal.
         decode: ``"image"``: C++ threads decode and augment, the loop gets ``(images, labels)`` as
@@ -131,8 +131,6 @@ class DataLoader:
             raise ArgumentError("pass memory= to the engine, not to a loader that has one")
         if engine is not None and (cache_dir is not None or cache_bytes is not None):
             raise ArgumentError("pass cache_dir= to the engine, not to a loader that has one")
-        if decode is not None and isinstance(engine, SharedEngine):
-            raise ArgumentError("decode= works on an engine of this process: leave engine= out")
         self._decoding: Decoding | None = None
         self.device = check_device(device)
         if decode is not None:
@@ -183,7 +181,6 @@ class DataLoader:
                 path, format=format, extensions=extensions, progress=progress
             )
         self.engine = engine or default_engine(
-            decoded=self._decoding is not None,
             memory=memory,
             io=io,
             in_flight=in_flight,
@@ -360,23 +357,34 @@ class DataLoader:
             first_position=self._position,
         )
         contiguous = self.layout == "contiguous"
-        if isinstance(self.engine, SharedEngine) and self._decoding is None:
-            self._feed = self.engine.feed(self.catalog, self._delay, arguments, contiguous)
+        if self._decoding is None:
+            self._feed = self._open_feed(
+                arguments,
+                lambda engine, dataset, args: StreamFeed(engine, dataset, args, contiguous),
+            )
+        elif self.device is None:
+            self._feed = self._decoded_feed(arguments, self._decoding)
         else:
-            self._feed = self._local_feed(arguments, contiguous)
+            self._feed = DeviceFeed(
+                lambda decoding: self._decoded_feed(arguments, decoding),
+                self._decoding,
+                self.device,
+            )
         self._stream_at = (self._epoch, self._position)
         self._pid = os.getpid()
 
-    def _local_feed(
-        self, arguments: dict, contiguous: bool
-    ) -> StreamFeed | PipelineFeed | DeviceFeed:
-        """From an engine of this process."""
-        dataset = dataset_id(self.engine, self.catalog, self._delay)
-        if self._decoding is None:
-            return StreamFeed(self.engine, dataset, arguments, contiguous)
-        if self.device is None:
-            return PipelineFeed(self.engine, dataset, arguments, self._decoding, self.catalog)
-        return DeviceFeed(self.engine, dataset, arguments, self._decoding, self.device)
+    def _open_feed(self, arguments: dict, make: MakeFeed) -> Any:
+        """From the engine of this process or the node's daemon."""
+        if isinstance(self.engine, SharedEngine):
+            return self.engine.feed(self.catalog, self._delay, arguments, make)
+        return make(self.engine, dataset_id(self.engine, self.catalog, self._delay), arguments)
+
+    def _decoded_feed(self, arguments: dict, decoding: Decoding) -> Any:
+        catalog = self.catalog
+        return self._open_feed(
+            arguments,
+            lambda engine, dataset, args: PipelineFeed(engine, dataset, args, decoding, catalog),
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()

@@ -277,6 +277,7 @@ Result<StreamId> SocketClient::OpenStream(const StreamOptions& options) {
   request.sampler_rank = options.sampler.rank;
   request.sampler_world = options.sampler.world;
   request.ring = rings_ && !options.shape.itemised;
+  request.ahead_of_consumer = options.ahead_of_consumer;
   request.job = options.shape.job.empty() ? JobName() : CleanJobName(options.shape.job);
   wire::OpenStreamReply reply;
   auto stream = std::make_shared<Stream>();
@@ -508,6 +509,7 @@ Result<TakeKind> SocketClient::TakeReady(StreamId id, const std::shared_ptr<Stre
     held_[out->lease] = {bytes, stream};
   }
   stream->ended = kind == TakeKind::kEndOfStream;
+  stream->last_cause = cause;
   stream->Account(kind, *out, cause, now);
   return kind;
 }
@@ -631,10 +633,49 @@ Status SocketClient::ServerLives() {
   return Lose(Status(Code::kUnavailable, "the engine's process has ended"));
 }
 
-Status SocketClient::SendNudge() {
+StallCause SocketClient::LastCause(StreamId id) {
+  const std::shared_ptr<Stream> stream = Find(id);
+  if (stream == nullptr) return StallCause::kSource;
+  MutexLock lock(stream->mutex);
+  return stream->last_cause;
+}
+
+template <typename Message>
+Status SocketClient::Tell(const Message& message) {
   FOREBAY_RETURN_IF_ERROR(AppendReleases());
-  FOREBAY_RETURN_IF_ERROR(wire::Encode(wire::Nudge(), 0, &out_));
+  FOREBAY_RETURN_IF_ERROR(wire::Encode(message, 0, &out_));
   return Send(out_, SteadyClock().Now() + kGrace);
+}
+
+Status SocketClient::SendNudge() { return Tell(wire::Nudge()); }
+
+Result<uint64_t> SocketClient::Lend(uint64_t bytes, uint64_t leave) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  wire::Lend request;
+  request.bytes = bytes;
+  request.leave = leave;
+  wire::LendReply reply;
+  MutexLock call(call_mutex_);
+  FOREBAY_RETURN_IF_ERROR(Call(request, 0, &reply));
+  return reply.share;
+}
+
+void SocketClient::GiveBack(uint64_t share) {
+  if (!Alive().ok()) return;
+  wire::GiveBack message;
+  message.share = share;
+  MutexLock lock(write_mutex_);
+  (void)Tell(message);  // a lost connection has given it back
+}
+
+Status SocketClient::Stalled(StreamId stream, StallCause cause, Nanos waited) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  wire::Stalled message;
+  message.stream = stream;
+  message.cause = static_cast<uint8_t>(cause);
+  message.nanoseconds = static_cast<uint64_t>(std::max<Nanos>(waited, 0));
+  MutexLock lock(write_mutex_);
+  return Tell(message);
 }
 
 Result<TakeKind> SocketClient::Fetch(StreamId stream, SampleId sample, Nanos wait, BatchLoan* out) {
@@ -672,9 +713,7 @@ Status SocketClient::Served(uint64_t reads, uint64_t passes) {
   message.reads = reads;
   message.passes = passes;
   MutexLock lock(write_mutex_);
-  FOREBAY_RETURN_IF_ERROR(AppendReleases());
-  FOREBAY_RETURN_IF_ERROR(wire::Encode(message, 0, &out_));
-  return Send(out_, SteadyClock().Now() + kGrace);
+  return Tell(message);
 }
 
 }  // namespace forebay

@@ -53,6 +53,13 @@ class SocketClient final : public Client {
 
   // Adds a data set to a daemon, or finds it there. `delay`: settings of an emulated slow storage.
   Result<DatasetId> AddDataset(const Catalog& catalog, const std::string& delay);
+  // As Engine::Lend, of the daemon's budget and with no wait; the number is for GiveBack.
+  Result<uint64_t> Lend(uint64_t bytes, uint64_t leave);
+  void GiveBack(uint64_t share);
+  // A consumer behind an `ahead_of_consumer` stream waited.
+  Status Stalled(StreamId stream, StallCause cause, Nanos waited);
+  // What the last batch of a stream was waited for, if it was.
+  StallCause LastCause(StreamId stream);
   // One of wire::Query's questions.
   Result<std::string> Query(uint8_t what, StreamId stream = 0);
   // All of them, or none.
@@ -89,6 +96,7 @@ class SocketClient final : public Client {
     uint64_t empty GUARDED_BY(mutex) = 0;
     uint32_t beat GUARDED_BY(mutex) = 0;
     Nanos silent GUARDED_BY(mutex) = 0;  // waited since the daemon's beat has changed
+    StallCause last_cause GUARDED_BY(mutex) = StallCause::kSource;
     void Begin(Nanos now) REQUIRES(mutex);
     void Account(TakeKind kind, const BatchLoan& loan, StallCause cause, Nanos now) REQUIRES(mutex);
   };
@@ -124,6 +132,9 @@ class SocketClient final : public Client {
   Result<TakeKind> TakeReady(StreamId id, const std::shared_ptr<Stream>& stream, BatchLoan* out);
   Status CheckLoan(const BatchLoan& loan, uint64_t* bytes);
   Status SendNudge() REQUIRES(write_mutex_);
+  // What has no answer.
+  template <typename Message>
+  Status Tell(const Message& message) REQUIRES(write_mutex_);
   // kUnavailable when the server or the connection has gone, without a wait.
   Status ServerLives();
 

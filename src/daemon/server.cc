@@ -470,6 +470,24 @@ Status Server::OnFrame(Peer& peer, const wire::Frame& frame) {
       Reply(peer, request, options_.set_policy ? options_.set_policy(set.json) : none);
       return Status();
     }
+    case wire::Type::kLend: {
+      wire::Lend lend;
+      FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &lend));
+      OnLend(peer, request, lend);
+      return Status();
+    }
+    case wire::Type::kGiveBack: {
+      wire::GiveBack back;
+      FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &back));
+      peer.shares.erase(back.share);
+      return Status();
+    }
+    case wire::Type::kStalled: {
+      wire::Stalled stalled;
+      FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &stalled));
+      OnStalled(peer, stalled);
+      return Status();
+    }
     case wire::Type::kNudge:
       return Status();  // the rings are looked at after every round
     default:

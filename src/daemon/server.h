@@ -144,6 +144,8 @@ class Server {
     std::unordered_map<LeaseId, uint64_t> leases;  // and their bytes
     std::map<StreamId, StreamInfo> streams;
     std::map<StreamId, std::unique_ptr<Ring>> rings;
+    std::map<uint64_t, MemoryShare> shares;  // of the budget, by number
+    uint64_t next_share = 1;
     OwnedFd received;             // the descriptor that came last
     uint32_t pid = 0;             // as the client says
     std::vector<SampleId> order;  // the parts of a Declare so far
@@ -183,6 +185,8 @@ class Server {
   Status OnSetKnobs(const wire::SetKnobs& set);
   void OnQuery(Peer& peer, uint64_t request, const wire::Query& query);
   void OnStats(Peer& peer, uint64_t request, StreamId stream);
+  void OnLend(Peer& peer, uint64_t request, const wire::Lend& lend);
+  void OnStalled(Peer& peer, const wire::Stalled& stalled);
   std::string Describe() const;
   std::string PrometheusText() const;
   // Of a stream as of now, a wait that is going on included.

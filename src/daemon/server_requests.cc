@@ -108,4 +108,33 @@ void Server::OnStats(Peer& peer, uint64_t request, StreamId stream) {
   if (!encoded.ok()) Reply(peer, request, encoded);
 }
 
+void Server::OnLend(Peer& peer, uint64_t request, const wire::Lend& lend) {
+  constexpr size_t kMostShares = 4096;
+  if (peer.shares.size() >= kMostShares) {
+    Reply(peer, request,
+          Status(Code::kResourceExhausted, "this client has too many shares of the budget"));
+    return;
+  }
+  Result<MemoryShare> share = engine_.Lend(lend.bytes, lend.leave);
+  if (!share) {
+    Reply(peer, request, share.error());
+    return;
+  }
+  wire::LendReply reply;
+  reply.share = peer.next_share++;
+  peer.shares.emplace(reply.share, *std::move(share));
+  (void)wire::Encode(reply, request, &peer.out);  // a few bytes
+}
+
+void Server::OnStalled(Peer& peer, const wire::Stalled& stalled) {
+  const auto found = peer.streams.find(stalled.stream);
+  if (found == peer.streams.end() || stalled.cause >= kStallCauses) return;
+  const auto cause = static_cast<StallCause>(stalled.cause);
+  const Nanos now = SteadyClock().Now();
+  const auto waited = static_cast<Nanos>(
+      std::min<uint64_t>(stalled.nanoseconds, static_cast<uint64_t>(now - started_)));
+  engine_.CountStall(cause, waited);
+  found->second.watch.Waited(cause, now - waited, now);
+}
+
 }  // namespace forebay

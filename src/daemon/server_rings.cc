@@ -35,9 +35,12 @@ void Server::CountTaken(Peer& peer, const Ring& ring, const Ring::Announced& ent
 
 void Server::ChargeWait(Peer& peer, Ring& ring, Nanos now) {
   if (ring.wanted_since < 0) return;
-  engine_.CountStall(ring.cause, now - ring.wanted_since);
-  peer.streams[ring.stream].watch.Waited(ring.cause, ring.wanted_since, now);
-  ring.wanted_since = -1;
+  const Nanos since = std::exchange(ring.wanted_since, -1);
+  StreamInfo& info = peer.streams[ring.stream];
+  // Who works ahead of a consumer tells what that one waited for.
+  if (info.opened.ahead_of_consumer) return;
+  engine_.CountStall(ring.cause, now - since);
+  info.watch.Waited(ring.cause, since, now);
 }
 
 void Server::DropAnnounced(Peer& peer, Ring& ring) {

@@ -78,27 +78,32 @@ Status PipelineOptions::Validate() const {
 
 Result<PipelinePtr> Pipeline::Make(Engine& engine, StreamOptions stream,
                                    const PipelineOptions& options) {
+  return Make(std::make_shared<EngineBatches>(engine), stream, options);
+}
+
+Result<PipelinePtr> Pipeline::Make(std::shared_ptr<StoredBatches> source, StreamOptions stream,
+                                   const PipelineOptions& options) {
   FOREBAY_RETURN_IF_ERROR(options.Validate());
-  if (stream.shape.dataset >= engine.dataset_count()) {
+  std::shared_ptr<const Catalog> catalog = source->Find(stream.shape.dataset);
+  if (catalog == nullptr) {
     return Status(Code::kInvalidArgument,
                   StrCat("data set ", stream.shape.dataset, " does not exist"));
   }
-  std::shared_ptr<const Catalog> catalog = engine.shared_catalog(stream.shape.dataset);
   // An epoch's order repeats no sample within a rank, so no batch is larger than the data set.
   const size_t batch_size = stream.declared
                                 ? stream.shape.batch_size
                                 : std::min<size_t>(stream.shape.batch_size, catalog->size());
-  const uint64_t stored_bytes = StoredBytes(*catalog, batch_size);
+  const uint64_t stored_bytes = StoredBytes(*catalog, batch_size) * source->sharers();
   std::vector<std::unique_ptr<SampleDecoder>> decoders;
-  for (size_t i = 0; i < engine.decode_pool().threads(); ++i) {
+  for (size_t i = 0; i < source->decode_pool().threads(); ++i) {
     Result<std::unique_ptr<SampleDecoder>> decoder = MakeSampleDecoder(options.decode);
     if (!decoder) return decoder.error();
     decoders.push_back(*std::move(decoder));
   }
-  Result<MemoryShare> scratch =
-      engine.Lend(kScratchBytes * decoders.size(), 0, options.release_wait);
+  Result<std::shared_ptr<void>> scratch =
+      source->Lend(kScratchBytes * decoders.size(), 0, options.release_wait);
   if (!scratch) return scratch.error();
-  PipelinePtr pipeline(new Pipeline(engine, options, std::move(decoders), std::move(catalog),
+  PipelinePtr pipeline(new Pipeline(source, options, std::move(decoders), std::move(catalog),
                                     batch_size, stored_bytes));
   pipeline->scratch_ = *std::move(scratch);
   {
@@ -106,7 +111,8 @@ Result<PipelinePtr> Pipeline::Make(Engine& engine, StreamOptions stream,
     MutexLock lock(pipeline->mutex_);
     for (size_t i = 0; i < 2; ++i) {
       size_t slab = 0;
-      if (!pipeline->FindSlab(&slab)) return pipeline->Held();
+      Status lost;
+      if (!pipeline->FindSlab(&slab, &lost)) return lost.ok() ? pipeline->Held() : lost;
       pipeline->slabs_[slab].free = false;
     }
     for (Slab& slab : pipeline->slabs_) slab.free = true;
@@ -114,7 +120,7 @@ Result<PipelinePtr> Pipeline::Make(Engine& engine, StreamOptions stream,
   stream.shape.contiguous = false;
   stream.shape.itemised = false;
   stream.ahead_of_consumer = true;
-  Result<StreamId> opened = engine.OpenStream(stream);
+  Result<StreamId> opened = source->OpenStream(stream);
   if (!opened) return opened.error();
   pipeline->stream_ = *opened;
   pipeline->opened_ = true;
@@ -130,28 +136,29 @@ Result<PipelinePtr> Pipeline::Make(Engine& engine, StreamOptions stream,
   return pipeline;
 }
 
-Pipeline::Pipeline(Engine& engine, const PipelineOptions& options,
+Pipeline::Pipeline(std::shared_ptr<StoredBatches> source, const PipelineOptions& options,
                    std::vector<std::unique_ptr<SampleDecoder>> decoders,
                    std::shared_ptr<const Catalog> catalog, size_t batch_size, uint64_t stored_bytes)
-    : engine_(engine),
+    : source_(std::move(source)),
       fork_generation_(ForkGeneration()),
       options_(options),
-      pool_(engine.decode_pool()),
+      pool_(source_->decode_pool()),
       decoders_(std::move(decoders)),
       catalog_(std::move(catalog)),
       sample_bytes_(decoders_.front()->sample_bytes()),
       sample_shape_(decoders_.front()->shape()),
       slab_bytes_(SlabBytes(batch_size, sample_bytes_)),
       stored_bytes_(stored_bytes),
-      ahead_(options.ahead != 0 ? options.ahead : ChooseAhead(slab_bytes_, engine.budget())),
-      samples_total_(engine.registry().AddCounter("forebay_decode_samples_total",
-                                                  "Samples decoded, whole or skipped")),
-      skipped_total_(engine.registry().AddCounter("forebay_decode_skipped_samples_total",
-                                                  "Samples left out because they are corrupt")),
-      busy_total_(engine.registry().AddCounter("forebay_decode_busy_nanoseconds_total",
-                                               "Time decode threads spent decoding")),
-      ready_(engine.registry().AddGauge("forebay_decode_ready_batches",
-                                        "Finished batches that wait for their consumer")) {}
+      ahead_(options.ahead != 0 ? options.ahead
+                                : ChooseAhead(slab_bytes_, source_->budget() / source_->sharers())),
+      samples_total_(source_->registry().AddCounter("forebay_decode_samples_total",
+                                                    "Samples decoded, whole or skipped")),
+      skipped_total_(source_->registry().AddCounter("forebay_decode_skipped_samples_total",
+                                                    "Samples left out because they are corrupt")),
+      busy_total_(source_->registry().AddCounter("forebay_decode_busy_nanoseconds_total",
+                                                 "Time decode threads spent decoding")),
+      ready_(source_->registry().AddGauge("forebay_decode_ready_batches",
+                                          "Finished batches that wait for their consumer")) {}
 
 void PipelineDelete::operator()(Pipeline* pipeline) const {
   if (pipeline == nullptr || pipeline->fork_generation_ != ForkGeneration()) return;
@@ -176,7 +183,7 @@ void Pipeline::Stop() {
     stopped_ = true;
     changed_.notify_all();
   }
-  if (opened_) (void)engine_.CloseStream(stream_);  // ends a wait of the feeder
+  if (opened_) (void)source_->CloseStream(stream_);  // ends a wait of the feeder
   if (feeder_.joinable()) feeder_.join();
   pool_.Remove(*this);
   MutexLock lock(mutex_);
@@ -188,7 +195,7 @@ void Pipeline::Stop() {
 
 void Pipeline::GiveBack(Slab& slab) {
   slab.memory = Mapping();
-  slab.share = MemoryShare();
+  slab.share = nullptr;
 }
 
 // ---- consumer --------------------------------------------------------------------------------
@@ -214,7 +221,7 @@ size_t Pipeline::Ready() const {
 StallCause Pipeline::Cause() const {
   if (!jobs_.empty()) return StallCause::kDecode;
   if (no_room_) return StallCause::kMemory;
-  return engine_.WaitCause(stream_);
+  return source_->WaitCause(stream_);
 }
 
 Status Pipeline::Held() const {
@@ -222,7 +229,7 @@ Status Pipeline::Held() const {
   for (const Slab& slab : slabs_) held += slab.free ? 0 : 1;
   return Status(Code::kResourceExhausted,
                 StrCat("a finished batch of ", slab_bytes_, " bytes finds no room in the memory ",
-                       "budget of ", engine_.budget(), " bytes, ", held,
+                       "budget of ", source_->budget(), " bytes, ", held,
                        " batches are held; let go of earlier batches, lower batch_size or raise "
                        "memory="));
 }
@@ -290,7 +297,7 @@ Result<TakeKind> Pipeline::Take(Nanos wait, FinishedBatch* out) {
     }
     const StallCause cause = Cause();
     Status held;
-    if (cause == StallCause::kMemory) held = no_room_ ? Held() : engine_.Blocked(stream_);
+    if (cause == StallCause::kMemory) held = no_room_ ? Held() : source_->Blocked(stream_);
     if (held.ok()) {
       blocked_since_ = -1;
     } else if (blocked_since_ < 0) {
@@ -304,7 +311,7 @@ Result<TakeKind> Pipeline::Take(Nanos wait, FinishedBatch* out) {
     changed_.wait_for(lock.native(), std::chrono::nanoseconds(std::min(left, kSlice)));
     const Nanos after = SteadyClock().Now();
     CurrentEpoch().wait_ns[static_cast<size_t>(cause)] += after - now;
-    engine_.CountStall(cause, after - now);
+    source_->CountStall(stream_, cause, after - now);
     now = after;
   }
 }
@@ -341,7 +348,7 @@ Status Pipeline::Seek(uint64_t epoch, uint64_t position) {
     in_epoch_ = false;
     empty_ = 0;
   }
-  const Status status = engine_.Seek(stream_, epoch, position);
+  const Status status = source_->Seek(stream_, epoch, position);
   MutexLock lock(mutex_);
   seeking_ = false;
   halted_ = false;
@@ -359,7 +366,7 @@ std::vector<std::span<std::byte>> Pipeline::Slabs() const {
 }
 
 std::vector<EpochStats> Pipeline::Stats() const {
-  std::vector<EpochStats> reads = engine_.Stats(stream_);
+  std::vector<EpochStats> reads = source_->Stats(stream_);
   MutexLock lock(mutex_);
   std::vector<EpochStats> out(epochs_.begin(), epochs_.end());
   if (in_epoch_ && !out.empty()) out.back().wall_ns = SteadyClock().Now() - epoch_start_;
@@ -386,13 +393,13 @@ std::string Pipeline::WaitingFor() const {
     }
     if (no_room_) return "memory: all finished batches are held";
   }
-  return engine_.WaitingFor(stream_);
+  return source_->WaitingFor(stream_);
 }
 
 void Pipeline::ChargeCopy(Nanos waited) {
   MutexLock lock(mutex_);
   if (!epochs_.empty()) epochs_.back().wait_ns[static_cast<size_t>(StallCause::kCopy)] += waited;
-  engine_.CountStall(StallCause::kCopy, waited);
+  source_->CountStall(stream_, StallCause::kCopy, waited);
 }
 
 uint64_t Pipeline::skipped() const {
@@ -407,7 +414,7 @@ std::string Pipeline::LastSkipped() const {
 
 // ---- feeder ----------------------------------------------------------------------------------
 
-bool Pipeline::FindSlab(size_t* slab) {
+bool Pipeline::FindSlab(size_t* slab, Status* lost) {
   for (size_t i = 0; i < slabs_.size(); ++i) {
     if (!slabs_[i].free) continue;
     *slab = i;
@@ -419,9 +426,12 @@ bool Pipeline::FindSlab(size_t* slab) {
   if (slabs_.size() >= ahead_ + 2 && !held) return false;
   // Without the first two nothing works; further ones leave room for what they are filled from.
   const bool needed = slabs_.size() < 2;
-  Result<MemoryShare> share =
-      engine_.Lend(slab_bytes_, needed ? 0 : stored_bytes_, needed ? options_.release_wait : 0);
-  if (!share) return false;
+  Result<std::shared_ptr<void>> share =
+      source_->Lend(slab_bytes_, needed ? 0 : stored_bytes_, needed ? options_.release_wait : 0);
+  if (!share) {
+    if (share.error().code() != Code::kResourceExhausted) *lost = share.error();
+    return false;
+  }
   void* memory =
       mmap(nullptr, slab_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return false;
@@ -441,11 +451,19 @@ void Pipeline::RunFeeder(std::stop_token stop) {
     size_t batches = 0;
     for (const std::shared_ptr<Job>& job : jobs_) batches += job->kind == TakeKind::kBatch ? 1 : 0;
     size_t slab = 0;
+    Status lost;
     // Marks count too: there may be epochs without any batch.
     bool go = !seeking_ && !halted_ && batches < ahead_ && jobs_.size() < 2 * ahead_;
     if (go) {
-      go = FindSlab(&slab);
-      no_room_ = !go;
+      go = FindSlab(&slab, &lost);
+      no_room_ = !go && lost.ok();
+    }
+    if (!lost.ok()) {
+      work->error = std::move(lost);
+      halted_ = true;
+      jobs_.push_back(std::exchange(work, std::make_shared<Job>()));
+      changed_.notify_all();
+      continue;
     }
     if (!go) {
       changed_.wait_for(lock.native(), std::chrono::nanoseconds(kSlice));
@@ -456,7 +474,7 @@ void Pipeline::RunFeeder(std::stop_token stop) {
     mutex_.Unlock();
     Result<TakeKind> taken = TakeKind::kPending;
     try {
-      taken = engine_.Take(stream_, kSlice, &work->loan);
+      taken = source_->Take(stream_, kSlice, &work->loan);
     } catch (const std::bad_alloc&) {
       taken = Status(Code::kResourceExhausted, "out of memory while taking a batch");
     }
@@ -470,7 +488,7 @@ void Pipeline::RunFeeder(std::stop_token stop) {
     }
     if (seeking_ || stop.stop_requested()) {
       // What was taken belongs to where the stream stood before.
-      if (batch) (void)engine_.Release(work->loan.lease);
+      if (batch) (void)source_->Release(work->loan.lease);
       slabs_[slab].free = true;
       changed_.notify_all();
       continue;
@@ -500,7 +518,7 @@ void Pipeline::RunFeeder(std::stop_token stop) {
 
 Status Pipeline::DecodeOne(size_t thread, const Job& job, size_t i, std::byte* out) {
   const SampleId sample = job.loan.samples[i];
-  std::span<const std::byte> stored(engine_.base() + job.loan.offsets[i], job.loan.lengths[i]);
+  std::span<const std::byte> stored(source_->base() + job.loan.offsets[i], job.loan.lengths[i]);
   const SampleKey key{options_.seed, static_cast<uint32_t>(job.loan.epoch), sample};
   try {
     if (catalog_->format() == Format::kWebDataset) {
@@ -567,7 +585,7 @@ bool Pipeline::Step(size_t thread) {
       changed_.notify_all();
     }
   }
-  if (give_back) (void)engine_.Release(job->loan.lease);
+  if (give_back) (void)source_->Release(job->loan.lease);
   return true;
 }
 
@@ -608,7 +626,7 @@ void Pipeline::DropJobs() {
     job->dropped = true;
     if (job->left != 0) continue;
     job->lent = false;
-    (void)engine_.Release(job->loan.lease);
+    (void)source_->Release(job->loan.lease);
     slabs_[job->slab].free = true;
   }
   jobs_.clear();

@@ -4,7 +4,7 @@
 // One feeder thread takes batches from the engine and looks for a slab, the memory of one finished
 // batch; the decode threads share the samples of the oldest unfinished batches; the consumer gets
 // finished ones in order. Slabs are used again, batch after batch, at the same addresses, so that
-// they can be registered with a GPU once. Their memory is lent by the engine's budget.
+// they can be registered with a GPU once. Their memory is lent by the budget of who reads.
 #pragma once
 
 #include <condition_variable>
@@ -23,6 +23,7 @@
 #include "decode/sample_decoder.h"
 #include "metrics/registry.h"
 #include "metrics/stall.h"
+#include "pipeline/stored_batches.h"
 #include "stage/engine.h"
 
 namespace forebay {
@@ -60,8 +61,11 @@ using PipelinePtr = std::unique_ptr<Pipeline, PipelineDelete>;
 // Take and Seek return kCancelled.
 class Pipeline final : private DecodeWork {
  public:
-  // `engine` must outlive it. Opens a stream of its own with `stream`'s shape and sampler, whose
-  // batches are neither contiguous nor itemised.
+  // Opens a stream of its own with `stream`'s shape and sampler, whose batches are neither
+  // contiguous nor itemised. `source`: shared with other pipelines.
+  static Result<PipelinePtr> Make(std::shared_ptr<StoredBatches> source, StreamOptions stream,
+                                  const PipelineOptions& options);
+  // `engine` must outlive it.
   static Result<PipelinePtr> Make(Engine& engine, StreamOptions stream,
                                   const PipelineOptions& options);
   ~Pipeline() override;
@@ -96,7 +100,7 @@ class Pipeline final : private DecodeWork {
  private:
   struct Slab {
     Mapping memory;
-    MemoryShare share;
+    std::shared_ptr<void> share;  // of the budget
     bool free = true;
   };
   // A batch on its way, or a mark between batches: an end, or an error of the engine.
@@ -118,7 +122,7 @@ class Pipeline final : private DecodeWork {
   };
   static constexpr size_t kNoSlab = ~size_t{0};
 
-  Pipeline(Engine& engine, const PipelineOptions& options,
+  Pipeline(std::shared_ptr<StoredBatches> source, const PipelineOptions& options,
            std::vector<std::unique_ptr<SampleDecoder>> decoders,
            std::shared_ptr<const Catalog> catalog, size_t batch_size, uint64_t stored_bytes);
   friend struct PipelineDelete;
@@ -126,8 +130,9 @@ class Pipeline final : private DecodeWork {
   void RunFeeder(std::stop_token stop);
   bool Step(size_t thread) override;
   Status DecodeOne(size_t thread, const Job& job, size_t i, std::byte* out);
-  // A free slab, made when there is none and may be one more; false when there is none.
-  bool FindSlab(size_t* slab) REQUIRES(mutex_);
+  // A free slab, made when there is none and may be one more; false when there is none. `*lost`:
+  // who lends the memory cannot be reached.
+  bool FindSlab(size_t* slab, Status* lost) REQUIRES(mutex_);
   void GiveBack(Slab& slab) REQUIRES(mutex_);
   void FinishJob(Job& job) REQUIRES(mutex_);
   void CountSkipped(Job& job) REQUIRES(mutex_);
@@ -138,7 +143,7 @@ class Pipeline final : private DecodeWork {
   Status Held() const REQUIRES(mutex_);
 
   // Constant after construction.
-  Engine& engine_;
+  const std::shared_ptr<StoredBatches> source_;
   const uint64_t fork_generation_;
   const PipelineOptions options_;
   DecodePool& pool_;
@@ -149,7 +154,7 @@ class Pipeline final : private DecodeWork {
   const size_t slab_bytes_;
   const uint64_t stored_bytes_;  // room that reading on needs
   const size_t ahead_;
-  MemoryShare scratch_;  // what the decoders hold
+  std::shared_ptr<void> scratch_;  // what the decoders hold
   StreamId stream_ = 0;
   bool opened_ = false;  // there is a stream
   Metric& samples_total_;

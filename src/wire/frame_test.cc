@@ -135,16 +135,20 @@ bool DecodeAny(const Frame& frame) {
   as(SetKnobs());
   as(SetPolicy());
   as(Nudge());
+  as(Lend());
+  as(LendReply());
+  as(GiveBack());
+  as(Stalled());
   return status.ok();
 }
 
 template <typename Message>
 class MessageTest : public ::testing::Test {};
 
-using Messages =
-    ::testing::Types<Hello, HelloReply, StatusReply, OpenStream, OpenStreamReply, Declare, Seek,
-                     CloseStream, Take, Fetch, Loan, Release, Served, OpenDataset, OpenDatasetReply,
-                     Query, Text, Stats, StatsReply, SetKnobs, Nudge, SetPolicy>;
+using Messages = ::testing::Types<Hello, HelloReply, StatusReply, OpenStream, OpenStreamReply,
+                                  Declare, Seek, CloseStream, Take, Fetch, Loan, Release, Served,
+                                  OpenDataset, OpenDatasetReply, Query, Text, Stats, StatsReply,
+                                  SetKnobs, Nudge, SetPolicy, Lend, LendReply, GiveBack, Stalled>;
 TYPED_TEST_SUITE(MessageTest, Messages);
 
 TYPED_TEST(MessageTest, ComesBackAsItWent) {

@@ -1,8 +1,8 @@
 // What a client process and the engine's server say to each other.
 //
 // A client says Hello first; the HelloReply carries the arena's descriptor. Every request is
-// answered by its reply or by a StatusReply with the same request number; Release, Served and Nudge
-// have no answer.
+// answered by its reply or by a StatusReply with the same request number; Release, Served, Nudge,
+// GiveBack and Stalled have no answer.
 #pragma once
 
 #include <cstddef>
@@ -38,8 +38,12 @@ enum class Type : uint16_t {
   kSetKnobs,
   kNudge,
   kSetPolicy,
+  kLend,
+  kLendReply,
+  kGiveBack,
+  kStalled,
 };
-inline constexpr Type kLastType = Type::kSetPolicy;
+inline constexpr Type kLastType = Type::kStalled;
 
 struct Hello {
   static constexpr Type kType = Type::kHello;
@@ -95,13 +99,14 @@ struct OpenStream {
   uint64_t sampler_seed = 0;
   uint32_t sampler_rank = 0;
   uint32_t sampler_world = 1;
-  bool ring = false;  // batches are announced in a ring, to this client alone
-  std::string job;    // whose limits hold for it
+  bool ring = false;               // batches are announced in a ring, to this client alone
+  bool ahead_of_consumer = false;  // who takes the batches works ahead: its waits are no stalls
+  std::string job;                 // whose limits hold for it
   template <typename Self, typename Io>
   static void Fields(Self& m, Io& io) {
     io(m.dataset, m.batch_size, m.drop_last, m.contiguous, m.itemised, m.declared, m.first_epoch,
        m.first_position, m.epochs, m.sampler_size, m.sampler_shuffle, m.sampler_drop_last,
-       m.sampler_seed, m.sampler_rank, m.sampler_world, m.ring, m.job);
+       m.sampler_seed, m.sampler_rank, m.sampler_world, m.ring, m.ahead_of_consumer, m.job);
   }
   bool Valid() const { return job.size() <= kLongestJob; }
 };
@@ -312,6 +317,48 @@ struct Nudge {
   static constexpr Type kType = Type::kNudge;
   template <typename Self, typename Io>
   static void Fields(Self&, Io&) {}
+};
+
+// A part of the budget, for memory of the client's own. It goes back with GiveBack, or with the
+// client.
+struct Lend {
+  static constexpr Type kType = Type::kLend;
+  uint64_t bytes = 0;
+  uint64_t leave = 0;  // as Engine::Lend
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.bytes, m.leave);
+  }
+};
+
+struct LendReply {
+  static constexpr Type kType = Type::kLendReply;
+  uint64_t share = 0;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.share);
+  }
+};
+
+struct GiveBack {
+  static constexpr Type kType = Type::kGiveBack;
+  uint64_t share = 0;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.share);
+  }
+};
+
+// A consumer waited behind a stream with `ahead_of_consumer`.
+struct Stalled {
+  static constexpr Type kType = Type::kStalled;
+  uint32_t stream = 0;
+  uint8_t cause = 0;  // a StallCause
+  uint64_t nanoseconds = 0;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.stream, m.cause, m.nanoseconds);
+  }
 };
 
 }  // namespace forebay::wire

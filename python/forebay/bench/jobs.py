@@ -54,7 +54,7 @@ loader = forebay.DataLoader(
 for _ in range(3):
     for batch in loader:
         batch.checksum()
-client, stream = engine.client(), loader._feed._stream
+client, stream = engine.client(), loader._feed._feed.stream
 try:
     calls = _forebay.count_system_calls()
 except forebay.UnsupportedError as error:

@@ -1,0 +1,191 @@
+"""Decoded batches from the node's daemon, and the way back to a daemon after one has died."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+
+import forebay
+import numpy as np
+import pytest
+import test_daemon
+import torch
+from conftest import forebay_threads
+from data_sets import DataSet, check_batch
+from forebay import daemon
+from forebay import transforms as T
+from test_daemon import _await, _daemons, _engine, _orders, _pid
+from test_decode_resume import make_pictures
+
+TRANSFORM = [T.RandomResizedCrop(16), T.RandomHorizontalFlip(), T.ColorJitter(0.4), T.ToTensor()]
+COUNT = 60
+run_folder = test_daemon.run_folder
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pictures(tmp_path_factory.mktemp("pictures"), COUNT, 20, 40, corrupt=True).root
+
+
+def _loader(root: Path, engine: forebay.Engine, **more) -> forebay.DataLoader:
+    return forebay.DataLoader(
+        root, 4, shuffle=True, seed=3, engine=engine, decode="image", transform=TRANSFORM,
+        on_error="skip", **more,
+    )  # fmt: skip
+
+
+def _epochs(loader: forebay.DataLoader, epochs: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return [(images.clone(), labels) for _ in range(epochs) for images, labels in loader]
+
+
+def _same(ours: list, theirs: list) -> None:
+    assert len(ours) == len(theirs)
+    for (images, labels), (expected, expected_labels) in zip(ours, theirs, strict=True):
+        assert torch.equal(images, expected) and torch.equal(labels, expected_labels)
+
+
+@pytest.fixture(scope="module")
+def expected(pictures: Path) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """From an engine of this process."""
+    with _loader(pictures, forebay.Engine("64M")) as loader:
+        return _epochs(loader, 3)
+
+
+def test_the_same_tensors_through_the_daemon(
+    pictures: Path, run_folder: Path, expected: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    engine = _engine()
+    used = engine.metrics()["forebay_stage_arena_used_bytes"]
+    with _loader(pictures, engine, decode_threads=1) as loader:
+        _same(_epochs(loader, 3), expected)
+        metrics = engine.metrics()
+        # Each is read once, and nothing is decoded by the daemon.
+        assert metrics["forebay_source_reads_total"] == COUNT
+        assert metrics.get("forebay_decode_samples_total", 0) == 0
+        client = engine.client()
+        assert client is not None and client.decoding()["forebay_decode_samples_total"] >= 3 * COUNT
+        assert client.decoding()["forebay_decode_threads"] == 1
+        # The memory of finished batches counts there.
+        batch = 4 * 3 * 16 * 16 * 4
+        assert metrics["forebay_stage_arena_used_bytes"] > used + 2 * batch
+        stats = loader.stats()
+        assert [s.epoch for s in stats] == [0, 1, 2]
+        assert stats[0].source_reads == COUNT
+    kept = engine.metrics()["forebay_stage_kept_bytes"]
+    _await(
+        lambda: engine.metrics()["forebay_stage_arena_used_bytes"] <= kept + (1 << 16),
+        "memory that was lent",
+    )
+
+
+def test_ranks_share_one_for_decoding_by_default(
+    pictures: Path, run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    loader = forebay.DataLoader(
+        pictures, 4, decode="image", transform=TRANSFORM, on_error="skip", memory="64M"
+    )
+    assert isinstance(loader.engine, forebay.SharedEngine)
+    assert len(list(loader)) > 0
+    os.kill(_pid(loader.engine), signal.SIGTERM)  # its default is to linger
+
+
+def test_arrays(run_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "set" / "a").mkdir(parents=True)
+    for i in range(10):
+        np.save(tmp_path / "set" / "a" / f"{i}.npy", np.full((2, 3), i, np.int16))
+    loader = forebay.DataLoader(tmp_path / "set", 4, decode="npy", engine=_engine())
+    values = [batch[0].numpy() for batch in loader]
+    assert [v.shape for v in values] == [(4, 2, 3), (4, 2, 3), (2, 2, 3)]
+    assert np.array_equal(np.concatenate(values)[:, 0, 0], np.arange(10))
+
+
+def test_a_killed_daemon_and_decoded_batches(
+    pictures: Path, run_folder: Path, expected: list, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = _engine()
+    with _loader(pictures, engine) as loader:
+        iterator = iter(loader)
+        seen = [next(iterator) for _ in range(3)]
+        os.kill(_pid(engine), signal.SIGKILL)
+        seen += list(iterator) + _epochs(loader, 2)
+        _same(seen, expected)
+        assert [s.epoch for s in loader.stats()] == [0, 1, 2]
+    assert len([r for r in caplog.records if "daemon" in r.message]) == 1
+
+
+# ---- the way back
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(daemon, "_RETURN_S", (0.2, 0.2, 0.2))
+
+
+def test_back_to_a_new_daemon(
+    folder: DataSet, run_folder: Path, soon: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = _engine()
+    loaders = [forebay.DataLoader(folder.root, 8, shuffle=True, seed=s, engine=engine)
+               for s in (0, 1)]  # fmt: skip
+    first = _pid(engine)
+    iterator = iter(loaders[0])
+    held = next(iterator)
+    os.kill(first, signal.SIGKILL)
+    epoch, at = 0, 1
+    until = time.monotonic() + 30
+    with caplog.at_level(logging.INFO, "forebay"):
+        while True:
+            client = engine.client()
+            # What was announced before its end is right, and is taken first.
+            if client is not None and client.pid != first and at == 3:
+                break
+            assert time.monotonic() < until
+            if at == len(_orders(folder, 8, epoch)):
+                assert next(iterator, None) is None
+                epoch, at, iterator = epoch + 1, 0, iter(loaders[0])
+            check_batch(next(iterator), _orders(folder, 8, epoch)[at], folder)
+            at += 1
+            time.sleep(0.002)  # stats keep 1,000 epochs
+        assert _daemons(run_folder) == [_pid(engine)]
+        # The engine of this process has gone, although the second loader has not moved.
+        check_batch(held, _orders(folder, 8, 0)[0], folder)
+        iterator = held = client = None
+        _await(lambda: not forebay_threads(), "an engine that is not used any more")
+        for batch, samples in zip(loaders[1], _orders(folder, 8, 0, seed=1), strict=True):
+            check_batch(batch, samples, folder)
+        lines = [r.levelname for r in caplog.records if "daemon" in r.message]
+        assert lines == ["WARNING", "INFO"], caplog.text
+        assert sum(s.samples for s in loaders[0].stats()) == epoch * len(folder) + 3 * 8
+
+
+def test_decoded_batches_come_back(
+    pictures: Path, run_folder: Path, expected: list, soon: None
+) -> None:
+    engine = _engine()
+    with _loader(pictures, engine) as loader:
+        iterator = iter(loader)
+        seen = [next(iterator) for _ in range(3)]
+        os.kill(_pid(engine), signal.SIGKILL)
+        seen += list(iterator)
+        _await(lambda: engine.client() is not None, "no way back")
+        seen += _epochs(loader, 2)
+        _same(seen, expected)
+        assert engine.metrics()["forebay_source_reads_total"] == COUNT
+
+
+def test_tries_to_come_back_end(
+    folder: DataSet, run_folder: Path, soon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = _engine()
+    os.kill(_pid(engine), signal.SIGKILL)
+    monkeypatch.setenv("FOREBAYD", "/nonexistent/forebayd")
+    loader = forebay.DataLoader(folder.root, 8, shuffle=True, engine=engine)
+    assert sum(len(batch) for batch in loader) == len(folder)
+    _await(lambda: engine._returning is None, "tries without end")
+    assert engine._tries == 3 and engine.client() is None
+    forebay._forebay.SharedEngine.clear_dead("")
