@@ -80,6 +80,10 @@ Result<std::unique_ptr<ControlLoop>> ControlLoop::Start(Engine& engine,
   controller.prefix = chosen.prefix;
   controller.name = chosen.node;
   loop->controller_.emplace(*loop->store_, controller);
+  {
+    MutexLock lock(loop->mutex_);
+    loop->where_ = loop->store_->Describe();
+  }
   ControlLoop* const self = loop.get();
   loop->thread_ = std::jthread([self](std::stop_token stop) { self->Run(stop); });
   pthread_setname_np(loop->thread_.native_handle(), "forebay-control");
@@ -171,6 +175,7 @@ void ControlLoop::Round(Nanos now) {
   }
   Tell(agent_->health());
   MutexLock lock(mutex_);
+  where_ = store_->Describe();
   health_ = agent_->health();
   if (report) report_ = *std::move(report);
   jobs_ = std::move(jobs);
@@ -271,9 +276,9 @@ std::string ControlLoop::policy() const {
 
 std::string ControlLoop::Describe() const {
   JsonValue out;
-  out.Set("store", store_->Describe());
-  out.Set("node", options_.node);
   MutexLock lock(mutex_);
+  out.Set("store", where_);
+  out.Set("node", options_.node);
   out.Set("state", StateName(health_.state));
   out.Set("sentence", health_.text);
   out.Set("leader", report_.leader);

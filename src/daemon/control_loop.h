@@ -88,7 +88,8 @@ class ControlLoop {
   control::AgentState told_ = control::AgentState::kStarting;
 
   mutable Mutex mutex_;
-  // As of the last round, for Describe.
+  // As of the last round, for Describe: the store is the thread's own.
+  std::string where_ GUARDED_BY(mutex_);
   control::AgentHealth health_ GUARDED_BY(mutex_);
   control::RoundReport report_ GUARDED_BY(mutex_);
   std::vector<JobView> jobs_ GUARDED_BY(mutex_);
