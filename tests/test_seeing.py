@@ -460,7 +460,9 @@ def _lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if "Epoch" in r.getMessage()]
 
 
-@pytest.mark.parametrize("kind", ["embedded", "daemon", "decoded", "accelerated"])
+@pytest.mark.parametrize(
+    "kind", ["embedded", "daemon", "decoded", "decoded through the daemon", "accelerated"]
+)
 def test_a_line_at_each_epochs_end(
     kind: str, tmp_path: Path, run_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -471,7 +473,7 @@ def test_a_line_at_each_epochs_end(
         np.save(tmp_path / "data" / "a" / f"{i}.npy", np.full(100, i, np.float32))
     loader: Any
     options: dict[str, Any] = dict(batch_size=4, _delay="open_ms=100")
-    if kind == "daemon":
+    if "daemon" in kind:
         options["engine"] = forebay.SharedEngine(memory="64M", linger=0)
     else:
         options["engine"] = forebay.Engine(memory="64M")
@@ -493,11 +495,16 @@ def test_a_line_at_each_epochs_end(
         loader = forebay.accelerate(plain, engine=options["engine"])
     else:
         loader = forebay.DataLoader(
-            tmp_path / "data", **options, **({"decode": "npy"} if kind == "decoded" else {})
+            tmp_path / "data", **options, **({"decode": "npy"} if "decoded" in kind else {})
         )
     with caplog.at_level(logging.INFO, "forebay"):
         for _ in range(2):
             assert len(list(loader)) == 6
+    if "daemon" in kind:
+        # What the consumer waited for, not those who decode ahead of it.
+        (stream,) = [s for _, s in watch.streams(_status(run_folder))]
+        waited = sum(r.stall for r in loader.stats())
+        assert 0.02 < sum(stream["stall_ns"].values()) * 1e-9 <= waited + 0.05
     first, second = _lines(caplog)
     where = "Files" if kind == "accelerated" else str(tmp_path / "data")
     assert first.startswith(f"forebay: {where}: Epoch 0: 24 samples in ")

@@ -96,7 +96,10 @@ std::string Server::JobOf(const Peer& peer, const StreamInfo& stream) {
 }
 
 StreamWatch Server::Watched(const Peer& peer, StreamId stream, Nanos now) const {
-  StreamWatch watch = peer.streams.at(stream).watch;
+  const StreamInfo& info = peer.streams.at(stream);
+  StreamWatch watch = info.watch;
+  // Who works ahead of a consumer tells what that one waited for.
+  if (info.opened.ahead_of_consumer) return watch;
   const auto ring = peer.rings.find(stream);
   if (ring != peer.rings.end() && ring->second->wanted_since >= 0) {
     watch.Waited(ring->second->cause, ring->second->wanted_since, now);
