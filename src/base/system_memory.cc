@@ -1,17 +1,70 @@
 #include "base/system_memory.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
 #include <cstdlib>
-#include <fstream>
-#include <sstream>
+#include <string_view>
+
+#include "base/owned.h"
 
 namespace forebay {
 namespace {
 
-// First number in a file; false when there is none ("max").
-bool ReadNumber(const std::string& path, uint64_t* out) {
-  std::ifstream in(path);
-  return static_cast<bool>(in >> *out);
+// A small file; empty when it cannot be read. Not through a stream: where the C++ library is linked
+// both statically and as a shared object, streams of one find the other's facets, and read 0.
+std::string ReadFile(const std::string& path) {
+  const OwnedFd file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::string text;
+  std::array<char, 4096> piece;
+  while (file.valid()) {
+    const ssize_t n = read(file.get(), piece.data(), piece.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    text.append(piece.data(), static_cast<size_t>(n));
+  }
+  return text;
+}
+
+// Takes the first line off `text`.
+std::string_view NextLine(std::string_view* text) {
+  const size_t end = std::min(text->find('\n'), text->size());
+  const std::string_view line = text->substr(0, end);
+  text->remove_prefix(std::min(end + 1, text->size()));
+  return line;
+}
+
+// The number that `text` begins with, after blanks; false when there is none ("max").
+bool ParseNumber(std::string_view text, uint64_t* out) {
+  text.remove_prefix(std::min(text.find_first_not_of(" \t"), text.size()));
+  return std::from_chars(text.data(), text.data() + text.size(), *out).ec == std::errc();
+}
+
+bool ReadNumber(const std::string& path, uint64_t* out) { return ParseNumber(ReadFile(path), out); }
+
+// Pages of files in a group's memory: they count as used, and make room for whoever asks.
+uint64_t FilePages(const std::string& path, bool v2) {
+  const std::string stat = ReadFile(path);
+  uint64_t pages = 0;
+  for (std::string_view rest = stat; !rest.empty();) {
+    const std::string_view line = NextLine(&rest);
+    const size_t blank = std::min(line.find(' '), line.size());
+    std::string_view key = line.substr(0, blank);
+    if (!v2) {
+      if (!key.starts_with("total_")) continue;
+      key.remove_prefix(6);
+    }
+    uint64_t bytes = 0;
+    if ((key == "inactive_file" || key == "active_file") &&
+        ParseNumber(line.substr(blank), &bytes)) {
+      pages += bytes;
+    }
+  }
+  return pages;
 }
 
 void Tighten(uint64_t limit, uint64_t used, uint64_t* tightest) {
@@ -25,15 +78,18 @@ void Tighten(uint64_t limit, uint64_t used, uint64_t* tightest) {
 
 MemoryLimit ReadMemoryLimit(const std::string& root) {
   MemoryLimit limit;
-  std::ifstream info(root + "/proc/meminfo");
-  for (std::string line; std::getline(info, line);) {
-    std::istringstream fields(line);
-    std::string key;
+  constexpr std::string_view kAvailable = "MemAvailable:";
+  const std::string info = ReadFile(root + "/proc/meminfo");
+  for (std::string_view rest = info; !rest.empty();) {
+    const std::string_view line = NextLine(&rest);
     uint64_t kib = 0;
-    if (fields >> key >> kib && key == "MemAvailable:") limit.available = kib * 1024;
+    if (line.starts_with(kAvailable) && ParseNumber(line.substr(kAvailable.size()), &kib)) {
+      limit.available = kib * 1024;
+    }
   }
-  std::ifstream groups(root + "/proc/self/cgroup");
-  for (std::string line; std::getline(groups, line);) {
+  const std::string groups = ReadFile(root + "/proc/self/cgroup");
+  for (std::string_view rest = groups; !rest.empty();) {
+    const std::string line(NextLine(&rest));
     // "0::/a/b" (v2) or "4:memory:/a/b" (v1). A limit may be set at any level above.
     const size_t first = line.find(':');
     const size_t second = line.find(':', first + 1);
@@ -48,7 +104,8 @@ MemoryLimit ReadMemoryLimit(const std::string& root) {
       uint64_t used = 0;
       if (ReadNumber(dir + (v2 ? "/memory.max" : "/memory.limit_in_bytes"), &most)) {
         ReadNumber(dir + (v2 ? "/memory.current" : "/memory.usage_in_bytes"), &used);
-        Tighten(most, used, &limit.cgroup);
+        const uint64_t files = FilePages(dir + "/memory.stat", v2);
+        Tighten(most, used - std::min(used, files), &limit.cgroup);
       }
       dir.resize(dir.rfind('/'));
     }

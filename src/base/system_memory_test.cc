@@ -41,6 +41,21 @@ TEST_F(MemoryLimitTest, TightestLevelOfVersionTwoCounts) {
   EXPECT_EQ(ReadMemoryLimit(root_).usable(), 200000u);
 }
 
+TEST_F(MemoryLimitTest, PagesOfFilesAreNotUsed) {
+  Write("/proc/self/cgroup", "0::/job\n");
+  Write("/sys/fs/cgroup/job/memory.max", "300000\n");
+  Write("/sys/fs/cgroup/job/memory.current", "299000\n");
+  Write("/sys/fs/cgroup/job/memory.stat",
+        "anon 99000\nfile 210000\nshmem 10000\ninactive_file 150000\nactive_file 50000\n");
+  EXPECT_EQ(ReadMemoryLimit(root_).usable(), 201000u);
+  Write("/proc/self/cgroup", "4:memory:/slurm\n");
+  Write("/sys/fs/cgroup/memory/slurm/memory.limit_in_bytes", "50000\n");
+  Write("/sys/fs/cgroup/memory/slurm/memory.usage_in_bytes", "49000\n");
+  Write("/sys/fs/cgroup/memory/slurm/memory.stat",
+        "inactive_file 1\ntotal_cache 30000\ntotal_inactive_file 20000\ntotal_active_file 9000\n");
+  EXPECT_EQ(ReadMemoryLimit(root_).usable(), 30000u);
+}
+
 TEST_F(MemoryLimitTest, VersionOne) {
   Write("/proc/self/cgroup", "9:cpu:/x\n4:memory:/slurm\n");
   Write("/sys/fs/cgroup/memory/slurm/memory.limit_in_bytes", "50000\n");
