@@ -189,3 +189,48 @@ def test_tries_to_come_back_end(
     _await(lambda: engine._returning is None, "tries without end")
     assert engine._tries == 3 and engine.client() is None
     forebay._forebay.SharedEngine.clear_dead("")
+
+
+_FIRST_JOB = """
+    import sys
+    import forebay
+
+    engine = forebay.SharedEngine("64M", linger=0)
+    print(engine.client().pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_slurm_ends_the_daemon_with_the_job_that_started_it(
+    folder: DataSet, run_folder: Path, soon: None, tmp_path: Path
+) -> None:
+    """A session of its own does not save it: SLURM knows all processes of a job. The second job
+    misses nothing, and has a daemon again that is its own child in SLURM's eyes.
+    """
+    first = test_daemon._start(tmp_path, _FIRST_JOB)
+    try:
+        assert first.stdout is not None
+        pid = int(first.stdout.readline())
+        engine = _engine()
+        assert _pid(engine) == pid
+        loader = forebay.DataLoader(folder.root, 8, shuffle=True, engine=engine)
+        iterator = iter(loader)
+        check_batch(next(iterator), _orders(folder, 8, 0)[0], folder)
+        os.kill(pid, signal.SIGTERM)
+        first.terminate()
+        _await(lambda: pid not in _daemons(run_folder), "a daemon that does not end")
+    finally:
+        first.kill()
+        first.communicate()
+    for batch, samples in zip(iterator, _orders(folder, 8, 0)[1:], strict=True):
+        check_batch(batch, samples, folder)
+    until = time.monotonic() + 30
+    for epoch in range(1, 1000):
+        for batch, samples in zip(loader, _orders(folder, 8, epoch), strict=True):
+            check_batch(batch, samples, folder)
+        client = engine.client()
+        if client is not None and client.pid != pid:
+            break
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    assert _daemons(run_folder) == [_pid(engine)]
