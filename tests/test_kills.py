@@ -125,6 +125,7 @@ class World:
         self._etcd = Etcd(*_QUICK) if Etcd.available()[0] else None
         self.done: list[str] = []  # what was killed, and when
         self.longest = 0.0  # that anybody waited for a batch
+        self.returns = 0  # to a daemon, after one had died
 
     def _start_client(self, node: Path) -> Client:
         number = len(self._clients)
@@ -210,8 +211,10 @@ class World:
             ]
         assert [line[:3] for line in got] == expected[: len(got)]
         assert not finished or len(got) == len(expected)
-        ends = [json.loads(line)["waited"] for line in lines if line.startswith('{"end')]
-        longest = max([line[3] for line in got] + ends, default=0.0)
+        ends = [json.loads(line) for line in lines if line.startswith('{"end')]
+        shared = [end["shared"] for end in ends]
+        self.returns += sum(b and not a for a, b in zip(shared, shared[1:], strict=False))
+        longest = max([line[3] for line in got] + [end["waited"] for end in ends], default=0.0)
         self.longest = max(self.longest, longest)
         assert longest < _hang_limit(), f"client {client.seed} waited {longest:.1f} s for a batch"
 
@@ -255,6 +258,7 @@ def test_random_kills(folder: DataSet) -> None:
         except BaseException as error:
             failed.append(f"seed {seed}, {world.done}: {type(error).__name__}: {error}")
         kills.update(done.split(": ")[1].rstrip(" 0123456789") for done in world.done)
+        kills["return to a daemon"] += world.returns
         waits.append(world.longest)
 
     try:
