@@ -127,7 +127,7 @@ TINY: dict[str, dict[str, Any]] = {
     },
     "fairness": {
         "repeats": 1, "cluster_repeats": 0, "files": 150, "memory": 8 << 20, "bandwidth_mb": 30,
-        "alone_s": 0.6, "settle_s": 0.5, "both_s": 0.6, "window_s": 0.3, "idle_s": 0.7,
+        "alone_s": 0.4, "settle_s": 0.3, "both_s": 0.3, "window_s": 0.3, "idle_s": 0.6,
     },
 }  # fmt: skip
 

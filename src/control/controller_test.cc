@@ -129,6 +129,41 @@ class ControlTest : public ::testing::Test {
   Status last_;
 };
 
+TEST_F(ControlTest, AJobThatIsAloneHasNoLimitButItsMaximum) {
+  AddBrain("one");
+  Node& first = AddNode("n1", "a");
+  Node& second = AddNode("n2", "a");
+  Run(5 * kSecond);
+  EXPECT_EQ(first.agent.LimitsFor("a"), RateLimits());
+  Policy policy;
+  policy.jobs.emplace_back().max_bandwidth = 1e8;
+  MemoryStore store(state_);
+  ASSERT_TRUE(StorePolicy(store, "/forebay/", policy).ok());
+  Run(kSecond);
+  const double sum =
+      first.agent.LimitsFor("a").bytes_per_s + second.agent.LimitsFor("a").bytes_per_s;
+  EXPECT_NEAR(sum, 1e8, 1e6);
+}
+
+TEST_F(ControlTest, APolicysMaximumIsNotTheSourcesCapacity) {
+  AddBrain("one");
+  Node& held = AddNode("n1", "a");
+  Node& other = AddNode("n2", "b");
+  other.wants = 2e8;
+  Policy policy;
+  JobRule& rule = policy.jobs.emplace_back();
+  rule.match = "a";
+  rule.max_bandwidth = 1e8;
+  MemoryStore store(state_);
+  ASSERT_TRUE(StorePolicy(store, "/forebay/", policy).ok());
+  Run(20 * kSecond);
+  EXPECT_NEAR(held.got, 1e8, 1e6);
+  EXPECT_NEAR(other.got, 2e8, 1);
+  other.wants = 8e8;
+  Run(5 * kSecond);
+  EXPECT_NEAR(other.got, 8e8, 1e7);
+}
+
 TEST_F(ControlTest, TwoStagesGetTheirShares) {
   SetShares(3, 1);
   AddBrain("one");

@@ -56,7 +56,7 @@ class Node {
       while (!events_.empty() && events_.top().at <= now) {
         const ReadAction read = events_.top().read;
         events_.pop();
-        scheduler.OnReadDone(read, true, read.sample + 1, Place::kSource);
+        scheduler.OnReadDone(read, true, read.sample + 1, from);
       }
       if (++steps % 64 == 0) {
         ASSERT_EQ(scheduler.CheckInvariants(), "");
@@ -83,7 +83,7 @@ class Node {
                               EpochOrder(specs_.at(a.stream), a.epoch, a.first_position), false);
       }
       reads.clear();
-      scheduler.NextReads(64, &reads);
+      scheduler.NextReads(slots, &reads);
       for (const ReadAction& read : reads) {
         started += read.length;
         ++started_of[read.sample];
@@ -101,6 +101,8 @@ class Node {
 
   Scheduler scheduler;
   Nanos now = 0;
+  size_t slots = 64;                   // requests at once, a millisecond each
+  Place from = Place::kSource;         // where reads turn out to come from
   std::map<StreamId, uint64_t> bytes;  // handed out
   std::map<SampleId, int> started_of;
   uint64_t started = 0;
@@ -172,6 +174,37 @@ TEST(JobLimits, ASampleThatTwoJobsWantIsChargedOnce) {
   node.Run(6 * kSecond, {a, b});
   EXPECT_EQ(node.started, 2'000u * kSample);
   EXPECT_EQ(node.Stats("a").bytes + node.Stats("b").bytes, 2'000u * kSample);
+}
+
+TEST(JobLimits, WhatTheFolderHasIsFree) {
+  for (const bool known : {true, false}) {
+    Node node;
+    node.from = Place::kTier;
+    const DatasetId d = node.AddDataset(4'000);
+    node.scheduler.SetTier(d, {.present = true, .holds_all = true});
+    for (SampleId s = 0; known && s < 4'000; ++s) node.scheduler.OnStored(d, s);
+    const StreamId a = node.Open("a", d);
+    node.scheduler.SetJobLimits("a", Bytes(1e6));
+    node.Run(kSecond, {a});
+    EXPECT_GT(node.bytes[a], known ? 300e6 : 3e6);  // what was not known is given back
+    EXPECT_EQ(node.Stats("a").bytes, 0u);
+  }
+}
+
+// The limits add up to a tenth more than four requests at once can read.
+TEST(JobLimits, SharesHoldWhereRequestsAreShort) {
+  Node node;
+  node.slots = 4;
+  const StreamId a = node.Open("a", node.AddDataset(4'000));
+  const StreamId b = node.Open("b", node.AddDataset(4'000));
+  node.scheduler.SetJobLimits("a", Bytes(33e6));
+  node.scheduler.SetJobLimits("b", Bytes(11e6));
+  node.Run(kSecond, {a, b});
+  const uint64_t before[] = {node.bytes[a], node.bytes[b]};
+  node.Run(3 * kSecond, {a, b});
+  const auto of_a = static_cast<double>(node.bytes[a] - before[0]);
+  const auto of_b = static_cast<double>(node.bytes[b] - before[1]);
+  EXPECT_NEAR(of_a / (of_a + of_b), 0.75, 0.01);
 }
 
 TEST(JobLimits, OfAllJobsTogether) {
