@@ -46,12 +46,6 @@ Nanos TokenBucket::ReadyAt(Nanos now) {
   return at_ + static_cast<Nanos>(wait);
 }
 
-double TokenBucket::Fill(Nanos now) {
-  Refill(now);
-  if (!(rate_ < kUnlimited) || !(rate_ > 0)) return 1;
-  return std::clamp(level_ / Room(), 0.0, 1.0);
-}
-
 void TokenBucket::GiveBack(double amount) {
   if (rate_ < kUnlimited) level_ = std::min(Room(), level_ + amount);
 }

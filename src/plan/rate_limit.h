@@ -2,7 +2,6 @@
 // reads a clock. Each object is confined to one thread or guarded by its owner.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -35,8 +34,6 @@ class TokenBucket {
   }
   // For what was taken and not used.
   void GiveBack(double amount);
-  // Tokens there are, as a part of the most that are kept; 1 without a limit.
-  double Fill(Nanos now);
 
  private:
   void Refill(Nanos now);
@@ -78,9 +75,6 @@ class RateLimiter {
   // may start, and what it was. A time after `now` counts as held back.
   Nanos ReadyAt(Nanos now);
   void Charge(uint64_t bytes);
-
-  // How much it may take at once, from 0 to 1: who has more has been let through less.
-  double Credit(Nanos now) { return std::min(bytes_.Fill(now), operations_.Fill(now)); }
 
   // Which limits held a read back since the last call: the job wants more of that than it gets.
   struct HeldBack {

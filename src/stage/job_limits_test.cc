@@ -87,7 +87,8 @@ class Node {
       for (const ReadAction& read : reads) {
         started += read.length;
         ++started_of[read.sample];
-        events_.push({now + kMilli, read});
+        busy_until_ = std::max(busy_until_, now) + service;
+        events_.push({std::max(now + kMilli, busy_until_), read});
       }
     } while (!reads.empty());
   }
@@ -102,6 +103,7 @@ class Node {
   Scheduler scheduler;
   Nanos now = 0;
   size_t slots = 64;                   // requests at once, a millisecond each
+  Nanos service = 0;                   // of a source that does one after the other
   Place from = Place::kSource;         // where reads turn out to come from
   std::map<StreamId, uint64_t> bytes;  // handed out
   std::map<SampleId, int> started_of;
@@ -118,6 +120,7 @@ class Node {
   std::vector<uint32_t> samples_;
   std::map<StreamId, SamplerSpec> specs_;
   std::priority_queue<Event> events_;
+  Nanos busy_until_ = 0;
 };
 
 JobLimits Bytes(double rate) { return {.source = {rate, kUnlimited}}; }
@@ -191,10 +194,11 @@ TEST(JobLimits, WhatTheFolderHasIsFree) {
   }
 }
 
-// The limits add up to a tenth more than four requests at once can read.
+// The limits add up to a tenth more than the source can give.
 TEST(JobLimits, SharesHoldWhereRequestsAreShort) {
-  Node node;
-  node.slots = 4;
+  Node node(8 << 20);
+  node.slots = 16;
+  node.service = 250 * kMicro;
   const StreamId a = node.Open("a", node.AddDataset(4'000));
   const StreamId b = node.Open("b", node.AddDataset(4'000));
   node.scheduler.SetJobLimits("a", Bytes(33e6));

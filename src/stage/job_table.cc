@@ -46,17 +46,27 @@ bool JobTable::Ready(JobId job, Nanos now) {
   return false;
 }
 
-bool JobTable::ShouldYield(JobId job, Nanos now) {
+bool JobTable::ShouldYield(JobId job) const {
+  constexpr double kSlack = 0.005;
+  constexpr Nanos kLately = 20 * kMilli;  // it may just have had a batch
   if (!Limited(job)) return false;
-  const double own = jobs_[job].limiter.Credit(now);
-  return std::any_of(jobs_.begin(), jobs_.end(), [&](Job& other) {
-    return other.stats.streams != 0 && other.limiter.Credit(now) > 2 * own + 0.1;
+  const double own = jobs_[job].served;
+  return std::any_of(jobs_.begin(), jobs_.end(), [&](const Job& other) {
+    return at_ - other.waited_at <= kLately && other.served < own - kSlack;
   });
 }
 
 void JobTable::Charge(JobId job, uint64_t bytes) {
-  jobs_[job].limiter.Charge(bytes);
+  // One that did not ask for a while has saved up no more than its bucket.
+  constexpr double kMostBehind = 0.05;
+  Job& charged = jobs_[job];
+  charged.limiter.Charge(bytes);
   node_.Charge(bytes);
+  const double rate = charged.limiter.limits().bytes_per_s;
+  if (!(rate > 0)) return;
+  charged.served = std::max(charged.served, served_ - kMostBehind);
+  charged.served += static_cast<double>(bytes) / rate;  // nothing, without a limit
+  served_ = std::max(served_, charged.served);
 }
 
 void JobTable::GiveBack(JobId job, uint64_t bytes) {
@@ -67,7 +77,10 @@ void JobTable::GiveBack(JobId job, uint64_t bytes) {
 void JobTable::BeginRound(Nanos now) {
   const Nanos passed = std::max<Nanos>(0, now - std::exchange(at_, std::max(at_, now)));
   for (Job& job : jobs_) {
-    if (std::exchange(job.waiting, false)) job.stats.waited += passed;
+    if (std::exchange(job.waiting, false)) {
+      job.stats.waited += passed;
+      job.waited_at = at_;
+    }
     if (std::exchange(job.held, false)) {
       job.stats.held += passed;
       held_total_ += passed;

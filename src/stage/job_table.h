@@ -64,8 +64,8 @@ class JobTable {
   bool Ready(JobId job, Nanos now);
   void Charge(JobId job, uint64_t bytes);
   void GiveBack(JobId job, uint64_t bytes);
-  // Whether another job has been let through much less of its share lately.
-  bool ShouldYield(JobId job, Nanos now);
+  // Whether another job, which waited lately, has got less of its limit.
+  bool ShouldYield(JobId job) const;
   // When the first of those held since BeginRound may start.
   Nanos wake_at() const { return wake_at_; }
 
@@ -85,6 +85,8 @@ class JobTable {
     JobStats stats;
     RateLimiter limiter;
     bool waiting = false;
+    Nanos waited_at = std::numeric_limits<Nanos>::min() / 2;
+    double served = 0;  // seconds' worth of its limit
     bool held = false;
   };
   std::vector<Job> jobs_;
@@ -92,6 +94,7 @@ class JobTable {
   Nanos at_ = 0;
   Nanos wake_at_ = kNeverReady;
   Nanos held_total_ = 0;
+  double served_ = 0;  // the most of any job
 };
 
 }  // namespace forebay

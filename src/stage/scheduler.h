@@ -432,6 +432,7 @@ class Scheduler {
   // Adds to a look-ahead read the neighbours worth reading with it.
   void StartGroup(Stream& stream, const ReadAction& action, size_t* budget,
                   std::vector<ReadAction>* out);
+  void LookAhead(size_t limit, std::vector<ReadAction>* out);
   bool MayJoin(const Dataset& dataset, SampleId s) const;
   bool SettleRace(const ReadAction& read, bool ok);
   void PopFetched(Stream& stream, StreamId id);

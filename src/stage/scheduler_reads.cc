@@ -305,23 +305,48 @@ void Scheduler::NextReads(size_t limit, std::vector<ReadAction>* out, bool look_
   std::stable_sort(held.begin(), held.end(), [&](LeaseId a, LeaseId b) {
     return leases_.at(a).stream - next_held_ < leases_.at(b).stream - next_held_;
   });
-  for (LeaseId id : held) {
+  std::vector<LeaseId> later;  // of jobs that have got more of their share than others
+  const auto hand_out = [&](LeaseId id) {
     Lease& lease = leases_.at(id);
     const size_t before = urgent_.size();
     AskMissing(id, lease);
     if (urgent_.size() != before) next_held_ = lease.stream + 1;
     starving |= lease.blocked;
+  };
+  // Leases wait for these: they go first. What hangs, or has lost a race and may never end, does
+  // not hold them up.
+  const auto room = [&] {
+    return requests_ < std::max<size_t>(1, limit) + hanging_ + orphans_.size();
+  };
+  const auto start_urgent = [&] {
+    while (!urgent_.empty() && room()) {
+      Start(urgent_.front(), out);
+      urgent_.pop_front();
+    }
+  };
+  for (LeaseId id : held) {
+    if (jobs_.ShouldYield(streams_[leases_.at(id).stream].job)) {
+      later.push_back(id);
+    } else {
+      hand_out(id);
+    }
+  }
+  start_urgent();
+  handing_out_ = false;
+  may_steal_ = true;
+  if (!starving && look_ahead && urgent_.empty()) LookAhead(limit, out);
+  may_steal_ = false;
+  handing_out_ = true;
+  for (LeaseId id : later) {
+    if (!urgent_.empty() || !room()) break;
+    hand_out(id);
+    start_urgent();
   }
   handing_out_ = false;
   may_steal_ = true;
-  // Leases wait for these: they go first. What hangs, or has lost a race and may never end, does
-  // not hold them up.
-  const size_t hang = hanging_ + orphans_.size();
-  while (!urgent_.empty() && requests_ < std::max<size_t>(1, limit) + hang) {
-    Start(urgent_.front(), out);
-    urgent_.pop_front();
-  }
-  if (starving || !look_ahead || !urgent_.empty()) return;
+}
+
+void Scheduler::LookAhead(size_t limit, std::vector<ReadAction>* out) {
   size_t budget = kPlanStep;
   size_t idle = 0;
   // Where it is requests that are short, jobs that have got less of their share go first; in a
@@ -332,7 +357,7 @@ void Scheduler::NextReads(size_t limit, std::vector<ReadAction>* out, bool look_
     ++next_stream_;
     ReadAction action;
     if (stream.open && stream.blocked_at != frees_ &&
-        (idle >= streams_.size() || !jobs_.ShouldYield(stream.job, now_)) &&
+        (idle >= streams_.size() || !jobs_.ShouldYield(stream.job)) &&
         AdvanceCursor(stream, &action, &budget)) {
       StartGroup(stream, action, &budget, out);
       idle = 0;
