@@ -151,7 +151,10 @@ class _Measured:
         for job in (a, b):
             job.end()
         settled = both + work["settle_s"]
-        self.alone = b.rate(begin + work["alone_s"] / 2, alone)
+        # Before the other came, or while it was idle: the tuner may still have been searching.
+        first = b.rate(begin + work["alone_s"] / 2, alone)
+        later = [b.rate(t, t + _STEP_S) for t in np.arange(idle, back - _STEP_S, _STEP_S / 2)]
+        self.alone = max(first, statistics.median(later))
         self.total = a.rate(settled, idle) + b.rate(settled, idle)
         self.share = a.rate(settled, idle) / self.total
         shares = []
