@@ -25,6 +25,14 @@
 namespace forebay {
 namespace {
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#elif defined(__has_feature)
+constexpr bool kSanitized = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
+#else
+constexpr bool kSanitized = false;
+#endif
+
 // Real bytes: sample i is `length` times the same byte pattern.
 std::string Content(uint32_t sample, size_t length) {
   SplitMix64 rng(sample + 1);
@@ -226,9 +234,10 @@ TEST_F(DaemonTest, AReadyBatchCostsNoSystemCall) {
     calls_in_all = calls->count();
   }).join();
   if (!refused.empty()) GTEST_SKIP() << refused;
+  EXPECT_GT(calls_in_all, 0u);
+  if (kSanitized) return;  // what checks the memory makes calls of its own
   EXPECT_GT(ready, 100u);  // of 580
   EXPECT_EQ(calls_of_ready, 0u);
-  EXPECT_GT(calls_in_all, 0u);
 }
 
 TEST_F(DaemonTest, ManyThatStartAtOnceGetOne) {
