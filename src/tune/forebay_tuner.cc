@@ -175,6 +175,10 @@ const TuneDecision& ForebayTuner::Step(const TuneObservation& seen) {
   if (seen.ready_low_bytes < ready_low_) ready_low_ = seen.ready_low_bytes;
   ahead_high_ = std::max(ahead_high_, seen.ahead_bytes);
 
+  // It may be the beginning of a pause.
+  const auto usual = static_cast<int64_t>(2 * take_seconds_ * kSecondNs);
+  if (seen.now_ns - active_ns_ > std::max<int64_t>(30 * kMs, usual)) return decision_;
+
   const bool growing = !fed_ && phase_ == Phase::kGrow;
   const int64_t shortest = growing ? 20 * kMs : 200 * kMs;
   const int64_t longest = growing ? 600 * kMs : 1'000 * kMs;
@@ -186,7 +190,7 @@ const TuneDecision& ForebayTuner::Step(const TuneObservation& seen) {
     return decision_;
   }
   if (growing && elapsed < longest && !GrowthIsClear(seen)) return decision_;
-  if (!growing && elapsed < 500 * kMs && Doubtful(seen)) return decision_;
+  if (!growing && elapsed < 300 * kMs && Doubtful(seen)) return decision_;
 
   const auto reads = static_cast<double>(seen.reads - from_.reads);
   if (reads > 0) {
