@@ -29,6 +29,7 @@ constexpr uint64_t kReadBytes = 640;
 constexpr size_t kEpochsKept = 1000;
 constexpr Nanos kSlice = 100 * kMilli;  // longest single sleep of any wait
 constexpr size_t kReapAtOnce = 64;
+constexpr Nanos kTablesWait = 2 * kSecond;
 
 // A small budget cannot fill many reads anyway; do not spend it on stacks.
 size_t ThreadsFor(const EngineOptions& options, uint64_t budget) {
@@ -344,14 +345,17 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
   // The first data set's reader threads are paid for already; every further one has its own.
   const uint64_t stacks = datasets_.empty() ? 0 : ReaderBytes(options_.max_in_flight);
   const uint64_t index = tiered == nullptr ? 0 : lengths.size() * FolderStore::kBytesASample;
-  const DatasetId id =
-      scheduler_.AddDataset(lengths, Scheduler::MetadataBytes(lengths.size()) + stacks + index);
-  if (id == Scheduler::kNoRoom) {
+  const uint64_t tables = Scheduler::MetadataBytes(lengths.size()) + stacks + index;
+  // In pieces, as samples of other data sets leave them; reads under way hold theirs to their end.
+  std::vector<ArenaAllocator::Block> blocks;
+  if (!scheduler_.SetAside(tables, &blocks) &&
+      !(scheduler_.MaySetAside(tables) &&
+        SetAsideSlowly(tables, SteadyClock().Now() + kTablesWait, &blocks, lock))) {
     return Status(Code::kResourceExhausted,
-                  StrCat("the tables of ", lengths.size(), " samples need ",
-                         MiB(Scheduler::MetadataBytes(lengths.size())),
+                  StrCat("the tables of ", lengths.size(), " samples need ", MiB(tables),
                          ", more than the budget of ", MiB(budget_), " has left; raise memory="));
   }
+  const DatasetId id = scheduler_.AddDataset(lengths);
   scheduler_.SetLayout(id, catalog);
   if (tiered != nullptr) {
     // Each copy takes a little more than its bytes.

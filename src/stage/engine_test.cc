@@ -451,6 +451,34 @@ TEST_F(EngineTest, KeptSamplesGiveWayToWhatIsLentAndTheMemoryComesBack) {
 }
 
 // One read in 400 takes five seconds; a second one ends the wait for it.
+TEST_F(EngineTest, ADataSetFindsRoomAmongTheReadsOfOthers) {
+  constexpr uint32_t kSamples = 300;
+  const auto first = MakeFiles(kSamples, 60000, 65000);
+  const auto second = MakeFiles(20, 1000, 2000);
+  auto engine = Make(16 << 20);
+  DelayOptions slow;
+  slow.storage = *StorageSettings::Parse("read_ms=150");
+  auto delayed = DelaySource::Make(*MakePosixSource(*first, {}), slow);
+  ASSERT_TRUE(delayed) << delayed.status().ToString();
+  auto d = engine->AddDataset(first, *std::move(delayed));
+  ASSERT_TRUE(d) << d.status().ToString();
+  const std::vector<KnobSetting> fill = {{"source_reads_in_flight", 32},
+                                         {"read_ahead_bytes", 12 << 20}};
+  EXPECT_TRUE(engine->registry().Apply(fill).ok());
+  auto stream = engine->OpenStream(Shape(*d, kSamples, 185, 1));
+  ASSERT_TRUE(stream) << stream.status().ToString();
+  BatchLoan loan;
+  auto taken = engine->Take(*stream, 5 * kSecond, &loan);
+  ASSERT_TRUE(taken) << taken.status().ToString();
+  // The batch holds most of the arena, reads of the next one the rest.
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_GT(engine->in_flight(), 0u);
+  auto added = engine->AddDataset(second);
+  EXPECT_TRUE(added) << added.status().ToString();
+  CheckBytes(*engine, loan);
+  EXPECT_TRUE(engine->Release(loan.lease).ok());
+}
+
 TEST_F(EngineTest, AReadThatHangsIsRacedByAnother) {
   constexpr uint32_t kSamples = 1200;
   auto catalog = MakeFiles(kSamples, 500, 4000);
