@@ -459,7 +459,9 @@ def test_stats_add_up(folder: DataSet) -> None:
         assert 0 <= report.stall <= report.seconds
         assert report.stall == pytest.approx(sum(report.wait.values()))
         assert 0 <= report.stall_share <= 1
-        assert set(report.wait) == {"source", "memory", "decode", "plan", "copy", "tier"}
+        assert set(report.wait) == {
+            "source", "memory", "decode", "plan", "copy", "tier", "share",
+        }  # fmt: skip
         assert report.batch_seconds.sum() <= report.seconds + 1e-3
         assert report.percentile(50) <= report.percentile(99)
     # Every read belongs to the first epoch: with room for all, nothing is read twice.

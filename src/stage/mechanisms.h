@@ -129,9 +129,10 @@ struct HedgingMechanism {
 struct SourceLimitMechanism {
   explicit SourceLimitMechanism(Registry& registry)
       : mechanism(registry.AddMechanism("source_limit", "how much is read from the source")),
-        bytes(mechanism.AddKnob("source_bytes_per_second", KnobType::kBytes, 0, int64_t{1} << 50, 0,
+        bytes(mechanism.AddKnob("source_bytes_per_second", KnobType::kBytesPerSecond, 0,
+                                int64_t{1} << 50, 0,
                                 "most bytes a second, for all jobs; 0: no limit")),
-        operations(mechanism.AddKnob("source_operations_per_second", KnobType::kCount, 0,
+        operations(mechanism.AddKnob("source_operations_per_second", KnobType::kPerSecond, 0,
                                      1'000'000'000, 0,
                                      "most reads a second, for all jobs; 0: no limit")),
         held(mechanism.AddCounter("forebay_source_share_nanoseconds_total",

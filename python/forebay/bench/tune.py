@@ -10,7 +10,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -122,8 +122,11 @@ class Series:
                 return i * self.bin_s
         return len(self.rates) * self.bin_s
 
-    def last(self, values: list[int], seconds: float) -> float:
-        return float(statistics.median(values[-max(1, round(seconds / self.bin_s)) :]))
+    def tail(self, values: Sequence[float], seconds: float) -> list[float]:
+        return [float(x) for x in values[-max(1, round(seconds / self.bin_s)) :]]
+
+    def last(self, values: Sequence[float], seconds: float) -> float:
+        return statistics.median(self.tail(values, seconds))
 
 
 @dataclass
@@ -251,16 +254,15 @@ def _case(ctx: Context, out: Outcome, setup: Setup, ms: float, speed: float) -> 
         f"{name}: tuner {chosen:.0f} reads, {buffer / 1e6:.1f} MB, {ours / beside:.3f} of the best "
         f"after {tune_s:.1f} s"
     )
-    repeats = max(ctx.repeats, 1)
     out.cases += [
         Case(f"tuned, {name}", "MB/s", [x / 1e6 for x in tuned], limit=beside / 1e6,
              limit_name=f"best of {len(rates)} points, measured beside it",
              note=f"reached after {tune_s:.2f} s"),
-        Case(f"reads in flight, {name}", "reads", [chosen] * repeats, limit=best.reads,
+        Case(f"reads in flight, {name}", "reads", series.tail(series.reads, last), limit=best.reads,
              limit_name="best point",
              note="by second: " + " ".join(
                  str(x) for x in series.reads[:: max(1, round(1 / series.bin_s))])),
-        Case(f"read-ahead, {name}", "MB", [buffer / 1e6] * repeats, limit=best.buffer / 1e6,
+        Case(f"read-ahead, {name}", "MB", [x / 1e6 for x in series.tail(series.buffers, last)], limit=best.buffer / 1e6,
              limit_name="best point",
              note="by second: " + " ".join(
                  f"{x / 1e6:.1f}" for x in series.buffers[:: max(1, round(1 / series.bin_s))])),
@@ -283,11 +285,11 @@ def _prisma(ctx: Context, out: Outcome, setup: Setup, ms: float, best: Best) -> 
     with setup.consumer(0, tuner="prisma") as (consumer, engine):
         series.watch(consumer, engine, work["prisma_s"])
     last = min(4.0, work["prisma_s"] / 2)
-    rate = statistics.median(series.rates[-round(last / series.bin_s) :])
+    rate = series.last(series.rates, last)
     reads, buffer = series.last(series.reads, last), series.last(series.buffers, last)
     ctx.say(f"{ms:g} ms: PRISMA's rule gives {rate / best.rate:.2f} of the best point's rate")
     out.cases.append(
-        Case(f"PRISMA's rule, {_name(ms, 0)}", "MB/s", [rate / 1e6] * ctx.repeats,
+        Case(f"PRISMA's rule, {_name(ms, 0)}", "MB/s", [x / 1e6 for x in series.tail(series.rates, last)],
              limit=best.rate / 1e6, limit_name="best point of the grid",
              note=f"{reads:.0f} reads and {buffer / 1e6:.1f} MB in the last seconds of "
                   f"{work['prisma_s']:g}; within 5 % of the best after "
