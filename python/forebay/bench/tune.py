@@ -262,8 +262,8 @@ def _case(ctx: Context, out: Outcome, setup: Setup, ms: float, speed: float) -> 
              limit_name="best point",
              note="by second: " + " ".join(
                  str(x) for x in series.reads[:: max(1, round(1 / series.bin_s))])),
-        Case(f"read-ahead, {name}", "MB", [x / 1e6 for x in series.tail(series.buffers, last)], limit=best.buffer / 1e6,
-             limit_name="best point",
+        Case(f"read-ahead, {name}", "MB", [x / 1e6 for x in series.tail(series.buffers, last)],
+             limit=best.buffer / 1e6, limit_name="best point",
              note="by second: " + " ".join(
                  f"{x / 1e6:.1f}" for x in series.buffers[:: max(1, round(1 / series.bin_s))])),
     ]  # fmt: skip
@@ -289,8 +289,8 @@ def _prisma(ctx: Context, out: Outcome, setup: Setup, ms: float, best: Best) -> 
     reads, buffer = series.last(series.reads, last), series.last(series.buffers, last)
     ctx.say(f"{ms:g} ms: PRISMA's rule gives {rate / best.rate:.2f} of the best point's rate")
     out.cases.append(
-        Case(f"PRISMA's rule, {_name(ms, 0)}", "MB/s", [x / 1e6 for x in series.tail(series.rates, last)],
-             limit=best.rate / 1e6, limit_name="best point of the grid",
+        Case(f"PRISMA's rule, {_name(ms, 0)}", "MB/s",
+             [x / 1e6 for x in series.tail(series.rates, last)], limit=best.rate / 1e6, limit_name="best point of the grid",
              note=f"{reads:.0f} reads and {buffer / 1e6:.1f} MB in the last seconds of "
                   f"{work['prisma_s']:g}; within 5 % of the best after "
                   f"{series.reached_s(best.rate):.1f} s of them")
