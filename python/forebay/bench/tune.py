@@ -290,7 +290,8 @@ def _prisma(ctx: Context, out: Outcome, setup: Setup, ms: float, best: Best) -> 
     ctx.say(f"{ms:g} ms: PRISMA's rule gives {rate / best.rate:.2f} of the best point's rate")
     out.cases.append(
         Case(f"PRISMA's rule, {_name(ms, 0)}", "MB/s",
-             [x / 1e6 for x in series.tail(series.rates, last)], limit=best.rate / 1e6, limit_name="best point of the grid",
+             [x / 1e6 for x in series.tail(series.rates, last)],
+             limit=best.rate / 1e6, limit_name="best point of the grid",
              note=f"{reads:.0f} reads and {buffer / 1e6:.1f} MB in the last seconds of "
                   f"{work['prisma_s']:g}; within 5 % of the best after "
                   f"{series.reached_s(best.rate):.1f} s of them")
