@@ -68,7 +68,7 @@ run_tsan() {
 }
 run_fuzz() {
   [ -x fuzz/run.sh ] || { warn "fuzz/run.sh is missing"; return 1; }
-  timeout --foreground --kill-after=20 900 fuzz/run.sh "${FUZZ_SECONDS:-10}"
+  timeout --foreground --kill-after=20 900 fuzz/run.sh "${FUZZ_SECONDS:-6}"
 }
 
 summary=()
