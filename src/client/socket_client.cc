@@ -149,10 +149,24 @@ Status SocketClient::Alive() const {
 }
 
 Status SocketClient::Lose(const Status& why) {
-  lost_.store(true, std::memory_order_relaxed);
-  shutdown(socket_.get(), SHUT_RDWR);
+  lost_.store(true);
+  if (loans_.load() == 0) shutdown(socket_.get(), SHUT_RDWR);
   return Status(Code::kUnavailable,
                 StrCat("the connection to the engine at ", path_, " is lost: ", why.message()));
+}
+
+Status SocketClient::Hold(LeaseId lease, uint64_t bytes, std::shared_ptr<Stream> ring) {
+  loans_.fetch_add(1);
+  if (lost_.load()) {
+    LetGo();
+    return Alive();
+  }
+  held_[lease] = {bytes, std::move(ring)};
+  return Status();
+}
+
+void SocketClient::LetGo() {
+  if (loans_.fetch_sub(1) == 1 && lost_.load()) shutdown(socket_.get(), SHUT_RDWR);
 }
 
 Status SocketClient::Await(short events, Nanos deadline) {
@@ -435,7 +449,7 @@ Result<TakeKind> SocketClient::Ask(const Request& request, Nanos wait, BatchLoan
   uint64_t bytes = 0;
   FOREBAY_RETURN_IF_ERROR(CheckLoan(*out, &bytes));
   MutexLock lock(write_mutex_);
-  held_[out->lease] = {bytes, nullptr};
+  FOREBAY_RETURN_IF_ERROR(Hold(out->lease, bytes, nullptr));
   return kind;
 }
 
@@ -506,7 +520,7 @@ Result<TakeKind> SocketClient::TakeReady(StreamId id, const std::shared_ptr<Stre
     uint64_t bytes = 0;
     FOREBAY_RETURN_IF_ERROR(CheckLoan(*out, &bytes));
     MutexLock write(write_mutex_);
-    held_[out->lease] = {bytes, stream};
+    FOREBAY_RETURN_IF_ERROR(Hold(out->lease, bytes, stream));
   }
   stream->ended = kind == TakeKind::kEndOfStream;
   stream->last_cause = cause;
@@ -688,12 +702,15 @@ Result<TakeKind> SocketClient::Fetch(StreamId stream, SampleId sample, Nanos wai
 }
 
 Status SocketClient::Release(LeaseId lease) {
-  FOREBAY_RETURN_IF_ERROR(Alive());
+  // A forked child's locks may be held for ever.
+  if (fork_generation_ != ForkGeneration()) return Alive();
   MutexLock lock(write_mutex_);
   const auto held = held_.find(lease);
-  if (held == held_.end()) return Status();
+  if (held == held_.end()) return Alive();
   const Held loan = std::move(held->second);
   held_.erase(held);
+  LetGo();
+  FOREBAY_RETURN_IF_ERROR(Alive());
   bool tell = false;
   if (loan.ring != nullptr && !loan.ring->closed.load(std::memory_order_relaxed) &&
       loan.ring->reader.Release(lease, &tell)) {

@@ -110,8 +110,13 @@ class SocketClient final : public Client {
   Status Greet(Nanos deadline);
   // kCancelled in a forked child, kUnavailable once the connection is lost.
   Status Alive() const;
-  // Ends the connection: nothing after this can be in step.
+  // Nothing after this can be in step. A server that lives takes back what it lent as soon as the
+  // connection ends, so it ends with the last loan.
   Status Lose(const Status& why);
+  // The loan is this client's; an error once the connection is lost.
+  Status Hold(LeaseId lease, uint64_t bytes, std::shared_ptr<Stream> ring) REQUIRES(write_mutex_);
+  // A loan less.
+  void LetGo();
   // Waits until the socket is ready; kUnavailable when the server's process has ended.
   Status Await(short events, Nanos deadline);
   Status Send(std::vector<std::byte>& bytes, Nanos deadline) REQUIRES(write_mutex_);
@@ -147,7 +152,9 @@ class SocketClient final : public Client {
   OwnedFd server_;  // readable once the server's process has ended; may be invalid
   Mapping arena_;
   wire::HelloReply hello_;
-  std::atomic<bool> lost_{false};  // pairs with nothing: late readers fail on the socket
+  // In one total order: who loses the connection sees the loan, or who takes it sees the loss.
+  std::atomic<bool> lost_{false};
+  std::atomic<size_t> loans_{0};  // of held_
 
   // One request at a time; taken before write_mutex_.
   Mutex call_mutex_;

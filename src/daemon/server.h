@@ -129,6 +129,10 @@ class Server {
     uint64_t version = 0;
     std::string text;
   };
+  struct Share {
+    MemoryShare memory;
+    uint64_t bytes = 0;
+  };
   struct Peer {
     uint64_t id = 0;
     OwnedFd socket;
@@ -144,7 +148,7 @@ class Server {
     std::unordered_map<LeaseId, uint64_t> leases;  // and their bytes
     std::map<StreamId, StreamInfo> streams;
     std::map<StreamId, std::unique_ptr<Ring>> rings;
-    std::map<uint64_t, MemoryShare> shares;  // of the budget, by number
+    std::map<uint64_t, Share> shares;  // of the budget, by number
     uint64_t next_share = 1;
     OwnedFd received;             // the descriptor that came last
     uint32_t pid = 0;             // as the client says

@@ -122,7 +122,7 @@ void Server::OnLend(Peer& peer, uint64_t request, const wire::Lend& lend) {
   }
   wire::LendReply reply;
   reply.share = peer.next_share++;
-  peer.shares.emplace(reply.share, *std::move(share));
+  peer.shares.emplace(reply.share, Share{*std::move(share), lend.bytes});
   (void)wire::Encode(reply, request, &peer.out);  // a few bytes
 }
 

@@ -93,6 +93,7 @@ Status Server::HeldByOthers(const Peer& peer) const {
   for (const auto& [id, other] : peers_) {
     uint64_t bytes = 0;
     for (const auto& [lease, size] : other->leases) bytes += size;
+    for (const auto& [number, share] : other->shares) bytes += share.bytes;
     all += bytes;
     if (other.get() == &peer) {
       own = bytes;

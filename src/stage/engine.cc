@@ -29,7 +29,7 @@ constexpr uint64_t kReadBytes = 640;
 constexpr size_t kEpochsKept = 1000;
 constexpr Nanos kSlice = 100 * kMilli;  // longest single sleep of any wait
 constexpr size_t kReapAtOnce = 64;
-constexpr Nanos kTablesWait = 2 * kSecond;
+constexpr Nanos kTablesWait = 500 * kMilli;  // the daemon serves nobody meanwhile
 
 // A small budget cannot fill many reads anyway; do not spend it on stacks.
 size_t ThreadsFor(const EngineOptions& options, uint64_t budget) {
@@ -348,8 +348,9 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
   const uint64_t tables = Scheduler::MetadataBytes(lengths.size()) + stacks + index;
   // In pieces, as samples of other data sets leave them; reads under way hold theirs to their end.
   std::vector<ArenaAllocator::Block> blocks;
-  if (!scheduler_.SetAside(tables, &blocks) &&
-      !(scheduler_.MaySetAside(tables) &&
+  const uint64_t leave = LeastForStreams();
+  if (!scheduler_.SetAside(tables, &blocks, leave) &&
+      !(scheduler_.MaySetAside(tables, leave) &&
         SetAsideSlowly(tables, SteadyClock().Now() + kTablesWait, &blocks, lock))) {
     return Status(Code::kResourceExhausted,
                   StrCat("the tables of ", lengths.size(), " samples need ", MiB(tables),
@@ -398,9 +399,13 @@ bool Engine::SetAsideSlowly(uint64_t bytes, Nanos until, std::vector<ArenaAlloca
   return true;
 }
 
+// Who comes later must not leave those who train without room for their next batch.
+uint64_t Engine::LeastForStreams() const { return scheduler_.batch_bytes() / 4 * 5; }
+
 Result<MemoryShare> Engine::Lend(uint64_t bytes, uint64_t leave, Nanos wait) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   MutexLock lock(mutex_);
+  leave = std::max(leave, LeastForStreams());
   std::vector<ArenaAllocator::Block> blocks;
   bool lent = scheduler_.SetAside(bytes, &blocks, leave);
   if (!lent && wait > 0 && scheduler_.MaySetAside(bytes, leave)) {

@@ -228,6 +228,7 @@ class Engine {
   friend struct EngineDelete;
   friend class MemoryShare;
   void TakeBack(std::span<const ArenaAllocator::Block> blocks);
+  uint64_t LeastForStreams() const REQUIRES(mutex_);
   bool SetAsideSlowly(uint64_t bytes, Nanos until, std::vector<ArenaAllocator::Block>* blocks,
                       MutexLock& lock) REQUIRES(mutex_);
   // kCancelled in a forked child.

@@ -465,18 +465,38 @@ TEST_F(EngineTest, ADataSetFindsRoomAmongTheReadsOfOthers) {
   const std::vector<KnobSetting> fill = {{"source_reads_in_flight", 32},
                                          {"read_ahead_bytes", 12 << 20}};
   EXPECT_TRUE(engine->registry().Apply(fill).ok());
-  auto stream = engine->OpenStream(Shape(*d, kSamples, 185, 1));
+  auto stream = engine->OpenStream(Shape(*d, kSamples, 20, 1));
   ASSERT_TRUE(stream) << stream.status().ToString();
-  BatchLoan loan;
-  auto taken = engine->Take(*stream, 5 * kSecond, &loan);
-  ASSERT_TRUE(taken) << taken.status().ToString();
-  // The batch holds most of the arena, reads of the next one the rest.
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  // Batches hold most of the arena, reads of the next ones the rest.
+  std::vector<BatchLoan> loans(8);
+  for (BatchLoan& loan : loans) {
+    auto taken = engine->Take(*stream, 5 * kSecond, &loan);
+    ASSERT_TRUE(taken) << taken.status().ToString();
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
   EXPECT_GT(engine->in_flight(), 0u);
   auto added = engine->AddDataset(second);
   EXPECT_TRUE(added) << added.status().ToString();
-  CheckBytes(*engine, loan);
-  EXPECT_TRUE(engine->Release(loan.lease).ok());
+  for (const BatchLoan& loan : loans) {
+    CheckBytes(*engine, loan);
+    EXPECT_TRUE(engine->Release(loan.lease).ok());
+  }
+}
+
+TEST_F(EngineTest, NoLateComerTakesWhatTheNextBatchNeeds) {
+  constexpr uint32_t kSamples = 300;
+  const auto catalog = MakeFiles(kSamples, 60000, 65000);
+  auto engine = Make(16 << 20);
+  auto d = engine->AddDataset(catalog);
+  ASSERT_TRUE(d) << d.status().ToString();
+  const StreamOptions shape = Shape(*d, kSamples, 100, 1);
+  auto stream = engine->OpenStream(shape);
+  ASSERT_TRUE(stream) << stream.status().ToString();
+  CheckEpoch(*engine, *stream, shape.sampler, 0);
+  EXPECT_FALSE(engine->Lend(8 << 20)) << "a batch has 6 MB";
+  auto share = engine->Lend(2 << 20);
+  EXPECT_TRUE(share) << share.status().ToString();
+  CheckEpoch(*engine, *stream, shape.sampler, 1);
 }
 
 TEST_F(EngineTest, AReadThatHangsIsRacedByAnother) {

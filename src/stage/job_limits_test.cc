@@ -265,6 +265,46 @@ TEST(JobLimits, TheMemoryTierHasAQuotaForEachJob) {
   EXPECT_EQ(node.scheduler.CheckInvariants(), "");
 }
 
+TEST(JobTable, YieldsToWhoHasGotLessButNotForLongAndToNobodyWithoutALimit) {
+  JobTable jobs;
+  const JobId a = jobs.Open("a");
+  const JobId b = jobs.Open("b");
+  const JobId free = jobs.Open("free");
+  jobs.SetLimits(a, {.source = {1e6, kUnlimited}}, 0);
+  jobs.SetLimits(b, {.source = {1e6, kUnlimited}}, 0);
+  jobs.Charge(b, 10'000);
+  jobs.Charge(a, 100'000);
+  const auto round = [&](Nanos now, JobId waits) {
+    jobs.MarkWaiting(waits);
+    jobs.BeginRound(now);
+  };
+  round(kMilli, free);
+  EXPECT_FALSE(jobs.ShouldYield(a)) << "one without a limit has no share to be behind with";
+  round(2 * kMilli, b);
+  EXPECT_TRUE(jobs.ShouldYield(a));
+  EXPECT_FALSE(jobs.ShouldYield(b));
+  round(50 * kMilli, b);
+  EXPECT_TRUE(jobs.ShouldYield(a));
+  round(200 * kMilli, b);
+  EXPECT_FALSE(jobs.ShouldYield(a)) << "b waits for something else";
+  jobs.Charge(a, 1);
+  EXPECT_TRUE(jobs.ShouldYield(a)) << "it has had its turn";
+}
+
+TEST(JobTable, WhoTheNodesLimitHoldsBackWantsMore) {
+  JobTable jobs;
+  const JobId a = jobs.Open("a");
+  jobs.SetNodeLimits({1e6, kUnlimited}, 0);
+  EXPECT_TRUE(jobs.Ready(a, 0));
+  jobs.Charge(a, 1'000'000);
+  EXPECT_FALSE(jobs.Ready(a, kMilli));
+  jobs.BeginRound(2 * kMilli);
+  const auto stats = jobs.TakeStats();
+  ASSERT_EQ(stats.size(), 1u);
+  EXPECT_TRUE(stats[0].held_back.bytes);
+  EXPECT_FALSE(jobs.TakeStats()[0].held_back.bytes);
+}
+
 TEST(JobTable, ForgetsJobsThatHaveGone) {
   JobTable jobs;
   const JobId a = jobs.Open("a");

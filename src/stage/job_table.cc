@@ -42,18 +42,27 @@ bool JobTable::Ready(JobId job, Nanos now) {
   const Nanos when = std::max(asks.limiter.ReadyAt(now), node_.ReadyAt(now));
   if (when <= now) return true;
   asks.held = true;
+  asks.held_since_taken = true;
   wake_at_ = std::min(wake_at_, when);
   return false;
 }
 
-bool JobTable::ShouldYield(JobId job) const {
+bool JobTable::ShouldYield(JobId job) {
   constexpr double kSlack = 0.005;
   constexpr Nanos kLately = 20 * kMilli;  // it may just have had a batch
+  constexpr Nanos kLongest = 100 * kMilli;
   if (!Limited(job)) return false;
-  const double own = jobs_[job].served;
-  return std::any_of(jobs_.begin(), jobs_.end(), [&](const Job& other) {
-    return at_ - other.waited_at <= kLately && other.served < own - kSlack;
+  Job& asks = jobs_[job];
+  const bool behind = std::any_of(jobs_.begin(), jobs_.end(), [&](const Job& other) {
+    return other.limiter.limits().bytes_per_s < kUnlimited && at_ - other.waited_at <= kLately &&
+           other.served < asks.served - kSlack;
   });
+  if (!behind) {
+    asks.yields_since = -1;
+    return false;
+  }
+  if (asks.yields_since < 0) asks.yields_since = at_;
+  return at_ - asks.yields_since < kLongest;
 }
 
 void JobTable::Charge(JobId job, uint64_t bytes) {
@@ -61,6 +70,7 @@ void JobTable::Charge(JobId job, uint64_t bytes) {
   constexpr double kMostBehind = 0.05;
   Job& charged = jobs_[job];
   charged.limiter.Charge(bytes);
+  charged.yields_since = -1;
   node_.Charge(bytes);
   const double rate = charged.limiter.limits().bytes_per_s;
   if (!(rate > 0)) return;
@@ -96,7 +106,7 @@ std::vector<JobStats> JobTable::TakeStats() {
     if (job.stats.streams == 0) continue;
     job.stats.held_back = job.limiter.TakeHeldBack();
     // Which limit of the node's it was does not matter: it wants more of the source.
-    job.stats.held_back.bytes |= node_held && job.held;
+    job.stats.held_back.bytes |= std::exchange(job.held_since_taken, false) && node_held;
     out.push_back(job.stats);
   }
   return out;

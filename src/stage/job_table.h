@@ -64,8 +64,9 @@ class JobTable {
   bool Ready(JobId job, Nanos now);
   void Charge(JobId job, uint64_t bytes);
   void GiveBack(JobId job, uint64_t bytes);
-  // Whether another job, which waited lately, has got less of its limit.
-  bool ShouldYield(JobId job) const;
+  // Whether another job with a limit, which waited lately, has got less of it. Not for long: that
+  // one may wait for something else than requests.
+  bool ShouldYield(JobId job);
   // When the first of those held since BeginRound may start.
   Nanos wake_at() const { return wake_at_; }
 
@@ -88,6 +89,8 @@ class JobTable {
     Nanos waited_at = std::numeric_limits<Nanos>::min() / 2;
     double served = 0;  // seconds' worth of its limit
     bool held = false;
+    bool held_since_taken = false;
+    Nanos yields_since = -1;  // without a read since
   };
   std::vector<Job> jobs_;
   RateLimiter node_;
