@@ -6,7 +6,9 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import forebay
 import numpy as np
@@ -189,6 +191,100 @@ def test_tries_to_come_back_end(
     _await(lambda: engine._returning is None, "tries without end")
     assert engine._tries == 3 and engine.client() is None
     forebay._forebay.SharedEngine.clear_dead("")
+
+
+@pytest.fixture
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody comes back but the test."""
+    monkeypatch.setattr(daemon, "_RETURN_S", (600.0,) * 3)
+
+
+def _kill(engine: forebay.SharedEngine, run_folder: Path) -> None:
+    os.kill(_pid(engine), signal.SIGKILL)
+    _await(lambda: not _daemons(run_folder), "a daemon that was killed")
+    engine.metrics()
+    assert engine.client() is None
+
+
+@pytest.mark.parametrize("idle", [False, True])
+def test_a_daemon_that_does_not_take_the_stream(
+    folder: DataSet, run_folder: Path, by_hand: None, caplog: pytest.LogCaptureFixture, idle: bool
+) -> None:
+    engine = _engine()
+    loader = forebay.DataLoader(folder.root, 8, shuffle=True, engine=engine)
+    feed = loader._feed
+    make = feed._make
+
+    def small(engine, dataset, arguments):
+        if isinstance(engine, daemon._Attached):
+            raise forebay.BudgetError("too small")
+        return make(engine, dataset, arguments)
+
+    feed._make = small
+    iterator = iter(loader)
+    seen = [next(iterator)]
+    _kill(engine, run_folder)
+    assert feed._feed is None and feed._client is None  # it does not keep the dead one's memory
+    if not idle:
+        seen.append(next(iterator))
+        before = feed.native
+    caplog.clear()
+    assert engine._try_to_return() == 0.0
+    for batch, samples in zip([*seen, *iterator], _orders(folder, 8, 0), strict=True):
+        check_batch(batch, samples, folder)
+    assert engine.client() is None and engine._returning is None
+    assert [r.levelname for r in caplog.records] == ["WARNING"] and "too small" in caplog.text
+    assert idle or (feed.native is before and engine.native is before)
+
+
+class _Gate:
+    """Does something at the first moment that a feed may move after a call."""
+
+    def __init__(self, feed: daemon.SharedFeed, then: Callable[[], None]) -> None:
+        self.feed, self.then, self.real = feed, then, feed._gate
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def __enter__(self) -> None:
+        self.real.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        ended = self.feed._inside == 0
+        self.real.__exit__(*error)
+        if ended:
+            self.feed._gate = self.real
+            self.then()
+
+
+def test_a_move_counts_the_batch_before_it(
+    folder: DataSet, run_folder: Path, by_hand: None
+) -> None:
+    engine = _engine()
+    _kill(engine, run_folder)
+    loader = forebay.DataLoader(folder.root, 8, shuffle=True, engine=engine)
+    feed = loader._feed
+
+    def move() -> None:  # as another thread may
+        engine._try_to_return()
+        feed.waiting_for()
+        assert feed._client is engine.client() is not None
+
+    iterator = iter(loader)
+    feed._gate = _Gate(feed, move)
+    for batch, samples in zip(iterator, _orders(folder, 8, 0), strict=True):
+        check_batch(batch, samples, folder)
+    assert feed._client is not None
+
+
+def test_the_end_stays_where_it_was(folder: DataSet, run_folder: Path, by_hand: None) -> None:
+    engine = _engine()
+    loader = forebay.DataLoader(folder.root, 8, shuffle=True, epochs=2, engine=engine)
+    assert sum(len(batch) for batch in loader) == len(folder)
+    _kill(engine, run_folder)
+    for batch, samples in zip(loader, _orders(folder, 8, 1), strict=True):
+        check_batch(batch, samples, folder)
+    assert loader._feed.take(10.0) == "end of stream"
 
 
 _FIRST_JOB = """

@@ -290,7 +290,7 @@ def test_another_node_leads_when_the_controller_is_killed(
                 assert len(next(iter(loader))) == 4
                 longest = max(longest, time.monotonic() - start)
             said = [engine._describe() for engine in engines]
-            return ["gone" if one is None else one["control"]["state"] for one in said]
+            return [one["control"]["state"] if isinstance(one, dict) else "gone" for one in said]
 
         clients = [engine.client() for engine in engines]
         pids = [client.pid for client in clients if client is not None]

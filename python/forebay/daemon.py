@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -48,7 +49,8 @@ class SharedEngine(Engine):
     Ranks of one job, and different jobs, share its memory budget; a data set that several of them
     read is read from the source once. The first to need it starts it; it ends some seconds after
     the last has left. Batches are views of its memory. When it dies, each loader goes on with the
-    next batch from an engine in its own process, and comes back to a new daemon some seconds later.
+    next batch from an engine in its own process, and comes back to a new daemon some seconds later;
+    where that one cannot take it, it stays.
 
     With more than one rank on the node (``LOCAL_WORLD_SIZE`` and its kin) loaders use it by
     default; ``FOREBAY_DAEMON=off``, or ``engine=forebay.Engine()``, keeps them apart.
@@ -111,6 +113,7 @@ class SharedEngine(Engine):
         self._pid = -1
         self._client: _forebay.SharedEngine | None = None
         self._embedded: Engine | None = None
+        self._former: weakref.ref[Engine] | None = None  # embedded before a daemon came back
         self._decode_threads = 0
         self._gate = threading.RLock()
         self._feeds: weakref.WeakSet[SharedFeed] = weakref.WeakSet()
@@ -125,11 +128,16 @@ class SharedEngine(Engine):
 
     def client(self) -> _forebay.SharedEngine | None:
         """The connection of this process; None once it goes on without the daemon."""
+        now = self.now()
+        return None if isinstance(now, Engine) else now
+
+    def now(self) -> _forebay.SharedEngine | Engine:
+        """The daemon, or the engine of this process that took its place; never both."""
         if self._pid != os.getpid():
             # A forked child has a connection of its own; its parent's lock may be held.
             self._gate = threading.RLock()
             self._feeds = weakref.WeakSet()
-            self._client = self._embedded = self._returning = None
+            self._client = self._embedded = self._former = self._returning = None
             self._tries = 0
             self._pid = os.getpid()
         with self._gate:
@@ -139,7 +147,7 @@ class SharedEngine(Engine):
                     self._tell_differences(self._client)
                 except _NO_DAEMON as error:
                     self._go_on_alone(str(error))
-            return self._client
+            return self._client or self._alone()
 
     def _attach(self) -> _forebay.SharedEngine:
         client = _forebay.SharedEngine.attach(
@@ -149,22 +157,23 @@ class SharedEngine(Engine):
         self._attached_at = time.monotonic()
         return client
 
-    def embedded(self) -> Engine:
-        """The engine of this process that took the daemon's place."""
-        with self._gate:
-            if self._embedded is None:
-                options: dict[str, Any] = dict(self._options)
-                for name in ("linger", "job", "etcd", "folder"):
-                    del options[name]
-                options["metrics_port"] = 0  # one port, and as many of these as ranks
-                # What was meant for all ranks of the node is divided among them.
-                for name in ("memory", "memory_tier"):
-                    if options[name]:
-                        options[name] = max(options[name] // ranks.local_world(), _LEAST)
-                self._embedded = Engine(**options)
-                if self._decode_threads:
-                    self._embedded.set_knob("decode_threads", self._decode_threads)
-            return self._embedded
+    def _alone(self) -> Engine:
+        """The engine of this process. Under the gate, and only without a daemon."""
+        if self._embedded is None and self._former is not None:
+            self._embedded = self._former()  # a loader has not left it yet
+        if self._embedded is None:
+            options: dict[str, Any] = dict(self._options)
+            for name in ("linger", "job", "etcd", "folder"):
+                del options[name]
+            options["metrics_port"] = 0  # one port, and as many of these as ranks
+            # What was meant for all ranks of the node is divided among them.
+            for name in ("memory", "memory_tier"):
+                if options[name]:
+                    options[name] = max(options[name] // ranks.local_world(), _LEAST)
+            self._embedded = Engine(**options)
+            if self._decode_threads:
+                self._embedded.set_knob("decode_threads", self._decode_threads)
+        return self._embedded
 
     def lost(self, client: _forebay.SharedEngine, why: str) -> None:
         """The daemon has gone: this process goes on alone. Said once."""
@@ -175,11 +184,27 @@ class SharedEngine(Engine):
                     self._tries = 0
                 self._go_on_alone(why)
         _forebay.SharedEngine.clear_dead(self._options["folder"])
+        self._settle_feeds()
+
+    def refused(self, client: _forebay.SharedEngine, why: str) -> None:
+        """The daemon that was come back to cannot serve this process, which stays alone."""
+        with self._gate:
+            if self._client is client:
+                self._client = None
+                self._tries = len(_RETURN_S)
+                self._go_on_alone(why)
+
+    def _settle_feeds(self) -> None:
+        with self._gate:
+            feeds = list(self._feeds)
+        for feed in feeds:
+            with contextlib.suppress(ForebayError):  # its next call meets it again
+                feed.settle()
 
     def _go_on_alone(self, why: str) -> None:
         # As text: an exception that a handler keeps would keep the connection.
         _log.warning("forebay: going on without the node's daemon, in this process: %s", why)
-        self.embedded()
+        self._alone()
         if self._returning is None and self._tries < len(_RETURN_S):
             self._returning = threading.Thread(
                 target=_come_back, args=(weakref.ref(self), self._gone), daemon=True
@@ -191,19 +216,18 @@ class SharedEngine(Engine):
         self._tries += 1
         try:
             client = self._attach()
-        except ForebayError:
+        except Exception:  # noqa: BLE001 - whatever it is, the next try may do
             with self._gate:
                 if self._tries < len(_RETURN_S):
                     return _RETURN_S[self._tries]
                 self._returning = None
                 return 0.0
         with self._gate:
-            # Batches on loan keep the engine of this process; nothing else does from now on.
+            # Batches on loan keep the engine of this process, and feeds until they have moved.
+            self._former = weakref.ref(self._alone())
             self._client, self._embedded, self._returning = client, None, None
-            feeds = list(self._feeds)
         _log.info("forebay: back with the node's daemon, process %d", client.pid)
-        for feed in feeds:
-            feed.leave_if_idle()
+        self._settle_feeds()
         return 0.0
 
     def _settings(self) -> list[str]:
@@ -235,18 +259,18 @@ class SharedEngine(Engine):
             _log.warning("forebay: the node's daemon was started by another process; not used: %s",
                          ", ".join(differ))  # fmt: skip
 
-    def _describe(self) -> dict[str, Any] | None:
-        """What the daemon says of itself; None without one."""
-        client = self.client()
-        if client is None:
-            return None
-        try:
-            return json.loads(client.describe())
-        except ForebayError as error:
-            if client.connected:
-                raise
-            self.lost(client, str(error))
-            return None
+    def _describe(self) -> dict[str, Any] | Engine:
+        """What the daemon says of itself; without one, the engine in its place."""
+        while True:
+            now = self.now()
+            if isinstance(now, Engine):
+                return now
+            try:
+                return json.loads(now.describe())
+            except ForebayError as error:
+                if now.connected:
+                    raise
+                self.lost(now, str(error))
 
     @property
     def job(self) -> str:
@@ -258,21 +282,22 @@ class SharedEngine(Engine):
     @property
     def native(self) -> Any:
         """The C++ engine behind this one."""
-        return self.client() or self.embedded().native
+        now = self.now()
+        return now.native if isinstance(now, Engine) else now
 
     @property
     def cache_status(self) -> str:
         said = self._describe()
-        return said["cache_status"] if said is not None else self.embedded().cache_status
+        return said.cache_status if isinstance(said, Engine) else said["cache_status"]
 
     def metrics(self) -> dict[str, int]:
         said = self._describe()
-        return said["metrics"] if said is not None else self.embedded().metrics()
+        return said.metrics() if isinstance(said, Engine) else said["metrics"]
 
     def knobs(self) -> dict[str, tuple[int, int, int, str]]:
         said = self._describe()
-        if said is None:
-            return self.embedded().knobs()
+        if isinstance(said, Engine):
+            return said.knobs()
         return {
             k["name"]: (k["value"], k["minimum"], k["maximum"], k["meaning"])
             for mechanism in said["mechanisms"]
@@ -282,8 +307,8 @@ class SharedEngine(Engine):
     def mechanisms(self) -> dict[str, dict[str, Any]]:
         """What can be tuned: each mechanism's meaning, and the names of its knobs and metrics."""
         said = self._describe()
-        if said is None:
-            return self.embedded().mechanisms()
+        if isinstance(said, Engine):
+            return said.mechanisms()
         return {
             m["name"]: {
                 "meaning": m["meaning"],
@@ -300,16 +325,16 @@ class SharedEngine(Engine):
         """Changes all of them, or none, while running; for every process that shares the daemon.
         ``decode_threads`` is this process's own.
         """
-        client = self.client()
-        if client is not None:
-            others = {k: v for k, v in knobs.items() if k != "decode_threads"}
-            if others:
-                client.set_knobs(list(others), list(others.values()))
-            if "decode_threads" in knobs:
-                client.set_decode_threads(knobs["decode_threads"])
-                self._decode_threads = knobs["decode_threads"]
+        now = self.now()
+        if isinstance(now, Engine):
+            now.set_knobs(knobs)
             return
-        self.embedded().set_knobs(knobs)
+        others = {k: v for k, v in knobs.items() if k != "decode_threads"}
+        if others:
+            now.set_knobs(list(others), list(others.values()))
+        if "decode_threads" in knobs:
+            now.set_decode_threads(knobs["decode_threads"])
+            self._decode_threads = knobs["decode_threads"]
 
     def feed(
         self, catalog: _forebay.Catalog, delay: str, arguments: dict, make: MakeFeed
@@ -371,42 +396,62 @@ class SharedFeed:
         self._past: list[dict] = []  # what engines that were left had delivered
         self.before_move: Callable[[], None] | None = None
         """Called before the memory of the batches changes."""
-        self._gate = threading.RLock()
+        self._gate = threading.Condition()
         self._inside = 0  # calls under way
+        self._pid = os.getpid()
         self._client: _forebay.SharedEngine | None = None
+        self._embedded: Engine | None = None  # kept for the engine, should the daemon not take us
         self._feed: Any = None
+        self._opened = self._closed = False
         self._open()
-        engine._feeds.add(self)
+        with engine._gate:
+            engine._feeds.add(self)
 
     @property
     def native(self) -> Any:
         """What the batches come from now."""
         return self._feed.native
 
+    def _misplaced(self) -> bool:
+        """Whether this is of a daemon that has gone, or of this process although there is one."""
+        now, ours = self._engine._client, self._client
+        if now is ours or self._pid != os.getpid():
+            return False
+        return ours is None or not ours.connected
+
     def _open(self) -> None:
-        arguments = {
-            **self._arguments,
-            "first_epoch": self._epoch,
-            "first_position": self._position,
-        }
-        while True:
-            client = self._engine.client()
-            if client is None:
-                embedded = self._engine.embedded()
-                dataset = dataset_id(embedded, self._catalog, self._delay)
-                self._feed = self._make(embedded, dataset, arguments)
-                self._client = None
-                return
-            try:
-                dataset = client.add_dataset(self._catalog, self._delay)
-                named = {**arguments, "job": self._engine.job}
-                self._feed = self._make(_Attached(client), dataset, named)
-                self._client = client
-                return
-            except ForebayError as error:
-                if client.connected:
-                    raise
-                self._engine.lost(client, str(error))
+        """Moves to where the engine is. What served so far is left when the new stream is open."""
+        while self._feed is None or self._misplaced():
+            arguments = {
+                **self._arguments,
+                "first_epoch": self._epoch,
+                "first_position": self._position,
+            }
+            if arguments["epochs"]:  # the end stays where it was
+                end = self._arguments["first_epoch"] + arguments["epochs"]
+                arguments["epochs"] = max(end - self._epoch, 1)
+            now = self._engine.now()
+            if isinstance(now, Engine):
+                dataset = dataset_id(now, self._catalog, self._delay)
+                feed = self._make(now, dataset, arguments)
+                self._leave()
+                self._feed, self._client, self._embedded = feed, None, now
+            else:
+                try:
+                    dataset = now.add_dataset(self._catalog, self._delay)
+                    named = {**arguments, "job": self._engine.job}
+                    feed = self._make(_Attached(now), dataset, named)
+                except ForebayError as error:
+                    if not now.connected:
+                        self._engine.lost(now, str(error))
+                    elif self._opened:  # it was served before, so this process can
+                        self._engine.refused(now, str(error))
+                    else:
+                        raise
+                    continue
+                self._leave()
+                self._feed, self._client = feed, now
+            self._opened = True
 
     def _leave(self) -> None:
         feed = self._feed
@@ -414,38 +459,47 @@ class SharedFeed:
             return
         if self.before_move is not None:
             self.before_move()
-        self._past = merge_stats(self._past, feed.stats())
-        self._feed = None
-        try:
+        self._feed = self._client = self._embedded = None  # a client maps its daemon's memory
+        with contextlib.suppress(ForebayError):  # its daemon has gone, or it was closed
+            self._past = merge_stats(self._past, feed.stats())
             feed.close()
-        except ForebayError:
-            if self._client is None or self._client.connected:
-                raise
 
-    def leave_if_idle(self) -> None:
-        """The engine has come back to a daemon. A feed that nobody waits on gives up its old
-        stream, so that the node does not spend two budgets; the next call opens it again.
+    def settle(self) -> None:
+        """The engine has lost its daemon or come back to one. A feed that nobody waits on gives up
+        its old memory, so that the node does not spend two budgets; one in use does so at its next
+        call.
         """
-        with self._gate:
-            if self._inside == 0 and self.before_move is None and self._client is None:
-                self._leave()
+        if not self._gate.acquire(blocking=False):
+            return
+        try:
+            if self._inside or self._feed is None or self._closed or self.before_move is not None:
+                return
+            if self._client is None:
+                self._open()
+                if self._closed:  # meanwhile
+                    self.close()
+            elif self._misplaced():
+                self._leave()  # the next call opens it again
+        finally:
+            self._gate.release()
 
-    def _enter(self) -> Any:
+    def _enter(self) -> tuple[Any, _forebay.SharedEngine | None]:
         with self._gate:
-            returned = self._client is None and self._engine._client is not None
-            if returned and self._inside == 0:
-                self._leave()
-            if self._feed is None:
+            if self._feed is None:  # lost; another call may still have a batch to count
+                self._gate.wait_for(lambda: self._inside == 0 or self._feed is not None, _START_S)
+            if self._inside == 0 or self._feed is None:
                 self._open()
             self._inside += 1
-            return self._feed
+            return self._feed, self._client
 
-    def _call(self, function: Callable[[Any], _T]) -> _T:
+    def _call(self, function: Callable[[Any], _T], after: Callable[[_T], _T] = lambda x: x) -> _T:
+        """``after`` is done with the result before the feed can move."""
         while True:
-            feed = self._enter()
-            client = self._client
+            feed, client = self._enter()
             try:
-                return function(feed)
+                result = function(feed)
+                with self._gate:
+                    return after(result)
             except ForebayError as error:
                 if client is None or client.connected or self._engine._pid != os.getpid():
                     raise
@@ -453,13 +507,16 @@ class SharedFeed:
             finally:
                 with self._gate:
                     self._inside -= 1
+                    self._gate.notify_all()
+            self._engine.lost(client, why)
             with self._gate:
-                self._engine.lost(client, why)
                 if self._client is client:
                     self._leave()
 
     def take(self, wait: float) -> Any:
-        took = self._call(lambda feed: feed.take(wait))
+        return self._call(lambda feed: feed.take(wait), self._advance)
+
+    def _advance(self, took: Any) -> Any:
         if took == "end of epoch":
             self._epoch, self._position = self._epoch + 1, 0
         elif took is not None and not isinstance(took, str):
@@ -469,26 +526,29 @@ class SharedFeed:
         return took
 
     def seek(self, epoch: int, position: int) -> None:
-        self._call(lambda feed: feed.seek(epoch, position))
-        self._epoch, self._position = epoch, position
+        def stand(_: None) -> None:
+            self._epoch, self._position = epoch, position
+
+        self._call(lambda feed: feed.seek(epoch, position), stand)
 
     def stats(self) -> list[dict]:
-        now = self._feed  # no reason to open a stream
-        if now is None:
+        if self._feed is None:  # no reason to open a stream
             return self._past
-        return merge_stats(self._past, self._call(lambda feed: feed.stats()))
+        return self._call(lambda feed: feed.stats(), lambda now: merge_stats(self._past, now))
 
     def waiting_for(self) -> str:
         return self._call(lambda feed: feed.waiting_for())
 
     def close(self) -> None:
-        feed = self._feed  # not through _call: this ends a wait of another thread
+        self._closed = True
+        # Not through _call: this ends a wait of another thread.
+        client, feed = self._client, self._feed
         if feed is None:
             return
         try:
             feed.close()
         except ForebayError:
-            if self._client is None or self._client.connected:
+            if client is None or client.connected:
                 raise
 
 
