@@ -286,3 +286,13 @@ def test_closed_pipe_is_no_traceback() -> None:
         shell=True, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["policy", "set"], ["policy", "check"], ["tune", "replay"]], ids=" ".join
+)
+def test_a_mistyped_file_is_named_with_a_remedy(words, tmp_path, capsys) -> None:
+    path = str(tmp_path / "mistyped")
+    assert cli.main([*words, path]) != 0
+    said = capsys.readouterr().err
+    assert path in said and ";" in said and "Errno" not in said

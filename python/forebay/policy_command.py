@@ -141,6 +141,7 @@ def _set(options: argparse.Namespace) -> int:
         _forebay.store_policy(options.etcd.split(","), options.prefix, policy.json)
         print(f"{options.file} is in force from the controller's next round on")
         return 0
+    load_policy(options.file)  # what is wrong with the file is said also where no daemon runs
     daemon = _daemon(options.folder)
     policy = load_policy(options.file, _knobs(daemon))
     daemon.set_policy(policy.json)

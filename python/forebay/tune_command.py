@@ -5,12 +5,19 @@ from __future__ import annotations
 import argparse
 
 from . import _forebay
+from ._errors import MissingError
 from .units import format_bytes
 
 
 def run(options: argparse.Namespace) -> int:
-    with open(options.log, encoding="utf-8", errors="replace") as file:
-        steps = _forebay.replay_tuner_log(file.read(), options.policy or "")
+    try:
+        with open(options.log, encoding="utf-8", errors="replace") as file:
+            text = file.read()
+    except FileNotFoundError:
+        raise MissingError(
+            f"{options.log} is not there; a training with FOREBAY_TUNER_LOG={options.log} makes it"
+        ) from None
+    steps = _forebay.replay_tuner_log(text, options.policy or "")
     last: tuple[int, int] | None = None
     differ = 0
     for seconds, recorded, replayed in steps:
