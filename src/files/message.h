@@ -1,0 +1,54 @@
+// What the file service and its clients say to each other, over a SOCK_SEQPACKET socket: one packet
+// a message, one answer a request, in order. A client of one question connects, asks and closes: it
+// keeps no descriptor that a program could close under it, and a fork shares nothing.
+#pragma once
+
+#include <cstdint>
+
+namespace forebay::files {
+
+enum class Kind : uint16_t {
+  // A session: the service stays as long as this connection does.
+  kHello = 1,
+  // One path, that is about to be opened. The answer may take as long as the copying: kReady, the
+  // copy is there; kSource, read the source yourself; kPartial, a large file that is being copied
+  // (`a`: its size): open the source, and ask with kRange for what is read of it.
+  kGet = 2,
+  // Paths that are about to be changed, or have been; also all that lies below them. Answered once
+  // none of their copies can be opened any more.
+  kChanged = 3,
+  // The coming order, of this connection's reader. kNames gives paths numbers, `a` being that of
+  // the first. kOrder gives numbers (uint32_t each, after the header) from position `a` on; what
+  // was said of that position and later holds no more. kAt: the reader has come to position `a`.
+  kNames = 4,
+  kOrder = 5,
+  kAt = 6,
+  // The service's metrics and knobs, as JSON.
+  kStatus = 7,
+  // One path; bytes from `a`, `b` of them. kReady: they are in CACHE/copies/NAME.part, or the copy
+  // is complete; kSource.
+  kRange = 8,
+};
+
+enum class Answer : uint16_t { kNone = 0, kReady = 1, kSource = 2, kPartial = 3, kBad = 4 };
+
+struct Header {
+  static constexpr uint32_t kMagic = 0x31594246;  // "FBY1"
+  uint32_t magic = kMagic;
+  Kind kind = Kind::kHello;
+  Answer answer = Answer::kNone;  // of a reply
+  uint32_t count = 0;             // of what follows: paths, each a uint16_t length and its bytes
+  uint32_t bytes = 0;             // of all that follows
+  uint64_t a = 0;
+  uint64_t b = 0;
+};
+static_assert(sizeof(Header) == 32);
+
+constexpr uint32_t kMostPacket = 128 << 10;
+
+// What `forebay run` tells the programs it starts.
+constexpr const char* kCacheVariable = "FOREBAY_FILES_CACHE";      // an absolute path
+constexpr const char* kSocketVariable = "FOREBAY_FILES_SOCKET";    // an absolute path
+constexpr const char* kSourcesVariable = "FOREBAY_FILES_SOURCES";  // normal paths, with : between
+
+}  // namespace forebay::files

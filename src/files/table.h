@@ -1,0 +1,85 @@
+// The table that the file service shares with its clients: which files have copies.
+//
+// It lies in CACHE/table, mapped by all. Only the service adds slots and sets states; clients count
+// their opens and may close the table. A state is a hint: the copy itself, CACHE/copies/NAME, is
+// there or not, and is complete when it is there (it gets that name when its last byte is written).
+// So a service that was killed leaves nothing that is wrong, and a client needs no service to find
+// a copy. Nothing here allocates, locks or calls the system.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "files/key.h"
+
+namespace forebay::files {
+
+enum class FileState : uint32_t {
+  kEmpty = 0,    // no slot
+  kKnown = 1,    // no copy: ask the service
+  kComing = 2,   // being copied: ask the service, which answers when it is there
+  kKept = 3,     // a copy is there
+  kStaged = 4,   // a copy is there, and goes once it has been opened
+  kChanged = 5,  // a program has written to it: the source for as long as this table lives
+  kSource = 6,   // not to be copied: no regular file, no room, an error; the source
+};
+
+struct FileSlot {
+  std::atomic<uint64_t> high;
+  std::atomic<uint64_t> low;
+  std::atomic<uint32_t> state;  // a FileState; stored after the key, with release
+  std::atomic<uint32_t> opens;  // of the copy, by all clients
+  uint64_t reserved;
+};
+static_assert(sizeof(FileSlot) == 32);
+
+struct FileTableHeader {
+  static constexpr uint64_t kMagic = 0x3142415446594246;  // "FBYFTAB1"
+  uint64_t magic;
+  uint64_t slots;  // a power of two
+  // Not 0: no copy may be used any more. A client sets it when it cannot tell the service of a
+  // change.
+  std::atomic<uint32_t> closed;
+  uint32_t reserved[11];
+};
+static_assert(sizeof(FileTableHeader) == 64);
+
+// A view; whoever maps it owns the mapping.
+class FileTable {
+ public:
+  FileTable() = default;
+  explicit FileTable(FileTableHeader* header)
+      : header_(header), slots_(reinterpret_cast<FileSlot*>(header + 1)) {}
+
+  static size_t BytesFor(uint64_t slots) {
+    return sizeof(FileTableHeader) + slots * sizeof(FileSlot);
+  }
+  // Of a new, zeroed mapping of BytesFor(slots).
+  static FileTable Make(void* mapping, uint64_t slots);
+  // Checks a mapping of `bytes`; not valid() when it is no such table.
+  static FileTable Of(void* mapping, size_t bytes);
+
+  bool valid() const { return header_ != nullptr; }
+  bool closed() const { return header_->closed.load(std::memory_order_acquire) != 0; }
+  void Close() { header_->closed.store(1, std::memory_order_release); }
+  uint64_t size() const { return header_->slots; }
+
+  FileSlot* Find(const FileKey& key) const;  // nullptr: not there
+  // The service's only, in one thread. nullptr when it is too full to stay fast.
+  FileSlot* Add(const FileKey& key, FileState state);
+
+  static FileState StateOf(const FileSlot& slot) {
+    return static_cast<FileState>(slot.state.load(std::memory_order_acquire));
+  }
+  static void Set(FileSlot& slot, FileState state) {
+    slot.state.store(static_cast<uint32_t>(state), std::memory_order_release);
+  }
+
+ private:
+  FileTableHeader* header_ = nullptr;
+  FileSlot* slots_ = nullptr;
+  uint64_t used_ = 0;
+};
+
+}  // namespace forebay::files
