@@ -22,7 +22,10 @@ constexpr double kStepUp = 1.25;
 constexpr double kSpare = 1.12;
 // A stall so soon after a step down was caused by it.
 constexpr int64_t kBlame = 1'500 * kMs;
+constexpr int64_t kBlameLeast = 700 * kMs;
 constexpr int64_t kHoldFirst = 4'000 * kMs;
+// A buffer's trial ends early and costs little, and noise may fail it.
+constexpr int64_t kBufferHoldFirst = 1'500 * kMs;
 constexpr int64_t kHoldLongest = 32'000 * kMs;
 constexpr int64_t kProbeFirst = 1'500 * kMs;
 constexpr int64_t kProbeLongest = 6'000 * kMs;
@@ -35,7 +38,14 @@ ForebayTuner::ForebayTuner(const TuneOptions& options) : options_(options) {
                .ahead_bytes = std::min(options.max_ahead_bytes, kInitialBytes),
                .reason = "The start."};
   probe_every_ns_ = kProbeFirst;
-  read_hold_ns_ = buffer_hold_ns_ = kHoldFirst;
+  read_hold_ns_ = kHoldFirst;
+  buffer_hold_ns_ = kBufferHoldFirst;
+}
+
+// Consumers that take often have said sooner what a step down did to them.
+int64_t ForebayTuner::Blame() const {
+  constexpr double kTakes = 8;
+  return std::clamp(static_cast<int64_t>(kTakes * take_seconds_ * kSecondNs), kBlameLeast, kBlame);
 }
 
 double ForebayTuner::ReadBytes() const { return std::max(1.0, mean_bytes_); }
@@ -113,7 +123,7 @@ bool ForebayTuner::Failing(const TuneObservation& seen) const {
   const Window w = Close(seen);
   if (fed_) {
     const int64_t shrunk = std::max(shrunk_reads_ns_, shrunk_buffer_ns_);
-    const bool trial = shrunk != 0 && seen.now_ns - shrunk < kBlame;
+    const bool trial = shrunk != 0 && seen.now_ns - shrunk < Blame();
     return elapsed >= (trial ? 40 : 150) * kMs && w.stalled > (trial ? 5 * kFedShare : 0.5);
   }
   if (phase_ == Phase::kGrow) return false;
@@ -220,7 +230,7 @@ void ForebayTuner::OnFed(const Window& w) {
   const auto reads = static_cast<double>(decision_.reads);
   double target = std::max(1.0, std::ceil(w.demand * w.latency * kSpare - 0.02));
   if (now < read_floor_until_ns_) target = std::max(target, std::min(read_floor_, reads));
-  if (target >= reads && now >= read_floor_until_ns_ && now - shrunk_reads_ns_ > kBlame) {
+  if (target >= reads && now >= read_floor_until_ns_ && now - shrunk_reads_ns_ > Blame()) {
     // Reads of one batch wait for each other, which is no latency of the storage: fewer may do.
     const double fewer = std::max(1.0, std::floor(reads * kStepDown));
     if (w.demand * w.latency * 0.75 <= fewer) target = fewer;
@@ -242,7 +252,7 @@ void ForebayTuner::OnFed(const Window& w) {
   if (w.takes >= 3 && static_cast<double>(w.ready_low) > batch / 8) {
     wanted = std::min(wanted, buffer - static_cast<double>(w.ready_low) / 2);
   } else if (target >= reads && now >= buffer_floor_until_ns_ &&
-             now - std::max(shrunk_reads_ns_, shrunk_buffer_ns_) > kBlame) {
+             now - std::max(shrunk_reads_ns_, shrunk_buffer_ns_) > Blame()) {
     wanted = std::min(wanted, buffer * kStepDown);  // the buffer's turn to be tried
   }
   wanted = std::max(wanted, std::max(batch, static_cast<double>(decision_.reads) * ReadBytes()));
@@ -262,7 +272,7 @@ void ForebayTuner::OnStarved(const Window& w) {
   const auto buffer = static_cast<double>(decision_.ahead_bytes);
   if (fed_) {
     bool blamed = false;
-    if (shrunk_reads_ns_ != 0 && now - shrunk_reads_ns_ < kBlame) {
+    if (shrunk_reads_ns_ != 0 && now - shrunk_reads_ns_ < Blame()) {
       blamed = true;
       shrunk_reads_ns_ = 0;
       read_floor_ = before_shrink_reads_;
@@ -270,7 +280,7 @@ void ForebayTuner::OnStarved(const Window& w) {
       read_hold_ns_ = std::min(2 * read_hold_ns_, kHoldLongest);
       SetReads(std::max(reads, before_shrink_reads_), "Fewer reads made consumers wait.");
     }
-    if (shrunk_buffer_ns_ != 0 && now - shrunk_buffer_ns_ < kBlame) {
+    if (shrunk_buffer_ns_ != 0 && now - shrunk_buffer_ns_ < Blame()) {
       blamed = true;
       shrunk_buffer_ns_ = 0;
       buffer_floor_ = before_shrink_buffer_;
@@ -315,7 +325,8 @@ void ForebayTuner::StartGrowing(const char* reason) {
   may_leap_ = true;
   probe_every_ns_ = kProbeFirst;
   read_floor_until_ns_ = buffer_floor_until_ns_ = 0;
-  read_hold_ns_ = buffer_hold_ns_ = kHoldFirst;
+  read_hold_ns_ = kHoldFirst;
+  buffer_hold_ns_ = kBufferHoldFirst;
   // The window lies across the change: its rate is nothing to compare with.
   Widen(reason);
 }
@@ -429,9 +440,7 @@ void ForebayTuner::Hold(const Window& w) {
     return;
   }
   if (w.rate < 0.75 * best_rate_ || w.rate > 1.15 * best_rate_) {
-    if (++odd_windows_ >= 2 || w.rate < 0.5 * best_rate_) {
-      StartGrowing("The storage's rate has changed.");
-    }
+    if (++odd_windows_ >= 2) StartGrowing("The storage's rate has changed.");
     return;
   }
   odd_windows_ = 0;
@@ -448,9 +457,12 @@ void ForebayTuner::Hold(const Window& w) {
   } else {
     best_rate_ += 0.05 * (w.rate - best_rate_);
   }
-  const double smaller = buffer * kStepDown;
-  if (smaller > static_cast<double>(last_.batch_bytes) &&
-      (now >= buffer_floor_until_ns_ || smaller >= buffer_floor_)) {
+  // A leap first, to the reads in flight and the batch that they fill; what it was too far by is
+  // found in steps.
+  const auto batch = static_cast<double>(last_.batch_bytes);
+  double smaller = buffer * kStepDown;
+  if (buffer_hold_ns_ == kBufferHoldFirst) smaller = std::min(smaller, batch + reads * ReadBytes());
+  if (smaller > batch && (now >= buffer_floor_until_ns_ || smaller >= buffer_floor_)) {
     before_shrink_buffer_ = buffer;
     shrunk_buffer_ns_ = now;
     SetBuffer(smaller, "A smaller buffer may do.");

@@ -63,6 +63,7 @@ class ForebayTuner : public Tuner {
   void SetReads(double reads, const char* reason);
   void SetBuffer(double bytes, const char* reason);
   double ReadBytes() const;
+  int64_t Blame() const;
 
   const TuneOptions options_;
   TuneDecision decision_;
