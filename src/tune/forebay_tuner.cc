@@ -232,7 +232,7 @@ void ForebayTuner::OnFed(const Window& w) {
   if (now < read_floor_until_ns_) target = std::max(target, std::min(read_floor_, reads));
   if (target >= reads && now >= read_floor_until_ns_ && now - shrunk_reads_ns_ > Blame()) {
     // Reads of one batch wait for each other, which is no latency of the storage: fewer may do.
-    const double fewer = std::max(1.0, std::floor(reads * kStepDown));
+    const double fewer = std::max(1.0, std::min(std::ceil(reads * kStepDown), reads - 1));
     if (w.demand * w.latency * 0.75 <= fewer) target = fewer;
   }
   if (target < reads) {
