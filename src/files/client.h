@@ -2,10 +2,12 @@
 // the preloaded library, the mount, the C interface and Python.
 //
 // Safe for concurrent use by threads, across fork and in signal handlers: it holds a mapping of the
-// table and three strings, all constant after Start(), and neither locks nor allocates. On any
-// trouble the source itself is opened.
+// table and three strings, all constant after Start(), and neither locks nor allocates. It calls
+// the system directly, never through libc, and leaves errno alone. On any trouble the source itself
+// is opened.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -18,41 +20,62 @@ namespace forebay::files {
 
 class Client {
  public:
-  // What a system call is made with: the preloaded library gives libc's own.
-  struct Calls {
-    int (*open)(const char* path, int flags, unsigned mode);
-    int (*close)(int fd);
-  };
-  static const Calls kLibc;
+  constexpr Client() = default;
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
 
-  // From the three variables; false when one is missing or wrong, and the client stays off. Nothing
-  // is held open. A cache whose table is gone leaves it off.
-  bool Start(const char* cache, const char* socket, const char* sources, const Calls& calls);
+  // From the three variables; false when one is missing or wrong, and the client stays off. No
+  // descriptor is held open. A cache whose table is gone leaves it off. Called once.
+  bool Start(const char* cache, const char* socket, const char* sources);
+  // Gives the mapping back. A client that lives as long as its process needs no Stop().
+  void Stop();
   bool on() const { return table_.valid() && !table_.closed(); }
 
   // Whether a normal path lies in a data folder, and not in the cache.
   bool Covers(std::string_view path) const;
+  // Whether the cache knows this very path. Files outside of the data folders are known when a link
+  // of a data folder leads to them.
+  bool Knows(std::string_view path) const;
+  // Data folders in their normal form, each ended by a 0, the last by two.
+  const char* sources() const { return sources_; }
 
   enum class Found : uint8_t { kCopy, kSource, kPartial };
-  // The copy of a normal path, opened with O_RDONLY and those of `flags` that an open of a copy can
-  // honour (O_CLOEXEC, O_NOFOLLOW, O_NONBLOCK, O_NOCTTY, O_LARGEFILE); asks and waits for one that
-  // is not there. -1 with kSource or kPartial: open the source.
-  int OpenCopy(std::string_view path, int flags, Found* found) const;
+  // The copy of a normal path, opened with O_RDONLY and `flags`, which are of kFlags; asks and
+  // waits for one that is not there. -1 with kSource or kPartial: open the source. With kPartial,
+  // `size` is what the service says of the source.
+  int OpenCopy(std::string_view path, int flags, Found* found, uint64_t* size = nullptr) const;
+  // What an open of a copy can honour.
+  static const int kFlags;
+
+  static constexpr size_t kMostCopyPath = 1024 + 64;
   // The copy's name when there is one right now; asks nobody.
   bool CopyPath(std::string_view path, char* out, size_t size) const;
-  // Before and after a change of a path, or of all below it. Closes the table when the service does
-  // not answer.
+
+  // Before and after a change of a path, and of all below it. Closes the table when the service
+  // does not answer.
   void Changed(std::string_view path) const;
-  // Bytes of a file that is being copied: as pread(), or -1 with EAGAIN when the source is to be
-  // asked.
-  int64_t ReadPart(std::string_view path, void* out, size_t bytes, uint64_t offset) const;
+  // The same for one that is no folder: asks nobody when the service knows already.
+  void FileChanged(std::string_view path) const;
+
+  // The block of a file that was last seen to be there; kept by whoever reads the file.
+  static constexpr uint64_t kBlock = 1 << 20;
+  struct Seen {
+    std::atomic<uint64_t> block{UINT64_MAX};
+  };
+  // Bytes of a file that is being copied, or has been: as pread(), or -EAGAIN when the source is to
+  // be asked. It may read less than there is.
+  int64_t ReadPart(std::string_view path, void* out, size_t bytes, uint64_t offset,
+                   Seen* seen = nullptr) const;
 
  private:
-  // One question and its answer; kBad when there is none in time.
-  Answer Ask(Kind kind, std::string_view path, uint64_t a, uint64_t b) const;
+  // One question and its answer; kBad when there is none in time. `a` and `b` go out and come back.
+  Answer Ask(Kind kind, std::string_view path, uint64_t* a, uint64_t* b) const;
+  size_t CopyName(const FileKey& key, const char* ending, char* out, size_t size) const;
 
   FileTable table_;
-  const Calls* calls_ = nullptr;
+  void* mapping_ = nullptr;
+  size_t mapping_bytes_ = 0;
+  size_t cache_length_ = 0;
   char cache_[1024] = {};
   char socket_[108] = {};
   char sources_[4096] = {};  // each ends with a 0, the last with two

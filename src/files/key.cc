@@ -9,8 +9,10 @@ constexpr uint64_t kPrimeA = 0x9E3779B97F4A7C15;
 constexpr uint64_t kPrimeB = 0xC2B2AE3D27D4EB4F;
 constexpr uint64_t kPrimeC = 0x165667B19E3779F9;
 
+__extension__ using Wide = unsigned __int128;
+
 uint64_t Mix(uint64_t a, uint64_t b) {
-  const auto product = static_cast<unsigned __int128>(a) * b;
+  const auto product = static_cast<Wide>(a) * b;
   return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
 }
 
@@ -21,14 +23,20 @@ FileKey KeyOf(std::string_view path) {
   uint64_t a = kPrimeA ^ path.size();
   uint64_t b = kPrimeB + path.size();
   const char* at = path.data();
-  for (size_t left = path.size(); left > 0;) {
-    uint64_t word = 0;
-    const size_t n = left < 8 ? left : 8;
-    std::memcpy(&word, at, n);
+  const auto take = [&](uint64_t word) {
     a = Mix(a ^ word, kPrimeB) + kPrimeC;
     b = Mix(b + word, kPrimeC | 1) ^ (a >> 7) ^ word;
-    at += n;
-    left -= n;
+  };
+  size_t left = path.size();
+  for (; left >= 8; left -= 8, at += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, at, 8);
+    take(word);
+  }
+  if (left > 0) {
+    uint64_t word = 0;
+    std::memcpy(&word, at, left);
+    take(word);
   }
   return {.high = Mix(a ^ (b >> 3), kPrimeA) ^ b, .low = Mix(b, kPrimeA ^ kPrimeC) + a};
 }
@@ -52,7 +60,7 @@ size_t NormalPath(std::string_view folder, std::string_view path, char* out, siz
       while (at < half.size() && half[at] == '/') ++at;
       size_t end = at;
       while (end < half.size() && half[end] != '/') ++end;
-      const std::string_view part = half.substr(at, end - at);
+      const std::string_view part(half.data() + at, end - at);  // substr() may throw
       at = end;
       if (part.empty() || part == ".") continue;
       if (part == ".." || length + part.size() + 2 > size) return 0;

@@ -1,0 +1,310 @@
+#include "files/client.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "files/raw_call.h"
+
+namespace forebay::files {
+namespace {
+
+// Nobody waits longer for the service: then the source is as good.
+constexpr int64_t kPatienceMs = 10'000;
+// A change is told in passing; a service that is this slow is gone.
+constexpr int64_t kChangePatienceMs = 5'000;
+// What one question asks for at most. More would wait for all of it before the first byte.
+constexpr uint64_t kMostAsked = 4 << 20;
+
+int64_t NowMs() {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
+}
+
+int OpenAt(const char* path, int flags) {
+  for (;;) {
+    const long fd = RawCall(SYS_openat, AT_FDCWD, RawArgument(path), flags, 0);
+    if (fd != -EINTR) return static_cast<int>(fd);
+  }
+}
+
+void CloseFd(int fd) { RawCall(SYS_close, fd); }
+
+// A connected socket, or a negative errno.
+int Connect(const char* path, int64_t patience_ms) {
+  const auto fd = static_cast<int>(RawCall(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (fd < 0) return fd;
+  // Bounds the wait for a place in the queue of those who connect.
+  const timeval wait{.tv_sec = patience_ms / 1000, .tv_usec = 0};
+  RawCall(SYS_setsockopt, fd, SOL_SOCKET, SO_SNDTIMEO, RawArgument(&wait), sizeof(wait));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path, std::strlen(path) + 1);
+  long rc = -EINTR;
+  while (rc == -EINTR) rc = RawCall(SYS_connect, fd, RawArgument(&address), sizeof(address));
+  if (rc == 0) return fd;
+  CloseFd(fd);
+  return static_cast<int>(rc);
+}
+
+// Until something can be read, or `end`.
+bool WaitForAnswer(int fd, int64_t end) {
+  for (;;) {
+    const int64_t left = end - NowMs();
+    if (left <= 0) return false;
+    pollfd poll{.fd = fd, .events = POLLIN, .revents = 0};
+    timespec wait{.tv_sec = left / 1000, .tv_nsec = (left % 1000) * 1'000'000};
+    const long rc = RawCall(SYS_ppoll, RawArgument(&poll), 1, RawArgument(&wait), 0, 0);
+    if (rc > 0) return true;
+    if (rc != -EINTR) return false;
+  }
+}
+
+}  // namespace
+
+const int Client::kFlags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_LARGEFILE;
+
+bool Client::Start(const char* cache, const char* socket, const char* sources) {
+  if (mapping_ != nullptr || cache == nullptr || socket == nullptr || sources == nullptr) {
+    return false;
+  }
+  const size_t cache_length = NormalPath({}, cache, cache_, sizeof(cache_));
+  const size_t socket_length = std::strlen(socket);
+  if (cache_length == 0 || cache[0] != '/' || socket_length == 0 ||
+      socket_length >= sizeof(socket_)) {
+    return false;
+  }
+  std::memcpy(socket_, socket, socket_length + 1);
+  size_t used = 0;
+  for (const char* at = sources; *at != 0;) {
+    const char* end = at;
+    while (*end != 0 && *end != ':') ++end;
+    if (end != at) {
+      const size_t length = NormalPath({}, {at, static_cast<size_t>(end - at)}, sources_ + used,
+                                       sizeof(sources_) - 1 - used);
+      if (*at != '/' || length == 0) return false;
+      used += length + 1;
+    }
+    at = *end == 0 ? end : end + 1;
+  }
+  sources_[used] = 0;
+  if (used == 0) return false;
+
+  char table[sizeof(cache_) + 8];
+  std::memcpy(table, cache_, cache_length);
+  std::memcpy(table + cache_length, "/table", 7);
+  const int fd = OpenAt(table, O_RDWR | O_CLOEXEC);
+  if (fd < 0) return false;
+  const long bytes = RawCall(SYS_lseek, fd, 0, SEEK_END);
+  void* mapping = MAP_FAILED;
+  if (bytes >= static_cast<long>(sizeof(FileTableHeader))) {
+    mapping = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  }
+  CloseFd(fd);
+  if (mapping == MAP_FAILED) return false;
+  const FileTable found = FileTable::Of(mapping, static_cast<size_t>(bytes));
+  if (!found.valid()) {
+    munmap(mapping, static_cast<size_t>(bytes));
+    return false;
+  }
+  mapping_ = mapping;
+  mapping_bytes_ = static_cast<size_t>(bytes);
+  cache_length_ = cache_length;
+  table_ = found;
+  return true;
+}
+
+void Client::Stop() {
+  if (mapping_ == nullptr) return;
+  table_ = FileTable();
+  munmap(mapping_, mapping_bytes_);
+  mapping_ = nullptr;
+}
+
+bool Client::Covers(std::string_view path) const {
+  for (const char* at = sources_; *at != 0;) {
+    const std::string_view source(at);
+    if (IsBelow(path, source)) return !IsBelow(path, {cache_, cache_length_});
+    at += source.size() + 1;
+  }
+  return false;
+}
+
+bool Client::Knows(std::string_view path) const {
+  return on() && table_.Find(KeyOf(path)) != nullptr;
+}
+
+size_t Client::CopyName(const FileKey& key, const char* ending, char* out, size_t size) const {
+  constexpr std::string_view kFolder = "/copies/";
+  const size_t ending_length = std::strlen(ending);
+  if (cache_length_ + kFolder.size() + kNameLength + ending_length + 1 > size) return 0;
+  char name[kNameLength + 1];
+  NameOf(key, name);
+  char* at = out;
+  std::memcpy(at, cache_, cache_length_);
+  at += cache_length_;
+  std::memcpy(at, kFolder.data(), kFolder.size());
+  at += kFolder.size();
+  std::memcpy(at, name, kNameLength);
+  at += kNameLength;
+  std::memcpy(at, ending, ending_length + 1);
+  return static_cast<size_t>(at - out) + ending_length;
+}
+
+int Client::OpenCopy(std::string_view path, int flags, Found* found, uint64_t* size) const {
+  *found = Found::kSource;
+  if (!on()) return -1;
+  const FileKey key = KeyOf(path);
+  char name[kMostCopyPath];
+  if (CopyName(key, "", name, sizeof(name)) == 0) return -1;
+  // The second time round, the service has said that the copy is there.
+  for (const bool asked : {false, true}) {
+    FileSlot* slot = table_.Find(key);
+    const FileState state = slot == nullptr ? FileState::kKnown : FileTable::StateOf(*slot);
+    if (state == FileState::kChanged || state == FileState::kSource) return -1;
+    if (asked || state == FileState::kKept || state == FileState::kStaged) {
+      const int fd = OpenAt(name, O_RDONLY | (flags & kFlags));
+      if (fd >= 0) {
+        if (slot != nullptr) slot->opens.fetch_add(1, std::memory_order_relaxed);
+        *found = Found::kCopy;
+        return fd;
+      }
+      // Whatever else it is, the source shows it, too: a link not to be followed, no descriptor.
+      if (fd != -ENOENT) return -1;
+    }
+    if (asked) return -1;
+    uint64_t a = 0;
+    uint64_t b = 0;
+    const Answer answer = Ask(Kind::kGet, path, &a, &b);
+    if (answer == Answer::kPartial) {
+      *found = Found::kPartial;
+      if (size != nullptr) *size = a;
+    }
+    if (answer != Answer::kReady) return -1;
+  }
+  return -1;
+}
+
+bool Client::CopyPath(std::string_view path, char* out, size_t size) const {
+  if (!on()) return false;
+  const FileKey key = KeyOf(path);
+  const FileSlot* slot = table_.Find(key);
+  if (slot == nullptr) return false;
+  const FileState state = FileTable::StateOf(*slot);
+  if (state != FileState::kKept && state != FileState::kStaged) return false;
+  return CopyName(key, "", out, size) > 0;
+}
+
+void Client::Changed(std::string_view path) const {
+  if (!on()) return;
+  uint64_t a = 0;
+  uint64_t b = 0;
+  if (Ask(Kind::kChanged, path, &a, &b) == Answer::kBad) {
+    // Nobody drops the copy, so nobody may use one.
+    FileTable table = table_;
+    table.Close();
+  }
+}
+
+void Client::FileChanged(std::string_view path) const {
+  if (!on()) return;
+  const FileSlot* slot = table_.Find(KeyOf(path));
+  if (slot != nullptr && FileTable::StateOf(*slot) == FileState::kChanged) return;
+  Changed(path);
+}
+
+int64_t Client::ReadPart(std::string_view path, void* out, size_t bytes, uint64_t offset,
+                         Seen* seen) const {
+  if (!on() || bytes == 0 || offset > UINT64_MAX / 4) return -EAGAIN;
+  const FileKey key = KeyOf(path);
+  const FileSlot* slot = table_.Find(key);
+  const FileState state = slot == nullptr ? FileState::kKnown : FileTable::StateOf(*slot);
+  if (state == FileState::kChanged || state == FileState::kSource) return -EAGAIN;
+  const bool whole = state == FileState::kKept || state == FileState::kStaged;
+  if (!whole) {
+    // Whole blocks are asked for: most programs come back for the rest of one.
+    const uint64_t first = offset / kBlock;
+    uint64_t last = (offset + bytes - 1) / kBlock;
+    if (last - first >= kMostAsked / kBlock) {
+      last = first + kMostAsked / kBlock - 1;
+      bytes = (last + 1) * kBlock - offset;
+    }
+    const bool known =
+        seen != nullptr && first == last && seen->block.load(std::memory_order_relaxed) == first;
+    if (!known) {
+      uint64_t a = first * kBlock;
+      uint64_t b = (last - first + 1) * kBlock;
+      if (Ask(Kind::kRange, path, &a, &b) != Answer::kReady) return -EAGAIN;
+      if (seen != nullptr) seen->block.store(last, std::memory_order_relaxed);
+    }
+  }
+  char name[kMostCopyPath];
+  for (const char* ending : {whole ? "" : ".part", ""}) {
+    if (CopyName(key, ending, name, sizeof(name)) == 0) return -EAGAIN;
+    const int fd = OpenAt(name, O_RDONLY | O_CLOEXEC);
+    if (fd == -ENOENT) continue;  // complete by now, or dropped
+    if (fd < 0) return -EAGAIN;
+    size_t done = 0;
+    while (done < bytes) {
+      const long got = RawCall(SYS_pread64, fd, RawArgument(static_cast<char*>(out) + done),
+                               static_cast<long>(bytes - done), static_cast<long>(offset + done));
+      if (got == -EINTR) continue;
+      if (got <= 0) break;
+      done += static_cast<size_t>(got);
+    }
+    CloseFd(fd);
+    return done > 0 ? static_cast<int64_t>(done) : -EAGAIN;
+  }
+  return -EAGAIN;
+}
+
+Answer Client::Ask(Kind kind, std::string_view path, uint64_t* a, uint64_t* b) const {
+  if (path.size() > 4096) return Answer::kBad;
+  const int64_t patience = kind == Kind::kChanged ? kChangePatienceMs : kPatienceMs;
+  const int64_t end = NowMs() + patience;
+  const int fd = Connect(socket_, patience);
+  if (fd < 0) return Answer::kBad;
+
+  Header header{};
+  header.kind = kind;
+  header.count = 1;
+  header.bytes = static_cast<uint32_t>(sizeof(uint16_t) + path.size());
+  header.a = *a;
+  header.b = *b;
+  auto length = static_cast<uint16_t>(path.size());
+  iovec parts[] = {{.iov_base = &header, .iov_len = sizeof(header)},
+                   {.iov_base = &length, .iov_len = sizeof(length)},
+                   {.iov_base = const_cast<char*>(path.data()), .iov_len = path.size()}};
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = 3;
+  long rc = -EINTR;
+  while (rc == -EINTR) rc = RawCall(SYS_sendmsg, fd, RawArgument(&message), MSG_NOSIGNAL);
+
+  Answer answer = Answer::kBad;
+  if (rc > 0 && WaitForAnswer(fd, end)) {
+    Header reply{};
+    rc = -EINTR;
+    while (rc == -EINTR) {
+      rc = RawCall(SYS_recvfrom, fd, RawArgument(&reply), sizeof(reply), MSG_DONTWAIT, 0, 0);
+    }
+    if (rc == sizeof(reply) && reply.magic == Header::kMagic) {
+      answer = reply.answer;
+      *a = reply.a;
+      *b = reply.b;
+    }
+  }
+  CloseFd(fd);
+  return answer;
+}
+
+}  // namespace forebay::files

@@ -1,0 +1,367 @@
+#include "files/client.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "files/identity.h"
+
+namespace forebay::files {
+namespace {
+
+// Answers as the test says.
+class FakeService {
+ public:
+  struct Question {
+    Kind kind;
+    std::string path;
+    uint64_t a;
+    uint64_t b;
+  };
+  using Reply = std::function<Header(const Question&)>;
+
+  FakeService(const std::string& path, Reply reply) : reply_(std::move(reply)) {
+    listener_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
+    EXPECT_EQ(bind(listener_, reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+    EXPECT_EQ(listen(listener_, 64), 0);
+    thread_ = std::thread([this] { Serve(); });
+  }
+  ~FakeService() {
+    stop_ = true;
+    thread_.join();
+    close(listener_);
+  }
+  std::vector<Question> questions() {
+    const std::lock_guard lock(mutex_);
+    return questions_;
+  }
+
+ private:
+  void Serve() {
+    while (!stop_) {
+      pollfd poll_for{.fd = listener_, .events = POLLIN, .revents = 0};
+      if (poll(&poll_for, 1, 20) <= 0) continue;
+      const int fd = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+      if (fd < 0) continue;
+      std::vector<char> packet(kMostPacket);
+      const ssize_t got = recv(fd, packet.data(), packet.size(), 0);
+      Header header{};
+      uint16_t length = 0;
+      if (got >= static_cast<ssize_t>(sizeof(header) + sizeof(length))) {
+        std::memcpy(&header, packet.data(), sizeof(header));
+        std::memcpy(&length, packet.data() + sizeof(header), sizeof(length));
+        EXPECT_EQ(header.bytes, sizeof(length) + length);
+        EXPECT_EQ(got, static_cast<ssize_t>(sizeof(header) + header.bytes));
+        EXPECT_EQ(header.count, 1U);
+        Question question{header.kind,
+                          std::string(packet.data() + sizeof(header) + sizeof(length), length),
+                          header.a, header.b};
+        const Header reply = reply_(question);
+        {
+          const std::lock_guard lock(mutex_);
+          questions_.push_back(std::move(question));
+        }
+        if (reply.answer != Answer::kNone) send(fd, &reply, sizeof(reply), MSG_NOSIGNAL);
+      }
+      close(fd);
+    }
+  }
+
+  Reply reply_;
+  int listener_ = -1;
+  std::atomic<bool> stop_ = false;
+  std::thread thread_;
+  std::mutex mutex_;
+  std::vector<Question> questions_;
+};
+
+Header Say(Answer answer, uint64_t a = 0) {
+  Header header{};
+  header.answer = answer;
+  header.a = a;
+  return header;
+}
+
+std::string All(int fd) {
+  std::string text(1 << 16, 0);
+  const ssize_t got = read(fd, text.data(), text.size());
+  text.resize(got > 0 ? static_cast<size_t>(got) : 0);
+  close(fd);
+  return text;
+}
+
+class FileClientTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (std::filesystem::temp_directory_path() / "fby-XXXXXX").string();
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    root_ = pattern;
+    std::filesystem::create_directories(root_ + "/cache/copies");
+    constexpr uint64_t kSlots = 64;
+    const int fd = open((root_ + "/cache/table").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    ASSERT_GE(fd, 0);
+    bytes_ = FileTable::BytesFor(kSlots);
+    ASSERT_EQ(ftruncate(fd, static_cast<off_t>(bytes_)), 0);
+    mapping_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    ASSERT_NE(mapping_, MAP_FAILED);
+    table_ = FileTable::Make(mapping_, kSlots);
+    socket_ = root_ + "/s";
+    ASSERT_TRUE(client_.Start((root_ + "/cache").c_str(), socket_.c_str(), "/data:/other//set/"));
+  }
+  void TearDown() override {
+    client_.Stop();
+    munmap(mapping_, bytes_);
+    std::filesystem::remove_all(root_);
+  }
+
+  std::string Copy(const std::string& path, const std::string& ending = "") const {
+    char name[kNameLength + 1];
+    NameOf(KeyOf(path), name);
+    return root_ + "/cache/copies/" + name + ending;
+  }
+  void Put(const std::string& path, const std::string& text, const std::string& ending = "") const {
+    std::ofstream(Copy(path, ending), std::ios::binary) << text;
+  }
+
+  std::string root_;
+  std::string socket_;
+  void* mapping_ = nullptr;
+  size_t bytes_ = 0;
+  FileTable table_;
+  Client client_;
+  Client::Found found_ = Client::Found::kCopy;
+};
+
+TEST_F(FileClientTest, CoversDataFoldersAndNotTheCache) {
+  EXPECT_TRUE(client_.Covers("/data/a"));
+  EXPECT_TRUE(client_.Covers("/data"));
+  EXPECT_TRUE(client_.Covers("/other/set/b/c"));
+  EXPECT_FALSE(client_.Covers("/database"));
+  EXPECT_FALSE(client_.Covers("/other"));
+  Client all;
+  ASSERT_TRUE(all.Start((root_ + "/cache").c_str(), socket_.c_str(), root_.c_str()));
+  EXPECT_TRUE(all.Covers(root_ + "/x"));
+  EXPECT_FALSE(all.Covers(root_ + "/cache/copies/x"));
+  all.Stop();
+}
+
+TEST_F(FileClientTest, StaysOffWhenAnythingIsMissing) {
+  const std::string cache = root_ + "/cache";
+  for (const auto& [c, s, f] : std::vector<std::tuple<const char*, const char*, const char*>>{
+           {nullptr, "/s", "/data"},
+           {cache.c_str(), nullptr, "/data"},
+           {cache.c_str(), "/s", nullptr},
+           {cache.c_str(), "/s", ""},
+           {cache.c_str(), "/s", "relative"},
+           {cache.c_str(), "", "/data"},
+           {"/nowhere/at/all", "/s", "/data"}}) {
+    Client client;
+    EXPECT_FALSE(client.Start(c, s, f));
+    EXPECT_FALSE(client.on());
+  }
+  std::filesystem::resize_file(cache + "/table", 64);  // a table cut short
+  Client client;
+  EXPECT_FALSE(client.Start(cache.c_str(), "/s", "/data"));
+}
+
+TEST_F(FileClientTest, ACopyIsOpenedAndCountedWithoutAsking) {
+  Put("/data/a", "copied");
+  FileSlot* slot = table_.Add(KeyOf("/data/a"), FileState::kKept);
+  errno = 77;
+  const int fd = client_.OpenCopy("/data/a", O_CLOEXEC, &found_);
+  ASSERT_GE(fd, 0);
+  EXPECT_EQ(found_, Client::Found::kCopy);
+  EXPECT_EQ(fcntl(fd, F_GETFD), FD_CLOEXEC);
+  EXPECT_EQ(All(fd), "copied");
+  EXPECT_EQ(slot->opens.load(), 1U);
+  char name[Client::kMostCopyPath];
+  EXPECT_TRUE(client_.CopyPath("/data/a", name, sizeof(name)));
+  EXPECT_EQ(name, Copy("/data/a"));
+  EXPECT_FALSE(client_.CopyPath("/data/b", name, sizeof(name)));
+  EXPECT_EQ(errno, 77);
+}
+
+TEST_F(FileClientTest, AnAliasIsNotFollowedWhereTheProgramSaysSo) {
+  Put("/data/real", "copied");
+  ASSERT_EQ(symlink(Copy("/data/real").c_str(), Copy("/data/link").c_str()), 0);
+  table_.Add(KeyOf("/data/link"), FileState::kKept);
+  EXPECT_EQ(All(client_.OpenCopy("/data/link", 0, &found_)), "copied");
+  EXPECT_EQ(client_.OpenCopy("/data/link", O_NOFOLLOW, &found_), -1);
+  EXPECT_EQ(found_, Client::Found::kSource);
+}
+
+TEST_F(FileClientTest, ChangedAndRefusedFilesGoToTheSourceUnasked) {
+  FakeService service(socket_, [](const auto&) { return Say(Answer::kReady); });
+  for (const FileState state : {FileState::kChanged, FileState::kSource}) {
+    const std::string path = "/data/" + std::to_string(static_cast<int>(state));
+    Put(path, "old");
+    table_.Add(KeyOf(path), state);
+    EXPECT_EQ(client_.OpenCopy(path, 0, &found_), -1);
+    EXPECT_EQ(found_, Client::Found::kSource);
+  }
+  EXPECT_TRUE(service.questions().empty());
+}
+
+TEST_F(FileClientTest, AMissingCopyIsAskedFor) {
+  FakeService service(socket_, [this](const FakeService::Question& question) {
+    if (question.path != "/data/a") return Say(Answer::kSource);
+    Put("/data/a", "now");
+    table_.Add(KeyOf("/data/a"), FileState::kKept);
+    return Say(Answer::kReady);
+  });
+  const int fd = client_.OpenCopy("/data/a", 0, &found_);
+  ASSERT_GE(fd, 0);
+  EXPECT_EQ(All(fd), "now");
+  EXPECT_EQ(table_.Find(KeyOf("/data/a"))->opens.load(), 1U);
+  EXPECT_EQ(client_.OpenCopy("/data/b", 0, &found_), -1);
+  EXPECT_EQ(found_, Client::Found::kSource);
+  const auto asked = service.questions();
+  ASSERT_EQ(asked.size(), 2U);
+  EXPECT_EQ(asked[0].kind, Kind::kGet);
+  EXPECT_EQ(asked[1].path, "/data/b");
+}
+
+TEST_F(FileClientTest, ACopyThatIsGoneIsAskedForAgain) {
+  FakeService service(socket_, [this](const auto&) {
+    Put("/data/a", "again");
+    return Say(Answer::kReady);
+  });
+  table_.Add(KeyOf("/data/a"), FileState::kKept);
+  EXPECT_EQ(All(client_.OpenCopy("/data/a", 0, &found_)), "again");
+}
+
+TEST_F(FileClientTest, WithoutAServiceTheSourceIsOpened) {
+  EXPECT_EQ(client_.OpenCopy("/data/a", 0, &found_), -1);
+  EXPECT_EQ(found_, Client::Found::kSource);
+  // One that hangs up, too.
+  FakeService service(socket_, [](const auto&) { return Say(Answer::kNone); });
+  EXPECT_EQ(client_.OpenCopy("/data/a", 0, &found_), -1);
+  EXPECT_EQ(found_, Client::Found::kSource);
+  EXPECT_TRUE(client_.on());
+}
+
+TEST_F(FileClientTest, AChangeIsToldAndAKnownOneIsNotToldTwice) {
+  FakeService service(socket_, [this](const FakeService::Question& question) {
+    table_.Add(KeyOf(question.path), FileState::kChanged);
+    return Say(Answer::kReady);
+  });
+  client_.FileChanged("/data/a");
+  client_.FileChanged("/data/a");
+  client_.Changed("/data/a");
+  const auto asked = service.questions();
+  ASSERT_EQ(asked.size(), 2U);
+  EXPECT_EQ(asked[0].kind, Kind::kChanged);
+  EXPECT_TRUE(client_.on());
+}
+
+TEST_F(FileClientTest, AChangeThatNobodyHearsClosesTheTable) {
+  Put("/data/a", "copied");
+  table_.Add(KeyOf("/data/a"), FileState::kKept);
+  client_.Changed("/data/b");
+  EXPECT_FALSE(client_.on());
+  EXPECT_TRUE(table_.closed());
+  EXPECT_EQ(client_.OpenCopy("/data/a", 0, &found_), -1);
+}
+
+TEST_F(FileClientTest, PartsOfALargeFileComeAsTheyAreCopied) {
+  const std::string text(3 << 20, 'x');
+  FakeService service(socket_, [&](const FakeService::Question& question) {
+    if (question.kind == Kind::kGet) return Say(Answer::kPartial, text.size());
+    return Say(question.a < (2 << 20) ? Answer::kReady : Answer::kSource);
+  });
+  uint64_t size = 0;
+  EXPECT_EQ(client_.OpenCopy("/data/a", 0, &found_, &size), -1);
+  EXPECT_EQ(found_, Client::Found::kPartial);
+  EXPECT_EQ(size, text.size());
+  Put("/data/a", text, ".part");
+  Client::Seen seen;
+  char out[4096];
+  for (uint64_t offset : {0, 4096, 8192}) {
+    EXPECT_EQ(client_.ReadPart("/data/a", out, sizeof(out), offset, &seen), 4096);
+  }
+  ASSERT_EQ(service.questions().size(), 2U);  // one for the whole block
+  EXPECT_EQ(service.questions()[1].b, Client::kBlock);
+  EXPECT_EQ(client_.ReadPart("/data/a", out, sizeof(out), 2 << 20, &seen), -EAGAIN);
+  // Complete meanwhile: the last name, and nobody is asked.
+  std::filesystem::rename(Copy("/data/a", ".part"), Copy("/data/a"));
+  EXPECT_EQ(client_.ReadPart("/data/a", out, sizeof(out), 100, &seen), 4096);
+  FileSlot* slot = table_.Add(KeyOf("/data/a"), FileState::kKept);
+  EXPECT_EQ(client_.ReadPart("/data/a", out, sizeof(out), (3 << 20) - 10, &seen), 10);
+  EXPECT_EQ(service.questions().size(), 3U);
+  FileTable::Set(*slot, FileState::kChanged);
+  EXPECT_EQ(client_.ReadPart("/data/a", out, sizeof(out), 0, &seen), -EAGAIN);
+}
+
+TEST_F(FileClientTest, ThreadsAndChildrenOpenAtOnce) {
+  FakeService service(socket_, [this](const FakeService::Question& question) {
+    Put(question.path, question.path);
+    return Say(Answer::kReady);
+  });
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong = 0;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 20; ++i) {
+        const std::string path = "/data/" + std::to_string(t) + "-" + std::to_string(i);
+        Client::Found found{};
+        if (All(client_.OpenCopy(path, 0, &found)) != path) ++wrong;
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    Client::Found found{};
+    const int fd = client_.OpenCopy("/data/child", 0, &found);
+    _exit(fd >= 0 && All(fd) == "/data/child" ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+TEST(FileIdentity, TravelsWithTheCopy) {
+  std::string path = (std::filesystem::temp_directory_path() / "fby-XXXXXX").string();
+  const int fd = mkstemp(path.data());
+  ASSERT_GE(fd, 0);
+  Identity none;
+  EXPECT_NE(ReadIdentity(fd, &none), 0);
+  Identity identity;
+  identity.stat.st_ino = 1234;
+  identity.stat.st_size = 99;
+  std::strcpy(identity.path, "/data/a");
+  identity.path_length = 7;
+  ASSERT_EQ(WriteIdentity(fd, identity), 0);
+  Identity read_back;
+  ASSERT_EQ(ReadIdentity(fd, &read_back), 0);
+  EXPECT_EQ(read_back.stat.st_ino, 1234U);
+  EXPECT_STREQ(read_back.path, "/data/a");
+  ASSERT_EQ(ReadIdentityAt(path.c_str(), &read_back), 0);
+  close(fd);
+  unlink(path.c_str());
+}
+
+}  // namespace
+}  // namespace forebay::files
