@@ -383,25 +383,3 @@ def test_metrics_over_http(run_folder: Path) -> None:
         assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
         assert "\nforebay_daemon_clients 1\n" in answer.read().decode()
     assert engine.client() is not None
-
-
-def test_what_needs_an_engine_of_the_process_says_so(
-    folder: DataSet, run_folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    import torch.utils.data
-
-    engine = _engine()
-
-    class Files(torch.utils.data.Dataset):
-        def __init__(self) -> None:
-            self.samples = [(str(p), 0) for p in folder.root.rglob("*.bin")]
-
-        def __len__(self) -> int:
-            return len(self.samples)
-
-        def __getitem__(self, i: int) -> int:
-            return i
-
-    loader = torch.utils.data.DataLoader(Files(), batch_size=4)
-    assert forebay.accelerate(loader, engine=engine) is loader
-    assert "engine of this process" in caplog.text

@@ -5,6 +5,10 @@ that the sampler will yield is told to the engine, which reads ahead. In the wor
 a file that the data set lists returns the sample's bytes from the engine's memory; everything else
 goes to the real ``open``. Whatever fails, the real ``open`` is called: the program sees what it
 would have seen without.
+
+The engine is this process's own, or, with several ranks on the node, the daemon's: ranks and their
+workers then share one memory and read each file once. When the daemon dies, the workers read from
+the source until the main process has an engine of its own for them, a moment later.
 """
 
 from __future__ import annotations
@@ -15,18 +19,19 @@ import operator
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import _forebay, ranks
-from ._errors import ArgumentError, ForebayError
-from .daemon import SharedEngine
-from .engine import Engine, dataset_id, shared_engine
+from ._errors import ForebayError
+from .daemon import SharedEngine, default_engine
+from .engine import Engine, dataset_id
 from .progress import counting
 from .report import CAUSES, EpochReport, log_epoch, sentence, table
 from .worker_io import (
+    Place,
     Reader,
     intercept_for_life,
     intercepting,
@@ -55,7 +60,9 @@ def accelerate(
     Args:
         loader: A ``torch.utils.data.DataLoader``.
         memory: Budget of the engine, such as ``"4G"``; see ``forebay.Engine``.
-        engine: An engine of your own; default: the process's shared one.
+        engine: An engine of your own, or a ``forebay.SharedEngine``. Default: as for
+            ``forebay.DataLoader``, the node's daemon where the node has several ranks, else the
+            process's shared one.
     """
     from torch.utils.data import DataLoader, IterableDataset
 
@@ -72,11 +79,11 @@ def accelerate(
     if paths is None:
         return _unchanged(loader, f"{name} has no list of paths, one for each item")
     try:
-        if isinstance(engine, SharedEngine):
-            raise ArgumentError("accelerate() works on an engine of this process: forebay.Engine()")
-        hub = _Hub(name, paths, loader.batch_size or 1, engine or shared_engine(memory=memory))
+        hub = _Hub(name, paths, loader.batch_size or 1, engine or default_engine(memory=memory))
     except (ForebayError, OSError) as error:
         return _unchanged(loader, str(error))
+    # What workers may have drawn and not read yet.
+    hub.lag = loader.num_workers * (loader.prefetch_factor or 2) * (loader.batch_size or 1)
     fast = copy.copy(loader)
     # DataLoader refuses new samplers through setattr; the copy shares nothing that changes.
     state = fast.__dict__
@@ -161,50 +168,139 @@ class _Hub:
             files = [os.path.abspath(p) for p in self.numbers]
             self.catalog = _forebay.Catalog.from_files(files, progress)
         self.engine = engine
-        self.native = engine.native
-        dataset = dataset_id(engine, self.catalog)
-        self.stream = self.native.open_stream(dataset, batch_size, itemised=True, declared=True)
-        self._server = _serve(engine)
-        self.socket = self._server.path
+        self.lag = 0
         self.epoch = 0
+        self.place = Place()
+        self._batch_size = batch_size
         self._pid = os.getpid()
         self._checked = False
         self._ahead = True
         self._before = 0
+        self._future: list[int] | None = None  # of this pass, where it is known
+        self._at = 0  # in it
         self.passes: deque[EpochReport] = deque(maxlen=_PASSES_KEPT)
+        # The first is not tried twice: what this raises goes to the caller's log.
+        self._open()
+
+    def _open(self) -> None:
+        """Opens the stream where the engine is now: in this process, or in the daemon."""
+        engine = self.engine
+        now = engine.now() if isinstance(engine, SharedEngine) else engine
+        options = dict(itemised=True, declared=True, first_epoch=self.epoch)
+        if isinstance(now, Engine):
+            self.native: Any = now.native
+            dataset = dataset_id(now, self.catalog)
+            self._server: Any = _serve(now)
+            self.socket = self._server.path
+        else:
+            assert isinstance(engine, SharedEngine)
+            self.native, self._server = now, None
+            dataset = now.add_dataset(self.catalog, "")
+            options["job"] = engine.job
+            self.socket = engine.socket
+        self.stream = self.native.open_stream(dataset, self._batch_size, **options)
+        self._holder = now  # kept: an engine that took a daemon's place may have no other owner
+        self.place.move(self.socket, self.stream)
 
     def reader(self) -> Reader | None:
         """For the data set that runs in this process."""
-        return start_worker(self.socket, self.stream, self.numbers, self.folder)
+        return start_worker(self.place, self.numbers, self.folder)
+
+    def _lost(self, why: str) -> bool:
+        """Whether the daemon has gone; then the stream is open in its place."""
+        engine = self.engine
+        if not isinstance(engine, SharedEngine) or isinstance(self._holder, Engine):
+            return False
+        if self._holder.connected:
+            return False
+        engine.lost(self._holder, why)
+        self._open()
+        return True
+
+    def _call(self, function: Callable[[], None]) -> None:
+        """Never fails: the program does not need it."""
+        if not self._ahead:
+            return
+        try:
+            try:
+                function()
+            except ForebayError as error:
+                if not self._lost(str(error)):
+                    raise
+                function()
+        except (ForebayError, OSError) as error:
+            self._ahead = False
+            _log.warning("forebay: reading ahead is off: %s", str(error))
 
     def begin(self) -> None:
         """A new pass over the data set: what was declared before is over."""
         self._ahead = True
-        self._before = self.native.metrics()["forebay_stage_samples_total"]
-        try:
-            self.native.seek(self.stream, self.epoch, 0)
-        except ForebayError as error:
-            self._stop_ahead(error)
+        self._future, self._at = None, 0
+        self._call(self._come_back)
+        self._call(lambda: self.native.seek(self.stream, self.epoch, 0))
+        self._before = self._served()
+
+    def _come_back(self) -> None:
+        """To a daemon that is there again."""
+        if not isinstance(self.engine, SharedEngine) or not isinstance(self._holder, Engine):
+            return
+        if not isinstance(self.engine.now(), Engine):
+            left, stream, kept = self.native, self.stream, (self._holder, self._server)
+            self._open()
+            left.close_stream(stream)
+            del kept
+
+    def foresee(self, future: list[int]) -> None:
+        """All that this pass will ask for."""
+        self.declare(future)
+        self._future = future
+
+    def drawn(self, count: int) -> None:
+        """So many more of what was foreseen."""
+        self._at += count
 
     def declare(self, indices: Sequence[int]) -> None:
-        """What the data set will be asked for next. Never fails: the program does not need it."""
-        if not self._ahead:
-            return
+        """What the data set will be asked for next."""
         drawn = np.asarray(indices, dtype=np.int64)
         count = len(self.samples)
         # The data set itself will object to the others.
         drawn = drawn[(drawn >= -count) & (drawn < count)]
         if len(drawn) == 0:
             return
-        try:
-            self.native.declare(self.stream, self.epoch, np.ascontiguousarray(self.samples[drawn]))
-            self.epoch += 1
-        except ForebayError as error:
-            self._stop_ahead(error)
+        order = np.ascontiguousarray(self.samples[drawn])
 
-    def _stop_ahead(self, error: ForebayError) -> None:
-        self._ahead = False
-        _log.warning("forebay: reading ahead is off: %s", str(error))
+        def say() -> None:
+            self.native.declare(self.stream, self.epoch, order)
+            self.epoch += 1
+
+        self._call(say)
+
+    def check(self) -> None:
+        """Between two batches: has a worker lost the daemon? Then the rest of the pass goes on with
+        an engine of this process.
+        """
+        if not self.place.was_lost() or not isinstance(self.engine, SharedEngine):
+            return
+
+        def look() -> None:
+            holder = self._holder
+            if not isinstance(holder, Engine):
+                holder.waiting_for(self.stream)  # an error tells that it has gone
+
+        before = self.stream, self.socket
+        self._call(look)
+        if before != (self.stream, self.socket) and self._future is not None:
+            self.declare(self._future[max(0, self._at - self.lag) :])
+
+    def metrics(self) -> dict[str, int]:
+        """Of the engine; the daemon's are the whole node's. Empty when it cannot tell."""
+        try:
+            return self.engine.metrics()
+        except (ForebayError, OSError):
+            return {}
+
+    def _served(self) -> int:
+        return self.metrics().get("forebay_stage_samples_total", 0)
 
     def finished(self, tally: _Tally) -> None:
         """A pass has delivered everything: what did it cost? The first: did it read through us?"""
@@ -214,7 +310,7 @@ class _Hub:
         if self._checked:
             return
         self._checked = True
-        if self.native.metrics()["forebay_stage_samples_total"] == self._before:
+        if self._served() == self._before:
             _log.warning(
                 "forebay: the data set reads its files in a way that is not covered (not through "
                 "open()); "
@@ -239,7 +335,7 @@ class _Tally:
         self._workers = max(1, workers)
         self._own = workers == 0  # what it waits for it does itself
         self._start = self._last = time.monotonic()
-        self._metrics = hub.native.metrics()
+        self._metrics = hub.metrics()
         self._gaps: list[float] = []
         self._waited = 0.0
         self._open = True
@@ -258,8 +354,9 @@ class _Tally:
         return first
 
     def report(self, epoch: int) -> EpochReport:
-        metrics = self._hub.native.metrics()
-        grown = {name: metrics[name] - self._metrics.get(name, 0) for name in metrics}
+        metrics = self._hub.metrics()
+        # Another engine than at the start has counts of its own.
+        grown = {name: max(0, metrics[name] - self._metrics.get(name, 0)) for name in metrics}
         seconds = time.monotonic() - self._start
         # Workers that the consumer waits for are busy all the time: reading, or with what they do
         # to the samples.
@@ -273,11 +370,11 @@ class _Tally:
             epoch=epoch,
             seconds=seconds,
             batches=len(self._gaps),
-            samples=grown["forebay_stage_samples_total"],
-            bytes=grown["forebay_stage_sample_bytes_total"],
+            samples=grown.get("forebay_stage_samples_total", 0),
+            bytes=grown.get("forebay_stage_sample_bytes_total", 0),
             wait=wait,
-            source_reads=grown["forebay_source_reads_total"],
-            source_bytes=grown["forebay_source_read_bytes_total"],
+            source_reads=grown.get("forebay_source_reads_total", 0),
+            source_bytes=grown.get("forebay_source_read_bytes_total", 0),
             batch_seconds=np.array(self._gaps),
         )
 
@@ -313,7 +410,7 @@ class _Announcing:
         hub.begin()
         future = _future(self._inner, self._batched)
         if future is not None:
-            hub.declare(future)
+            hub.foresee(future)
         at = 0
         for drawn in self._inner:
             indices = _numbers(drawn if self._batched else [drawn])
@@ -327,6 +424,7 @@ class _Announcing:
                 future = None
                 hub.declare(indices)
             at += len(indices)
+            hub.drawn(len(indices))
             yield drawn
 
 
@@ -422,6 +520,7 @@ def _passing(base: type) -> type:
     class Passing(base):  # type: ignore[misc, valid-type]
         def __next__(self) -> Any:
             hub, reader, tally = self._forebay
+            hub.check()
             asked = time.monotonic()
             try:
                 # Only while the data set runs: the program's own code sees the real open().
@@ -454,21 +553,20 @@ class _WorkerInit:
 
     def __init__(self, user: Any, hub: _Hub) -> None:
         self._user = user
-        self._socket = hub.socket
-        self._stream = hub.stream
+        self._place = hub.place
         self._numbers = hub.numbers
         self._folder = hub.folder
 
     def __getstate__(self) -> tuple:
         # For spawn: pickle sends each text once, and the data set has most of them.
-        return self._user, self._socket, self._stream, list(self._numbers), self._folder
+        return self._user, self._place, list(self._numbers), self._folder
 
     def __setstate__(self, state: tuple) -> None:
-        self._user, self._socket, self._stream, paths, self._folder = state
+        self._user, self._place, paths, self._folder = state
         self._numbers = {path: number for number, path in enumerate(paths)}
 
     def __call__(self, worker_id: int) -> None:
-        intercept_for_life(start_worker(self._socket, self._stream, self._numbers, self._folder))
+        intercept_for_life(start_worker(self._place, self._numbers, self._folder))
         if self._user is not None:
             self._user(worker_id)
 

@@ -277,6 +277,16 @@ class SharedEngine(Engine):
         """The job that this process belongs to."""
         return self._options["job"] or _forebay.SharedEngine.job_name()
 
+    @property
+    def socket(self) -> str:
+        """The daemon's, for processes that attach to it by themselves."""
+        return os.path.join(self.folder, "forebayd.sock")
+
+    @property
+    def folder(self) -> str:
+        """Where the daemon's socket lies."""
+        return self._options["folder"] or _forebay.SharedEngine.default_folder()
+
     # ---- as Engine
 
     @property
@@ -576,8 +586,14 @@ def default_engine(**options: Any) -> Engine:
     """The engine of a loader that names none: the node's daemon where the node has several ranks,
     else the process's own.
     """
-    alone = ranks.local_world() == 1 or os.environ.get("FOREBAY_DAEMON", "").lower() in ("off", "0")
-    if alone:
+    return shared_engine(**options) if ranks.local_world() == 1 else node_engine(**options)
+
+
+def node_engine(**options: Any) -> Engine:
+    """The node's daemon, for what has several processes; ``FOREBAY_DAEMON=off``: this process's own
+    engine.
+    """
+    if os.environ.get("FOREBAY_DAEMON", "").lower() in ("off", "0"):
         return shared_engine(**options)
     global _shared
     given = {k: v for k, v in options.items() if v is not None}

@@ -5,8 +5,11 @@ from __future__ import annotations
 import builtins
 import io
 import logging
+import multiprocessing
 import os
 import threading
+import time
+import zlib
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -18,7 +21,53 @@ _real_open = builtins.open
 # Longer than any storage that still works takes for a sample; then the real open() has its turn.
 _WAIT_S = 20.0
 _COUNT_EVERY = 64
+_ATTACH_S = 5.0
+# Seconds between tries to come to an engine again, when it is still the one that was lost.
+_AGAIN_S = (1.0, 4.0, 16.0, 60.0)
 _READ_MODES = {"r", "rt", "tr", "rb", "br"}
+
+
+class Place:
+    """Where the samples are: an engine's socket and a stream of it. The main process writes it and
+    its workers, forked or spawned, read it: the engine may change while they run.
+    """
+
+    _BYTES = 256
+
+    def __init__(self) -> None:
+        self._text = multiprocessing.RawArray("c", self._BYTES)
+        self._count = multiprocessing.RawValue("Q", 0)  # of changes
+        self._lost = multiprocessing.RawValue("Q", 0)
+
+    def move(self, socket: str, stream: int) -> None:
+        said = os.fsencode(f"{stream} {socket}")
+        if len(said) > self._BYTES - 16:
+            raise OSError(f"the path of a socket is too long: {socket}")
+        self._text.value = b"%08x %b" % (zlib.crc32(said), said)
+        self._count.value += 1
+
+    @property
+    def version(self) -> int:
+        """Another one than before: it has moved."""
+        return self._count.value
+
+    def read(self) -> tuple[str, int] | None:
+        """(socket, stream); None while it is being written."""
+        crc, _, said = self._text.value.partition(b" ")
+        if crc != b"%08x" % zlib.crc32(said):
+            return None
+        stream, _, socket = said.partition(b" ")
+        return os.fsdecode(socket), int(stream)
+
+    def tell_lost(self) -> None:
+        """A worker has lost the engine."""
+        self._lost.value = self.version
+
+    def was_lost(self) -> bool:
+        """Whether a worker has lost the engine of now. Said once."""
+        lost = self._lost.value == self.version
+        self._lost.value = 0
+        return lost
 
 
 class SampleFile(io.BytesIO):
@@ -64,15 +113,45 @@ class SampleFile(io.BytesIO):
 class Reader:
     """Opens samples through an engine."""
 
-    def __init__(
-        self, client: _forebay.WorkerClient, stream: int, numbers: Mapping[str, int], folder: str
-    ) -> None:
-        self._client: _forebay.WorkerClient | None = client
-        self._stream = stream
+    def __init__(self, place: Place, numbers: Mapping[str, int], folder: str) -> None:
+        self._place = place
         self._numbers = numbers
         self._folder = folder
         self._served = 0
         self._passed = 0
+        self._client: _forebay.WorkerClient | None = None
+        self._stream = 0
+        self._version = 0
+        self._tries = 0
+        self._again = 0.0
+        self._attach()
+
+    def _attach(self) -> None:
+        self._client = None
+        self._version = self._place.version
+        found = self._place.read()
+        if found is None:  # the next call sees another version
+            self._version = 0
+            return
+        socket, self._stream = found
+        self._client = _forebay.WorkerClient.attach(socket, _ATTACH_S)
+
+    def _now(self) -> _forebay.WorkerClient | None:
+        """The engine of now; None while there is none."""
+        moved = self._version != self._place.version
+        if not moved and (self._client is not None or time.monotonic() < self._again):
+            return self._client
+        if moved:
+            self._tries = 0
+        try:
+            self._attach()
+        except Exception:  # noqa: BLE001 - whatever it is, training goes on without us
+            self._wait()
+        return self._client
+
+    def _wait(self) -> None:
+        self._again = time.monotonic() + _AGAIN_S[min(self._tries, len(_AGAIN_S) - 1)]
+        self._tries += 1
 
     def sample(self, file: Any) -> int | None:
         """The number of the sample that a path names."""
@@ -86,7 +165,7 @@ class Reader:
 
     def fetch(self, number: int) -> bytes | None:
         """A sample's bytes; None when only the real open() can tell."""
-        client = self._client
+        client = self._now()
         if client is None:
             return None
         try:
@@ -99,25 +178,25 @@ class Reader:
                 self._served = self._passed = 0
             return content
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on without us
-            # A failing file fails again, in its own words, in the real open(); a lost engine stays
-            # lost. Logged as text: an exception that a handler keeps would keep the engine.
+            # A failing file fails again, in its own words, in the real open(). Logged as text: an
+            # exception that a handler keeps would keep the engine.
             if not client.connected:
-                if self._client is not None:
-                    _log.warning("forebay: reading from the source from now on: %s", str(error))
-                self._client = None
+                if self._client is client:
+                    _log.warning("forebay: reading from the source for now: %s", str(error))
+                    self._client = None
+                    self._wait()
+                    self._place.tell_lost()
             self._passed += 1
             return None
 
 
-def start_worker(
-    socket: str, stream: int, numbers: Mapping[str, int], folder: str
-) -> Reader | None:
+def start_worker(place: Place, numbers: Mapping[str, int], folder: str) -> Reader | None:
     """Attaches this process to the engine; None, with one line in the log, when that fails.
 
     `numbers` are the samples by path; relative ones start in `folder`.
     """
     try:
-        return Reader(_forebay.WorkerClient.attach(socket, 5.0), stream, numbers, folder)
+        return Reader(place, numbers, folder)
     except Exception as error:  # noqa: BLE001 - whatever it is, training goes on without us
         _log.warning("forebay: worker %d reads from the source: %s", os.getpid(), str(error))
         return None
