@@ -6,6 +6,25 @@ if(FOREBAY_TESTS)
   include(GoogleTest)
 endif()
 
+# With FOREBAY_PCH the standard library is parsed once for all folders, and once with GTest for all
+# tests: a quarter of what the sanitizers' builds take. Builds without it see that each file includes
+# what it uses.
+if(FOREBAY_PCH)
+  set(FOREBAY_PCH_HEADERS <algorithm> <array> <atomic> <chrono> <condition_variable> <cstdint>
+      <deque> <functional> <map> <memory> <mutex> <optional> <span> <string> <string_view> <thread>
+      <unordered_map> <variant> <vector>)
+endif()
+function(forebay_precompile FOLDER FIRST)
+  if(NOT FOREBAY_PCH)
+    return()
+  endif()
+  if(NOT FOLDER STREQUAL FIRST)
+    target_precompile_headers(${FOLDER} REUSE_FROM ${FIRST})
+  else()
+    target_precompile_headers(${FOLDER} PRIVATE ${FOREBAY_PCH_HEADERS} ${ARGN})
+  endif()
+endfunction()
+
 function(forebay_folder NAME)
   cmake_parse_arguments(ARG "PURE" "PROGRAM" "DEPENDS;LIBS" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/${NAME}/*.cc)
@@ -20,6 +39,7 @@ function(forebay_folder NAME)
     add_library(forebay_${NAME} STATIC ${sources})
     target_include_directories(forebay_${NAME} PUBLIC ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR}/include)
     target_link_libraries(forebay_${NAME} PUBLIC ${ARG_DEPENDS} ${ARG_LIBS} Threads::Threads)
+    forebay_precompile(forebay_${NAME} forebay_base)
   else()
     add_library(forebay_${NAME} INTERFACE)
     target_include_directories(forebay_${NAME} INTERFACE ${CMAKE_SOURCE_DIR}/src ${CMAKE_SOURCE_DIR}/include)
@@ -44,6 +64,7 @@ function(forebay_folder NAME)
       target_compile_options(forebay_${NAME}_test PRIVATE -O2)  # builds sooner than -O3
     endif()
     target_link_libraries(forebay_${NAME}_test PRIVATE forebay_${NAME} GTest::gtest GTest::gtest_main)
+    forebay_precompile(forebay_${NAME}_test forebay_base_test <gtest/gtest.h>)
     gtest_discover_tests(forebay_${NAME}_test DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300)
   endif()
 endfunction()
