@@ -218,12 +218,24 @@ void BindPipeline(nb::module_& m) {
            })
       .def("stats",
            [](const PipelineHandle& p) {
+             std::vector<EpochStats> stats;
+             {
+               nb::gil_scoped_release unlocked;  // a daemon that was stopped is waited for
+               stats = p.pipeline->Stats();
+             }
              nb::list out;
-             for (const EpochStats& epoch : p.pipeline->Stats()) out.append(StatsOf(epoch));
+             for (const EpochStats& epoch : stats) out.append(StatsOf(epoch));
              return out;
            })
       .def("waiting_for",
-           [](const PipelineHandle& p) { return FileText(p.pipeline->WaitingFor()); })
+           [](const PipelineHandle& p) {
+             std::string what;
+             {
+               nb::gil_scoped_release unlocked;
+               what = p.pipeline->WaitingFor();
+             }
+             return FileText(what);
+           })
       .def(
           "charge_copy",
           [](const PipelineHandle& p, double seconds) {
