@@ -10,7 +10,7 @@ export PHASES V FUZZ_SECONDS
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## install what is missing: packages/apt.txt, and .venv from packages/python.txt
+setup: ## install what is missing: packages/apt.txt, and .venv from packages/python.txt and frameworks.txt
 	@scripts/setup.sh
 
 build: setup ## build the package into .venv: bin/forebay, bin/slowfs, import forebay

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes the machine ready: Debian packages from packages/apt.txt, .venv from packages/python.txt.
+# Makes the machine ready: Debian packages from packages/apt.txt, .venv from packages/python.txt and,
+# for the tests of other frameworks, packages/frameworks.txt.
 # Does nothing when the stamp of the same package lists is there. What cannot be installed is named
 # with what it costs, and the set-up goes on.
 set -euo pipefail
@@ -7,7 +8,7 @@ set -euo pipefail
 cd "$ROOT"
 
 PYTHON="${PYTHON:-python3}"
-hash="$(cat packages/apt.txt packages/python.txt scripts/setup.sh | sha256sum | cut -c1-16)"
+hash="$(cat packages/apt.txt packages/python.txt packages/frameworks.txt scripts/setup.sh | sha256sum | cut -c1-16)"
 stamp="$VENV/.setup-$hash"
 missing_note="$VENV/.missing-apt"
 
@@ -134,5 +135,8 @@ if absent:
               " machine with packages and copy the folder offline/ here")
 PY
 fi
+"${pip[@]}" -r packages/frameworks.txt ||
+  warn "pip could not install packages/frameworks.txt: the tests and examples of TensorFlow, Grain," \
+    "Lightning, pandas and PyArrow are skipped"
 : >"$stamp"
 say "setup: done"
