@@ -19,7 +19,7 @@ from pathlib import Path
 
 ORDER = (
     "base metrics io catalog plan source tier transport decode cuda tune stage pipeline control"
-    " wire files client sim daemon posix capi tools"
+    " wire files mount client sim daemon posix capi tools"
 ).split()
 
 PURE = [
