@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import operator
 import os
 import time
 from collections import deque
@@ -28,6 +27,7 @@ from . import _forebay, ranks
 from ._errors import ForebayError
 from .daemon import SharedEngine, default_engine
 from .engine import Engine, dataset_id
+from .foresight import numbers, paths_of, replay
 from .progress import counting
 from .report import CAUSES, EpochReport, log_epoch, sentence, table
 from .worker_io import (
@@ -101,54 +101,6 @@ def accelerate(
 def _unchanged(loader: DataLoader, reason: str) -> DataLoader:
     _log.warning("forebay: this loader runs unchanged: %s", reason)
     return loader
-
-
-# ---- which file each item reads
-
-
-def paths_of(dataset: Any) -> list[str] | None:
-    """The path that each item of a data set reads, by index; None when it does not say."""
-    from torch.utils.data import ConcatDataset, Subset
-
-    if isinstance(dataset, Subset):
-        inner = paths_of(dataset.dataset)
-        return None if inner is None else [inner[i] for i in dataset.indices]
-    if isinstance(dataset, ConcatDataset):
-        parts = [paths_of(d) for d in dataset.datasets]
-        if any(p is None for p in parts):
-            return None
-        return [path for part in parts for path in part or []]
-    try:
-        count = len(dataset)
-    except (TypeError, NotImplementedError):
-        return None
-    attributes = dict(vars(dataset)) if hasattr(dataset, "__dict__") else {}
-    # torchvision's names first, then whatever else looks like a list of files.
-    names = ["samples", "imgs", *sorted(set(attributes) - {"samples", "imgs"})]
-    for name in names:
-        found = _as_paths(attributes.get(name), count)
-        if found is not None:
-            return found
-    return None
-
-
-def _as_paths(value: Any, count: int) -> list[str] | None:
-    if not isinstance(value, (list, tuple, np.ndarray)) or len(value) != count or count == 0:
-        return None
-
-    def path(item: Any) -> str | None:
-        if isinstance(item, (tuple, list)) and item:
-            item = item[0]
-        if isinstance(item, (str, os.PathLike)):
-            text = os.fspath(item)
-            return text if isinstance(text, str) else None
-        return None
-
-    first = path(value[0])
-    if first is None or not os.path.exists(first):
-        return None
-    paths = [path(item) for item in value]
-    return None if any(p is None for p in paths) else paths  # type: ignore[return-value]
 
 
 # ---- the main process
@@ -408,12 +360,13 @@ class _Announcing:
     def __iter__(self) -> Iterator[Any]:
         hub = self._hub
         hub.begin()
-        future = _future(self._inner, self._batched)
+        known = replay(self._inner, self._batched)
+        future = None if known is None else known.draw()
         if future is not None:
             hub.foresee(future)
         at = 0
         for drawn in self._inner:
-            indices = _numbers(drawn if self._batched else [drawn])
+            indices = numbers(drawn if self._batched else [drawn])
             if future is None or future[at : at + len(indices)] != indices:
                 # Unknown sampler, or one that drew something else: follow it, batch by batch.
                 if future is not None:
@@ -426,57 +379,6 @@ class _Announcing:
             at += len(indices)
             hub.drawn(len(indices))
             yield drawn
-
-
-def _numbers(drawn: Any) -> list[int]:
-    """The indices of a batch that are numbers; samplers may yield whatever their data set takes."""
-    if not hasattr(drawn, "__len__") or isinstance(drawn, (str, dict)):
-        return []  # an iterator would be empty afterwards
-    found = []
-    for item in drawn:
-        try:
-            found.append(operator.index(item))
-        except (TypeError, ValueError):
-            continue
-    return found
-
-
-def _future(sampler: Any, batched: bool) -> list[int] | None:
-    """What a sampler will yield, drawn from copies: the program's generators do not move.
-
-    None: unknown.
-    """
-    import torch
-    from torch.utils.data import (
-        BatchSampler,
-        DistributedSampler,
-        RandomSampler,
-        SequentialSampler,
-        SubsetRandomSampler,
-        WeightedRandomSampler,
-    )
-
-    known = (
-        DistributedSampler, RandomSampler, SequentialSampler, SubsetRandomSampler,
-        WeightedRandomSampler,
-    )  # fmt: skip
-    inner = sampler
-    if batched:
-        if type(sampler) is not BatchSampler:
-            return None
-        inner = sampler.sampler
-    if type(inner) not in known:
-        return None
-    clone = copy.copy(inner)
-    if getattr(clone, "generator", None) is not None:
-        clone.generator = torch.Generator(device=clone.generator.device)
-        clone.generator.set_state(inner.generator.get_state())
-    # A sampler without a generator draws from the global one, which is put back.
-    with torch.random.fork_rng(devices=[]):
-        if not batched:
-            return [int(i) for i in clone]
-        batches = BatchSampler(clone, sampler.batch_size, sampler.drop_last)
-        return [int(i) for batch in batches for i in batch]
 
 
 _classes: dict[type, type] = {}
