@@ -92,6 +92,7 @@ NB_MODULE(_forebay, m) {
   forebay::python::BindControl(m);
   forebay::python::BindDecode(m);
   forebay::python::BindEngine(m);
+  forebay::python::BindFiles(m);
   forebay::python::BindPipeline(m);
   forebay::python::BindPlacement(m);
   forebay::python::BindPlan(m);

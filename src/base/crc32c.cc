@@ -112,6 +112,16 @@ __attribute__((target("sse4.2"))) uint32_t Hardware(std::span<const std::byte> b
 
 #endif
 
+// Product of two polynomials modulo the checksum's; bits are reversed, 1 << 31 is x^0.
+uint32_t MultiplyModP(uint32_t a, uint32_t b) {
+  uint32_t product = 0;
+  for (uint32_t bit = 1u << 31; bit != 0; bit >>= 1) {
+    if (a & bit) product ^= b;
+    b = (b >> 1) ^ ((b & 1u) ? kPoly : 0u);
+  }
+  return product;
+}
+
 }  // namespace
 
 uint32_t Crc32cPortable(std::span<const std::byte> bytes, uint32_t crc) {
@@ -134,6 +144,15 @@ uint32_t Crc32c(std::span<const std::byte> bytes, uint32_t crc) {
   if (has_instruction) return Hardware(bytes, crc);
 #endif
   return Crc32cPortable(bytes, crc);
+}
+
+uint32_t Crc32cJoin(uint32_t first, uint32_t second, uint64_t bytes) {
+  uint32_t shift = 1u << 31;
+  for (uint32_t power = 1u << 23; bytes > 0; bytes >>= 1) {  // x^8, squared with each bit
+    if (bytes & 1u) shift = MultiplyModP(power, shift);
+    power = MultiplyModP(power, power);
+  }
+  return MultiplyModP(shift, first) ^ second;
 }
 
 }  // namespace forebay

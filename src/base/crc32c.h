@@ -14,6 +14,9 @@ uint32_t Crc32c(std::span<const std::byte> bytes, uint32_t crc = 0);
 // The portable implementation, exposed so that a test can compare both.
 uint32_t Crc32cPortable(std::span<const std::byte> bytes, uint32_t crc = 0);
 
+// Of two pieces one after the other, from the checksums of each; `bytes` is how long the second is.
+uint32_t Crc32cJoin(uint32_t first, uint32_t second, uint64_t bytes);
+
 // TFRecord stores rotated checksums, so that a CRC over data with embedded CRCs stays useful.
 inline uint32_t MaskCrc(uint32_t crc) { return ((crc >> 15) | (crc << 17)) + 0xa282ead8u; }
 inline uint32_t UnmaskCrc(uint32_t masked) {

@@ -9,16 +9,12 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "client/socket_client.h"
+#include "wire/start.h"
 
 namespace forebay {
 
-// Where a daemon and its clients meet. All of it lies in one folder of mode 0700.
-struct DaemonPlace {
+struct DaemonPlace : wire::ProgramPlace {
   explicit DaemonPlace(const std::string& where);  // empty: wire::RuntimeFolder()
-  const std::string folder;
-  const std::string socket;
-  const std::string lock;  // held by the daemon for its life, and by who starts it before that
-  const std::string log;
 };
 
 struct DaemonOptions {

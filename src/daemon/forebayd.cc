@@ -2,18 +2,12 @@
 //
 // Started by the first client that needs it (client/attach.cc) and gone some seconds after the last
 // has left. Nothing of it outlives it but what it said in its log, if it was killed.
-#include <fcntl.h>
 #include <poll.h>
-#include <sys/file.h>
-#include <sys/resource.h>
 #include <sys/signalfd.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
-#include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -28,7 +22,7 @@
 #include "daemon/server.h"
 #include "daemon/web_server.h"
 #include "stage/engine.h"
-#include "wire/socket.h"
+#include "wire/program.h"
 
 namespace forebay {
 namespace {
@@ -56,29 +50,19 @@ constexpr int64_t kLongestLinger = 7 * 24 * 3600;
 
 struct Settings {
   EngineOptions engine;
-  std::string folder;
+  wire::ProgramOptions program;
   std::string given;  // for HelloReply::settings
   uint64_t linger = 5;
   ControlLoopOptions control;
   uint64_t metrics_port = 0;
-  uint64_t lock_fd = 0;
-  uint64_t ready_fd = 0;
-  bool detach = false;
 };
 
-Status Number(std::string_view name, std::string_view text, uint64_t most, uint64_t* out) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *out);
-  if (error != std::errc() || end != text.data() + text.size() || *out > most) {
-    return Status(Code::kInvalidArgument,
-                  StrCat("--", name, "=", text, ": it takes a number from 0 to ", most));
-  }
-  return Status();
-}
+using wire::ParseNumber;
 
 template <typename T>
 Status Option(std::string_view name, std::string_view text, uint64_t most, T* out) {
   uint64_t value = 0;
-  FOREBAY_RETURN_IF_ERROR(Number(name, text, most, &value));
+  FOREBAY_RETURN_IF_ERROR(ParseNumber(name, text, most, &value));
   *out = static_cast<T>(value);
   return Status();
 }
@@ -94,36 +78,25 @@ std::vector<std::string> Split(std::string_view list) {
 }
 
 Status ParseOne(std::string_view word, Settings* out) {
-  if (word == "--detach") {
-    out->detach = true;
-    return Status();
-  }
+  const Result<bool> ours = wire::ParseProgramOption(word, &out->program);
+  if (!ours) return ours.error();
+  if (*ours) return Status();
   const size_t equals = word.find('=');
-  if (!word.starts_with("--") || equals == std::string_view::npos) {
-    return Status(Code::kInvalidArgument, StrCat("'", word, "' is no option of forebayd"));
-  }
   const std::string_view name = word.substr(2, equals - 2);
   const std::string_view value = word.substr(equals + 1);
   constexpr uint64_t kAny = ~uint64_t{0};
-  constexpr uint64_t kFds = 1 << 20;
-  if (name == "folder") {
-    out->folder = value;
-    return Status();
-  }
-  if (name == "lock-fd") return Number(name, value, kFds, &out->lock_fd);
-  if (name == "ready-fd") return Number(name, value, kFds, &out->ready_fd);
   out->given += StrCat(name, "=", value, "\n");
   EngineOptions& engine = out->engine;
-  if (name == "memory") return Number(name, value, kAny, &engine.memory);
-  if (name == "memory_tier") return Number(name, value, kAny, &engine.memory_tier);
-  if (name == "cache_bytes") return Number(name, value, kAny, &engine.cache_bytes);
+  if (name == "memory") return ParseNumber(name, value, kAny, &engine.memory);
+  if (name == "memory_tier") return ParseNumber(name, value, kAny, &engine.memory_tier);
+  if (name == "cache_bytes") return ParseNumber(name, value, kAny, &engine.cache_bytes);
   if (name == "in_flight") return Option(name, value, 1 << 20, &engine.in_flight);
   if (name == "max_in_flight") return Option(name, value, 1 << 20, &engine.max_in_flight);
   if (name == "copy_threads") return Option(name, value, 1 << 10, &engine.copy_threads);
   if (name == "keep") return Option(name, value, 1, &engine.keep);
   if (name == "verify") return Option(name, value, 1, &engine.verify);
-  if (name == "linger") return Number(name, value, kLongestLinger, &out->linger);
-  if (name == "metrics_port") return Number(name, value, 65535, &out->metrics_port);
+  if (name == "linger") return ParseNumber(name, value, kLongestLinger, &out->linger);
+  if (name == "metrics_port") return ParseNumber(name, value, 65535, &out->metrics_port);
   if (name == "etcd") {
     out->control.etcd = Split(value);
     return Status();
@@ -144,50 +117,7 @@ Status ParseOne(std::string_view word, Settings* out) {
   return Status(Code::kInvalidArgument, StrCat("'", word, "' is no option of forebayd"));
 }
 
-void Say(std::string_view what) {
-  std::fprintf(stderr, "forebayd %d: %.*s\n", static_cast<int>(getpid()),
-               static_cast<int>(what.size()), what.data());
-}
-
-// Tells who started us how it went, or standard error.
-void Report(OwnedFd& ready, const Status& status) {
-  if (ready.valid()) {
-    std::string report(1, static_cast<char>(status.code()));
-    report += status.message();
-    (void)!write(ready.get(), report.data(), report.size());
-    ready.Reset();
-  } else if (!status.ok()) {
-    Say(status.ToString());
-  }
-}
-
-// The lock that a client handed over, or one of our own.
-Result<OwnedFd> Lock(const Settings& settings, const DaemonPlace& place) {
-  if (settings.lock_fd != 0) {
-    (void)fcntl(static_cast<int>(settings.lock_fd), F_SETFD, FD_CLOEXEC);
-    return OwnedFd(static_cast<int>(settings.lock_fd));
-  }
-  bool made = false;
-  FOREBAY_RETURN_IF_ERROR(wire::PrivateFolder(place.folder, &made));
-  OwnedFd lock(open(place.lock.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!lock.valid()) return ErrnoStatus(errno, StrCat("opening ", place.lock));
-  struct stat ours = {};
-  struct stat named = {};
-  // One that ends removes the file before it lets go of it.
-  if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0 || fstat(lock.get(), &ours) != 0 ||
-      stat(place.lock.c_str(), &named) != 0 || ours.st_ino != named.st_ino) {
-    return Status(Code::kUnavailable, StrCat("another forebayd runs in ", place.folder));
-  }
-  return lock;
-}
-
-// Three descriptors a client: a shell's usual limit would be a few hundred of them.
-void RaiseDescriptorLimit() {
-  rlimit limit = {};
-  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
-  limit.rlim_cur = limit.rlim_max;
-  (void)setrlimit(RLIMIT_NOFILE, &limit);
-}
+void Say(std::string_view what) { wire::Say("forebayd", what); }
 
 struct Daemon {
   EnginePtr engine;
@@ -260,6 +190,7 @@ void Serve(const Daemon& daemon, const sigset_t& ends) {
 
 int Run(int argc, char** argv) {
   Settings settings;
+  settings.program.name = "forebayd";
   Status parsed;
   for (int i = 1; i < argc && parsed.ok(); ++i) {
     if (std::string_view(argv[i]) == "--help") {
@@ -271,55 +202,19 @@ int Run(int argc, char** argv) {
   if (const char* etcd = std::getenv("FOREBAY_ETCD"); etcd != nullptr) {
     if (settings.control.etcd.empty()) settings.control.etcd = Split(etcd);
   }
-  // Before any thread is there. The starter waits for this process only.
-  if (settings.detach) {
-    const pid_t child = fork();
-    if (child < 0) return 1;
-    if (child > 0) return 0;
-  }
-  OwnedFd ready;
-  if (settings.ready_fd != 0) {
-    ready = OwnedFd(static_cast<int>(settings.ready_fd));
-    (void)fcntl(ready.get(), F_SETFD, FD_CLOEXEC);
-  }
-  if (!parsed.ok()) {
-    Report(ready, parsed);
-    return 2;
-  }
-  const DaemonPlace place(settings.folder);
-  umask(077);
-  (void)!chdir("/");  // keeps no mount busy
-  sigset_t ends;
-  sigemptyset(&ends);
-  for (const int number : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&ends, number);
-  sigprocmask(SIG_BLOCK, &ends, nullptr);
-  (void)std::signal(SIGPIPE, SIG_IGN);
-  RaiseDescriptorLimit();
-
-  const Result<OwnedFd> lock = Lock(settings, place);
-  if (!lock) {
-    Report(ready, lock.error());
-    return 1;
-  }
-  int code = 0;
-  {
-    Result<Daemon> daemon = Start(settings, place);
-    Report(ready, daemon.status());
-    if (daemon) {
-      Serve(*daemon, ends);
-      daemon->web.reset();
-      daemon->server.reset();
-      daemon->control.reset();
-      daemon->engine.reset();
-    } else {
-      code = 1;
-    }
-  }
-  unlink(place.log.c_str());
-  // Last, while the lock is held: who finds no file makes a new one.
-  unlink(place.lock.c_str());
-  rmdir(place.folder.c_str());
-  return code;
+  const DaemonPlace place(settings.program.folder);
+  return wire::RunProgram(settings.program, place, parsed,
+                          [&](const wire::ReadyReport& ready, const sigset_t& ends) {
+                            Result<Daemon> daemon = Start(settings, place);
+                            ready(daemon.status());
+                            if (!daemon) return 1;
+                            Serve(*daemon, ends);
+                            daemon->web.reset();
+                            daemon->server.reset();
+                            daemon->control.reset();
+                            daemon->engine.reset();
+                            return 0;
+                          });
 }
 
 }  // namespace

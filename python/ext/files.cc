@@ -1,0 +1,141 @@
+// The file service's connections, and opening files by their copies.
+#include <fcntl.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "common.h"
+#include "files/client.h"
+#include "files/service.h"
+#include "files/session.h"
+
+namespace forebay::python {
+namespace {
+
+using files::Session;
+
+template <typename Call>
+auto Unlocked(Call call) {
+  WaitUnlocked unlocked;
+  return call();
+}
+
+std::vector<std::string_view> Views(const std::vector<nb::bytes>& paths) {
+  std::vector<std::string_view> out;
+  out.reserve(paths.size());
+  for (const nb::bytes& path : paths) out.emplace_back(path.c_str(), path.size());
+  return out;
+}
+
+std::vector<std::string> Strings(const std::vector<nb::bytes>& paths) {
+  std::vector<std::string> out;
+  for (const nb::bytes& path : paths) out.emplace_back(path.c_str(), path.size());
+  return out;
+}
+
+std::string Text(const nb::bytes& bytes) { return std::string(bytes.c_str(), bytes.size()); }
+
+// Holds what a files::Client needs; the client never goes, as a program's other threads may be in
+// it.
+struct FileClient {
+  std::unique_ptr<files::Client> client = std::make_unique<files::Client>();
+  bool on = false;
+};
+
+}  // namespace
+
+void BindFiles(nb::module_& m) {
+  nb::class_<Session>(m, "FileSession", "A connection to the file service; see forebay.files.")
+      .def_static(
+          "start",
+          [](const std::string& program, const std::string& folder, const nb::bytes& cache,
+             const std::vector<nb::bytes>& sources, std::vector<std::string> settings,
+             double timeout_s) {
+            files::SessionOptions options;
+            options.program = program;
+            options.folder = folder;
+            options.cache = Text(cache);
+            options.sources = Strings(sources);
+            options.settings = std::move(settings);
+            options.timeout = static_cast<Nanos>(timeout_s * kSecond);
+            return Value(Unlocked([&] { return Session::Start(options); }));
+          },
+          nb::arg("program"), nb::arg("folder"), nb::arg("cache"), nb::arg("sources"),
+          nb::arg("settings"), nb::arg("timeout_s") = 20.0,
+          "The service that runs, or one that is started with these settings ('name=value').")
+      .def_static(
+          "connect",
+          [](const std::string& socket, double timeout_s) {
+            return Value(Unlocked(
+                [&] { return Session::Connect(socket, static_cast<Nanos>(timeout_s * kSecond)); }));
+          },
+          nb::arg("socket"), nb::arg("timeout_s") = 10.0, "Raises when none is there.")
+      .def_prop_ro("socket", &Session::socket)
+      .def("status", [](Session& s) { return Value(Unlocked([&] { return s.StatusJson(); })); })
+      .def(
+          "get",
+          [](Session& s, const nb::bytes& path) {
+            return static_cast<int>(
+                Value(Unlocked([&, view = Text(path)] { return s.Get(view); })));
+          },
+          nb::arg("path"), "Waits until the file is there; 1: it is.")
+      .def(
+          "changed",
+          [](Session& s, const nb::bytes& path) {
+            Raise(Unlocked([&, view = Text(path)] { return s.Changed(view); }));
+          },
+          nb::arg("path"))
+      .def(
+          "names",
+          [](Session& s, const std::vector<nb::bytes>& paths) {
+            const std::vector<std::string_view> views = Views(paths);
+            Raise(Unlocked([&] { return s.Names(views); }));
+          },
+          nb::arg("paths"))
+      .def(
+          "order",
+          [](Session& s, uint64_t position,
+             nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> numbers) {
+            const std::span<const uint32_t> view(numbers.data(), numbers.size());
+            Raise(Unlocked([&] { return s.Order(position, view); }));
+          },
+          nb::arg("position"), nb::arg("numbers"))
+      .def(
+          "at",
+          [](Session& s, uint64_t position) { Raise(Unlocked([&] { return s.At(position); })); },
+          nb::arg("position"));
+
+  nb::class_<FileClient>(m, "FileClient", "Opens files of data folders by their copies.")
+      .def(
+          "__init__",
+          [](FileClient* self, const nb::bytes& cache, const nb::bytes& socket,
+             const nb::bytes& sources) {
+            new (self) FileClient;
+            self->on = self->client->Start(cache.c_str(), socket.c_str(), sources.c_str());
+          },
+          nb::arg("cache"), nb::arg("socket"), nb::arg("sources"))
+      .def_prop_ro("on", [](const FileClient& c) { return c.on && c.client->on(); })
+      .def(
+          "open",
+          [](const FileClient& self, const nb::bytes& path) {
+            const std::string text = Text(path);
+            std::array<char, 4096> normal;
+            const size_t length = files::NormalPath({}, text, normal.data(), normal.size());
+            const std::string_view view(normal.data(), length);
+            if (!self.on || length == 0 || !self.client->Covers(view)) return -1;
+            return Unlocked([&] {
+              auto found = files::Client::Found::kSource;
+              return self.client->OpenCopy(view, O_CLOEXEC, &found);
+            });
+          },
+          nb::arg("path"), "A descriptor of the copy of an absolute path; -1: open the source.");
+  m.def(
+      "files_socket",
+      [](const std::string& folder, const nb::bytes& cache) {
+        return files::ServicePlace(folder, Text(cache)).socket;
+      },
+      nb::arg("folder"), nb::arg("cache"), "Where the service of a cache folder listens.");
+}
+
+}  // namespace forebay::python

@@ -1,0 +1,256 @@
+"""The file service: copies of whole files on a local disk, for programs that know nothing of it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Any
+
+from . import _forebay
+from ._errors import AccessError, ArgumentError, ForebayError, MissingError, StorageError
+from .units import parse_bytes
+
+CACHE, SOCKET, SOURCES = "FOREBAY_FILES_CACHE", "FOREBAY_FILES_SOCKET", "FOREBAY_FILES_SOURCES"
+
+_NOT_YET_LOCKED_S = 600.0  # a folder without a lock may be of a run that begins
+
+
+def program() -> str:
+    """The path of forebay-filesd: $FOREBAY_FILESD, or the one beside the extension module."""
+    named = os.environ.get("FOREBAY_FILESD")
+    if named:
+        return named
+    return os.path.join(os.path.dirname(os.path.abspath(_forebay.__file__)), "forebay-filesd")
+
+
+class Stream:
+    """Tells the service in which order a reader is going to open its files."""
+
+    def __init__(self, socket: str) -> None:
+        self._session = _forebay.FileSession.connect(socket)
+
+    def names(self, paths: Iterable[str | bytes | os.PathLike]) -> None:
+        """Gives paths the next numbers, from 0 on."""
+        self._session.names([os.fsencode(os.path.abspath(p)) for p in paths])
+
+    def order(self, position: int, numbers: Sequence[int]) -> None:
+        """What comes at ``position`` and after; replaces what was said of those positions."""
+        import numpy as np
+
+        self._session.order(position, np.ascontiguousarray(numbers, dtype=np.uint32))
+
+    def at(self, position: int) -> None:
+        """The reader has come to this position."""
+        self._session.at(position)
+
+    def close(self) -> None:
+        self._session = None
+
+
+class Service:
+    """A session with the service of a cache folder, which stays as long as this object is open."""
+
+    def __init__(self, session: Any, cache: str, sources: list[str]) -> None:
+        self._session = session
+        self.cache = cache
+        self.socket: str = session.socket
+        self.sources = sources
+
+    @classmethod
+    def start(
+        cls,
+        cache: str | os.PathLike | None = None,
+        cache_bytes: int | str | None = None,
+        sources: Iterable[str | os.PathLike] = (),
+        ahead_bytes: int | str | None = None,
+        *,
+        folder: str = "",
+        timeout: float = 20.0,
+        **settings: Any,
+    ) -> Service:
+        """Starts the service of a cache folder, or joins the one that runs.
+
+        Without ``cache`` the folder is a fresh one on the node's local disk, which goes with the
+        service. ``settings`` are more of forebay-filesd's options.
+        """
+        folders = data_folders(sources)
+        fresh = cache is None
+        if fresh:
+            where = fresh_folder()
+        else:
+            where = os.path.realpath(os.fspath(cache))  # type: ignore[arg-type]
+            try:
+                os.makedirs(where, mode=0o700, exist_ok=True)
+            except OSError as error:
+                raise AccessError(f"the cache folder {where}: {error.strerror}") from error
+        if fresh:
+            settings["temporary"] = 1
+        for name, value in (("cache_bytes", cache_bytes), ("ahead_bytes", ahead_bytes)):
+            if value is not None:
+                settings[name] = parse_bytes(value, name)
+        try:
+            session = _forebay.FileSession.start(
+                program(),
+                folder,
+                os.fsencode(where),
+                [os.fsencode(f) for f in folders],
+                [f"{name}={value}" for name, value in settings.items()],
+                timeout,
+            )
+        except ForebayError:
+            if fresh:
+                shutil.rmtree(where, ignore_errors=True)
+            raise
+        return cls(session, where, folders)
+
+    def environment(self) -> dict[str, str]:
+        """What programs need to find the service."""
+        return {
+            CACHE: self.cache,
+            SOCKET: self.socket,
+            SOURCES: ":".join(self.sources),
+        }
+
+    def status(self) -> dict[str, Any]:
+        """The service's metrics, knobs and state."""
+        return json.loads(self._session.status())
+
+    def stream(self) -> Stream:
+        """For announcing one reader's order."""
+        return Stream(self.socket)
+
+    def changed(self, path: str | os.PathLike) -> None:
+        """Says that a file, or all in a folder, has been changed by a program of ours."""
+        self._session.changed(os.fsencode(os.path.abspath(path)))
+
+    def close(self) -> None:
+        """The service ends some seconds later, if nobody else uses it."""
+        self._session = None
+
+    def __enter__(self) -> Service:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def data_folders(sources: Iterable[str | os.PathLike]) -> list[str]:
+    """The folders as they are named and as they are without links, each once."""
+    out: list[str] = []
+    for source in sources:
+        named = os.path.abspath(os.fspath(source))
+        if not os.path.isdir(named):
+            raise MissingError(f"the data folder {named} is not there")
+        for path in (named, os.path.realpath(named)):
+            if ":" in path:
+                raise ArgumentError(f"a data folder must not have ':' in its path: {path}")
+            if path not in out:
+                out.append(path)
+    return out
+
+
+def fresh_folder() -> str:
+    """A new folder on a local disk, for the copies of one run. Removes those of runs that were
+    killed.
+    """
+    why = []
+    for base in (os.environ.get("SLURM_TMPDIR"), os.environ.get("TMPDIR"), "/var/tmp"):
+        if not base or not os.path.isdir(base):
+            continue
+        clear_dead(base)
+        try:
+            made = tempfile.mkdtemp(prefix=f"forebay-{os.geteuid()}-", dir=base)
+        except OSError as error:
+            why.append(f"{base}: {error.strerror}")
+            continue
+        try:
+            os.setxattr(made, "user.forebay.try", b"x")
+            return os.path.realpath(made)
+        except OSError as error:
+            why.append(f"{base} has no extended attributes: {error.strerror}")
+            os.rmdir(made)
+    raise AccessError(
+        "no folder for copies of files ("
+        + "; ".join(why)
+        + "); name one on a local disk with --cache"
+    )
+
+
+def clear_dead(base: str) -> None:
+    """Removes the folders in ``base`` whose service was killed."""
+    ours = re.compile(rf"forebay-{os.geteuid()}-[a-zA-Z0-9_]{{8}}")
+    with contextlib.suppress(OSError), os.scandir(base) as entries:
+        for entry in entries:
+            if ours.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                _clear_one(entry.path)
+
+
+def _clear_one(path: str) -> None:
+    try:
+        lock = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        with contextlib.suppress(OSError):
+            # Without a lock it is one that begins, or ended halfway.
+            if time.time() - os.stat(path).st_mtime > _NOT_YET_LOCKED_S:
+                shutil.rmtree(path, ignore_errors=True)
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    except OSError:
+        pass  # it is in use
+    finally:
+        os.close(lock)
+
+
+def running(folder: str = "") -> list[dict[str, Any]]:
+    """What each file service of this user on this node says of itself."""
+    where = folder or _forebay.SharedEngine.default_folder()
+    out = []
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(where)):
+            if not re.fullmatch(r"files-[0-9a-f]{16}\.sock", name):
+                continue
+            with contextlib.suppress(ForebayError, OSError):
+                session = _forebay.FileSession.connect(os.path.join(where, name), 2.0)
+                out.append(json.loads(session.status()))
+    return out
+
+
+_client: Any = None
+
+
+def open_fd(path: str | bytes | os.PathLike, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of the file's copy where there is a service and the file can have one, else of
+    the file itself. The service is the one that the environment tells of.
+    """
+    global _client
+    reads = flags & (os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_DIRECTORY | os.O_PATH) == 0
+    if (
+        reads
+        and os.environ.get(SOCKET)
+        and "libforebay_posix" not in os.environ.get("LD_PRELOAD", "")
+    ):
+        named = [os.fsencode(os.environ.get(v, "")) for v in (CACHE, SOCKET, SOURCES)]
+        if _client is None or _client[0] != named:
+            _client = (named, _forebay.FileClient(*named))
+        fd = _client[1].open(os.fsencode(os.path.abspath(path)))
+        if fd >= 0:
+            return fd
+    return os.open(path, flags | os.O_CLOEXEC)
+
+
+__all__ = ["Service", "StorageError", "Stream", "open_fd", "running"]

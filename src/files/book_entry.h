@@ -1,0 +1,96 @@
+// What the book knows of a file. Only its own parts include this.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "files/book.h"
+
+namespace forebay::files {
+
+// A file that is copied in blocks.
+struct Book::Large {
+  enum : uint8_t { kAbsent, kComing, kThere };
+  struct Reader {
+    uint64_t waiter;
+    size_t first;
+    size_t end;
+  };
+  uint64_t size = 0;
+  Place place = Place::kNone;
+  uint64_t reserved = 0;
+  std::shared_ptr<SourceFile> source;
+  std::shared_ptr<OwnedFd> part;
+  std::shared_ptr<Ticket> ticket;
+  std::vector<uint8_t> blocks;
+  std::vector<uint32_t> crcs;
+  size_t left = 0;
+  size_t cursor = 0;  // where reading goes on when nobody asks
+  bool finishing = false;
+  std::vector<Reader> readers;
+};
+
+// What few files have at a time.
+struct Book::Rare {
+  std::vector<uint64_t> waiters;
+  std::shared_ptr<Ticket> ticket;
+  std::shared_ptr<SourceFile> source;  // open, for the next time
+  bool retained = false;               // counts as open
+  uint64_t owner = 0;                  // of the job under way
+  std::unique_ptr<Large> large;
+  std::vector<Entry*> aliases;
+};
+
+struct Book::Entry {
+  const std::string* path = nullptr;
+  FileKey key;
+  FileSlot* slot = nullptr;
+  Entry* real = nullptr;  // this is a link to it
+  std::unique_ptr<Rare> rare;
+  uint64_t bytes = 0;  // of the copy, as they were reserved
+  Nanos retry_at = 0;
+  uint32_t opens_base = 0;
+  uint32_t wanted = 0;     // by streams, of the copy that is staged or coming
+  uint32_t opened = 0;     // of those
+  uint32_t announced = 0;  // streams that have it among their names
+  uint32_t staging = 0;    // grows when a copy goes
+  Place place = Place::kNone;
+  bool copying = false;
+  bool changed = false;
+  bool refused = false;
+  bool too_large = false;
+  bool old = false;     // the copy of an earlier run may be there
+  bool pinned = false;  // others point to it
+
+  Rare& rare_part() {
+    if (rare == nullptr) rare = std::make_unique<Rare>();
+    return *rare;
+  }
+  Large* large() const { return rare == nullptr ? nullptr : rare->large.get(); }
+};
+
+// That a stream counts on a copy.
+struct Book::Want {
+  Entry* entry;
+  uint32_t staging;
+};
+
+struct Book::Stream {
+  std::vector<Entry*> names;  // null: none of ours
+  std::deque<uint32_t> order;
+  uint64_t first = 0;              // the position of order's first
+  uint64_t at = 0;                 // where the reader is
+  uint64_t cursor = 0;             // what is before this has been seen to
+  std::map<uint64_t, Want> wants;  // by position
+  bool stalled = false;
+
+  uint64_t end() const { return first + order.size(); }
+  bool done() const { return cursor >= end(); }
+  uint64_t lead() const { return cursor > at ? cursor - at : 0; }
+};
+
+}  // namespace forebay::files

@@ -1,0 +1,200 @@
+#include "files/cache_folder.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string_view>
+
+#include "files/copy_job.h"
+#include "files/identity.h"
+
+namespace forebay::files {
+namespace {
+
+constexpr uint64_t kFewestSlots = 1 << 14;
+
+std::string ReadSmall(int folder, const char* name) {
+  const OwnedFd file(openat(folder, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  std::array<char, 128> out;
+  const ssize_t n = file.valid() ? read(file.get(), out.data(), out.size()) : 0;
+  return n > 0 ? std::string(out.data(), static_cast<size_t>(n)) : std::string();
+}
+
+std::string BootId() { return ReadSmall(AT_FDCWD, "/proc/sys/kernel/random/boot_id"); }
+
+std::optional<FileKey> KeyNamed(std::string_view name) {
+  if (name.size() != kNameLength) return std::nullopt;
+  FileKey key;
+  const char* at = name.data();
+  const auto high = std::from_chars(at, at + 16, key.high, 16);
+  const auto low = std::from_chars(at + 16, at + 32, key.low, 16);
+  if (high.ptr != at + 16 || low.ptr != at + 32) return std::nullopt;
+  char again[kNameLength + 1];
+  NameOf(key, again);
+  if (name != again) return std::nullopt;
+  return key;
+}
+
+template <typename See>
+void EachName(int folder, See see) {
+  const int copy = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (copy < 0) return;
+  const std::unique_ptr<DIR, int (*)(DIR*)> list(fdopendir(copy), closedir);
+  if (list == nullptr) {
+    close(copy);
+    return;
+  }
+  while (const dirent* found = readdir(list.get())) {
+    const std::string_view name(found->d_name);
+    if (name != "." && name != "..") see(*found);
+  }
+}
+
+}  // namespace
+
+Result<CacheFolder> CacheFolder::Open(const std::string& path, uint64_t slots) {
+  CacheFolder out;
+  out.path_ = path;
+  if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
+    return ErrnoStatus(errno, StrCat("making the cache folder ", path));
+  }
+  out.folder_ = OwnedFd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!out.folder_.valid()) return ErrnoStatus(errno, StrCat("opening the cache folder ", path));
+  struct stat st = {};
+  if (fstat(out.folder_.get(), &st) != 0 || st.st_uid != geteuid() || (st.st_mode & 022) != 0) {
+    return Status(Code::kPermissionDenied,
+                  StrCat("the cache folder ", path,
+                         " must belong to this user, and nobody else may write to it"));
+  }
+  out.lock_ =
+      OwnedFd(openat(out.folder_.get(), "lock", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!out.lock_.valid()) return ErrnoStatus(errno, StrCat("opening ", path, "/lock"));
+  if (flock(out.lock_.get(), LOCK_EX | LOCK_NB) != 0) {
+    return Status(Code::kUnavailable, StrCat("another file service uses the cache folder ", path));
+  }
+  if (mkdirat(out.folder_.get(), "copies", 0700) != 0 && errno != EEXIST) {
+    return ErrnoStatus(errno, StrCat("making ", path, "/copies"));
+  }
+  out.copies_ =
+      OwnedFd(openat(out.folder_.get(), "copies", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+  if (!out.copies_.valid()) return ErrnoStatus(errno, StrCat("opening ", path, "/copies"));
+  FOREBAY_RETURN_IF_ERROR(out.CheckAttributes());
+  FOREBAY_RETURN_IF_ERROR(out.MakeTable(slots));
+  out.Sweep();
+  const std::string boot = BootId();
+  out.rebooted_ = ReadSmall(out.folder_.get(), "boot") != boot;
+  const OwnedFd file(
+      openat(out.folder_.get(), "boot", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  if (file.valid()) (void)!write(file.get(), boot.data(), boot.size());
+  return out;
+}
+
+Status CacheFolder::CheckAttributes() const {
+  constexpr const char* kTried = "try.tmp";
+  const OwnedFd file(openat(copies_.get(), kTried, O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (!file.valid()) return ErrnoStatus(errno, StrCat("writing into ", path_, "/copies"));
+  const int failed = fsetxattr(file.get(), kIdentityName, "x", 1, 0) == 0 ? 0 : errno;
+  unlinkat(copies_.get(), kTried, 0);
+  if (failed == 0) return Status();
+  if (failed == EOPNOTSUPP || failed == EPERM) {
+    return Status(Code::kUnimplemented,
+                  StrCat("the file system of the cache folder ", path_,
+                         " has no extended attributes (user.*), which copies need; name a folder "
+                         "on a local disk (ext4, xfs, btrfs), such as --cache=/var/tmp/forebay"));
+  }
+  return ErrnoStatus(failed, StrCat("setting an extended attribute in ", path_, "/copies"));
+}
+
+Status CacheFolder::MakeTable(uint64_t slots) {
+  // Whoever still maps the table of a service that was killed must not trust it any more.
+  if (const OwnedFd old(openat(folder_.get(), "table", O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+      old.valid()) {
+    struct stat st = {};
+    if (fstat(old.get(), &st) == 0 && st.st_size > 0) {
+      const auto bytes = static_cast<size_t>(st.st_size);
+      void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, old.get(), 0);
+      if (at != MAP_FAILED) {
+        const Mapping held(at, bytes);
+        FileTable table = FileTable::Of(at, bytes);
+        if (table.valid()) table.Close();
+      }
+    }
+    unlinkat(folder_.get(), "table", 0);
+  }
+  const OwnedFd file(openat(folder_.get(), "table.tmp",
+                            O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!file.valid()) return ErrnoStatus(errno, StrCat("making ", path_, "/table"));
+  // Its blocks are there before it is mapped: a full disk would end who writes to it.
+  int failed = posix_fallocate(file.get(), 0, static_cast<off_t>(FileTable::BytesFor(slots)));
+  while (failed == ENOSPC && slots > kFewestSlots) {
+    slots /= 4;
+    (void)!ftruncate(file.get(), 0);
+    failed = posix_fallocate(file.get(), 0, static_cast<off_t>(FileTable::BytesFor(slots)));
+  }
+  if (failed != 0) return ErrnoStatus(failed, StrCat("making ", path_, "/table"));
+  const size_t bytes = FileTable::BytesFor(slots);
+  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
+  if (at == MAP_FAILED) return ErrnoStatus(errno, StrCat("mapping ", path_, "/table"));
+  mapping_ = Mapping(at, bytes);
+  table_ = FileTable::Make(at, slots);
+  if (renameat(folder_.get(), "table.tmp", folder_.get(), "table") != 0) {
+    return ErrnoStatus(errno, StrCat("making ", path_, "/table"));
+  }
+  return Status();
+}
+
+// Only whole copies stay; links are made again when they are asked for.
+void CacheFolder::Sweep() const {
+  EachName(copies_.get(), [&](const dirent& found) {
+    struct stat st = {};
+    const bool whole = KeyNamed(found.d_name) &&
+                       fstatat(copies_.get(), found.d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+                       st.st_mode == kCopyMode;
+    if (!whole) unlinkat(copies_.get(), found.d_name, 0);
+  });
+}
+
+void CacheFolder::EachCopy(
+    const std::function<void(const FileKey& key, uint64_t bytes)>& see) const {
+  EachName(copies_.get(), [&](const dirent& found) {
+    const std::optional<FileKey> key = KeyNamed(found.d_name);
+    struct stat st = {};
+    if (key && fstatat(copies_.get(), found.d_name, &st, AT_SYMLINK_NOFOLLOW) == 0) {
+      see(*key, OnDisk(static_cast<uint64_t>(st.st_size)));
+    }
+  });
+}
+
+Result<uint64_t> CacheFolder::FreeBytes() const {
+  struct statvfs fs = {};
+  if (fstatvfs(folder_.get(), &fs) != 0) return ErrnoStatus(errno, path_);
+  return uint64_t{fs.f_bavail} * fs.f_frsize;
+}
+
+void CacheFolder::Leave(bool all) {
+  if (table_.valid()) table_.Close();
+  unlinkat(folder_.get(), "table", 0);
+  if (!all) {
+    Sweep();
+    return;
+  }
+  EachName(copies_.get(), [&](const dirent& found) { unlinkat(copies_.get(), found.d_name, 0); });
+  unlinkat(folder_.get(), "copies", AT_REMOVEDIR);
+  unlinkat(folder_.get(), "boot", 0);
+  unlinkat(folder_.get(), "lock", 0);
+  rmdir(path_.c_str());
+}
+
+}  // namespace forebay::files

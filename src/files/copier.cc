@@ -1,0 +1,407 @@
+#include "files/copier.h"
+
+#include <fcntl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <climits>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "base/crc32c.h"
+#include "files/identity.h"
+
+namespace forebay::files {
+namespace {
+
+using Outcome = CopyResult::Outcome;
+
+constexpr const char* kWritten = ".tmp";
+constexpr const char* kPart = ".part";
+constexpr size_t kShortPath = 1500;  // whose attribute every file system takes
+
+bool SameTime(const timespec& a, const timespec& b) {
+  return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+}
+
+bool SameFile(const struct stat& a, const struct stat& b) {
+  return a.st_ino == b.st_ino && a.st_size == b.st_size && a.st_mode == b.st_mode &&
+         SameTime(a.st_mtim, b.st_mtim) && SameTime(a.st_ctim, b.st_ctim);
+}
+
+struct FdPath {
+  explicit FdPath(int fd) { std::snprintf(text, sizeof text, "/proc/self/fd/%d", fd); }
+  char text[32];
+};
+
+// Where an open file lies, without links in it. Asks the kernel only.
+std::string PathOf(int fd) {
+  std::array<char, PATH_MAX> out;
+  const ssize_t n = readlink(FdPath(fd).text, out.data(), out.size());
+  if (n <= 0 || static_cast<size_t>(n) >= out.size() || out[0] != '/') return {};
+  return std::string(out.data(), static_cast<size_t>(n));
+}
+
+void SetOutcome(CopyResult& result, Outcome outcome, int error = 0) {
+  result.outcome = outcome;
+  result.error = error;
+}
+
+// Of a call that the source answered.
+void SourceFailed(CopyResult& result, int error) {
+  const bool missing = error == ENOENT || error == ENOTDIR;
+  SetOutcome(result, missing ? Outcome::kMissing : Outcome::kError, error);
+}
+
+// Of a call on the cache's disk.
+void CacheFailed(CopyResult& result, int error) {
+  const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
+  SetOutcome(result, full ? Outcome::kNoSpace : Outcome::kCacheBad, error);
+}
+
+int WriteAll(int fd, const std::byte* from, uint64_t bytes, uint64_t offset) {
+  while (bytes > 0) {
+    const ssize_t n = pwrite(fd, from, bytes, static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno;
+    if (n == 0) return ENOSPC;
+    from += n;
+    offset += static_cast<uint64_t>(n);
+    bytes -= static_cast<uint64_t>(n);
+  }
+  return 0;
+}
+
+Identity IdentityOf(const SourceFile& source, std::string_view path, uint32_t crc) {
+  Identity out;
+  out.stat = source.stat;
+  out.birth_seconds = source.birth_seconds;
+  out.birth_nanoseconds = source.birth_nanoseconds;
+  out.crc = crc;
+  out.path_length = static_cast<uint32_t>(std::min(path.size(), sizeof out.path - 1));
+  std::memcpy(out.path, path.data(), out.path_length);
+  return out;
+}
+
+// The attributes as they are known here: a storage that is far away is not asked again.
+bool Unchanged(const SourceFile& source) {
+  struct statx now = {};
+  if (statx(source.fd.get(), "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
+            STATX_SIZE | STATX_MTIME | STATX_CTIME, &now) != 0) {
+    return false;
+  }
+  const struct stat& then = source.stat;
+  return now.stx_size == static_cast<uint64_t>(then.st_size) &&
+         now.stx_mtime.tv_sec == then.st_mtim.tv_sec &&
+         now.stx_mtime.tv_nsec == static_cast<uint32_t>(then.st_mtim.tv_nsec) &&
+         now.stx_ctime.tv_sec == then.st_ctim.tv_sec &&
+         now.stx_ctime.tv_nsec == static_cast<uint32_t>(then.st_ctim.tv_nsec);
+}
+
+void ReadBirth(SourceFile& source) {
+  struct statx st = {};
+  if (statx(source.fd.get(), "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_BTIME, &st) == 0 &&
+      (st.stx_mask & STATX_BTIME) != 0) {
+    source.birth_seconds = st.stx_btime.tv_sec;
+    source.birth_nanoseconds = st.stx_btime.tv_nsec;
+  }
+}
+
+// By the clock that files get their times from; a time to come counts as just now.
+bool IsYoung(const struct stat& st, Nanos young) {
+  timespec now = {};
+  clock_gettime(CLOCK_REALTIME_COARSE, &now);
+  const auto before = [&](const timespec& t) {
+    return (now.tv_sec - t.tv_sec) * kSecond + (now.tv_nsec - t.tv_nsec) >= young;
+  };
+  return !before(st.st_mtim) || !before(st.st_ctim);
+}
+
+}  // namespace
+
+Copier::Copier(const CopierOptions& options, Room& room) : options_(options), room_(room) {}
+
+Copier::~Copier() {
+  std::vector<std::jthread> threads;
+  {
+    const MutexLock lock(mutex_);
+    urgent_.clear();
+    rest_.clear();
+    threads.swap(threads_);
+  }
+  stop_.request_stop();
+  changed_.notify_all();
+}
+
+std::string Copier::NameIn(const FileKey& key, const char* suffix) {
+  char name[kNameLength + 1];
+  NameOf(key, name);
+  return StrCat(name, suffix);
+}
+
+void Copier::Submit(CopyJob job) {
+  const MutexLock lock(mutex_);
+  (job.urgent ? urgent_ : rest_).push_back(std::move(job));
+  if (idle_ < urgent_.size() + rest_.size() && threads_.size() < options_.threads) {
+    threads_.emplace_back([this, stop = stop_.get_token()] { Work(stop); });
+  }
+  changed_.notify_one();
+}
+
+void Copier::Work(const std::stop_token& stop) {
+  const auto buffer = std::make_unique_for_overwrite<std::byte[]>(options_.block);
+  while (true) {
+    CopyResult result;
+    {
+      MutexLock lock(mutex_);
+      ++idle_;
+      changed_.wait(lock.native(), stop, [this]() NO_THREAD_SAFETY_ANALYSIS {
+        return !urgent_.empty() || !rest_.empty();
+      });
+      --idle_;
+      if (stop.stop_requested()) return;
+      std::deque<CopyJob>& from = urgent_.empty() ? rest_ : urgent_;
+      result.job = std::move(from.front());
+      from.pop_front();
+    }
+    Do(result, buffer.get());
+    options_.done(std::move(result));
+  }
+}
+
+void Copier::Do(CopyResult& result, std::byte* buffer) {
+  switch (result.job.kind) {
+    case CopyJob::Kind::kCopy:
+      Copy(result, buffer);
+      break;
+    case CopyJob::Kind::kBlock:
+      Block(result, buffer);
+      break;
+    case CopyJob::Kind::kFinish:
+      Finish(result);
+      break;
+    case CopyJob::Kind::kResolve:
+      Resolve(result);
+      break;
+  }
+}
+
+int Copier::Read(const SourceFile& source, std::byte* to, uint64_t offset, uint64_t bytes) {
+  while (bytes > 0) {
+    const ssize_t n = pread(source.fd.get(), to, bytes, static_cast<off_t>(offset));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return errno;
+    if (n == 0) return ENODATA;
+    options_.metrics.reads->Add(1);
+    options_.metrics.read_bytes->Add(static_cast<uint64_t>(n));
+    to += n;
+    offset += static_cast<uint64_t>(n);
+    bytes -= static_cast<uint64_t>(n);
+  }
+  return 0;
+}
+
+bool Copier::KeepsOld(CopyResult& result, const struct stat& source, std::byte* buffer) {
+  const std::string name = NameIn(result.job.key);
+  const OwnedFd copy(openat(options_.copies, name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  result.old_gone = !copy.valid();
+  if (!copy.valid()) return false;
+  Identity identity;
+  struct stat there = {};
+  bool right = ReadIdentity(copy.get(), &identity) == 0 &&
+               result.job.path == std::string_view(identity.path, identity.path_length) &&
+               SameFile(identity.stat, source) && fstat(copy.get(), &there) == 0 &&
+               there.st_size == source.st_size;
+  if (right && options_.check_crc) {
+    uint32_t crc = 0;
+    auto left = static_cast<uint64_t>(there.st_size);
+    for (uint64_t at = 0; left > 0 && right;) {
+      const ssize_t n =
+          pread(copy.get(), buffer, std::min(left, options_.block), static_cast<off_t>(at));
+      right = n > 0;
+      if (!right) break;
+      crc = Crc32c({buffer, static_cast<size_t>(n)}, crc);
+      at += static_cast<uint64_t>(n);
+      left -= static_cast<uint64_t>(n);
+    }
+    right = right && identity.crc == crc;
+  }
+  if (!right) {
+    unlinkat(options_.copies, name.c_str(), 0);
+    result.old_gone = true;
+  }
+  return right;
+}
+
+bool Copier::Open(CopyResult& result, std::byte* buffer) {
+  CopyJob& job = result.job;
+  // Not opened for reading before it is known what it is: a named pipe would notice.
+  const OwnedFd found(open(job.path.c_str(), O_PATH | O_CLOEXEC));
+  if (!found.valid()) {
+    SourceFailed(result, errno);
+    return false;
+  }
+  auto source = std::make_shared<SourceFile>();
+  if (fstat(found.get(), &source->stat) != 0) {
+    SourceFailed(result, errno);
+    return false;
+  }
+  const struct stat& st = source->stat;
+  if (!S_ISREG(st.st_mode)) {
+    SetOutcome(result, Outcome::kRefused);
+    return false;
+  }
+  result.real = PathOf(found.get());
+  if (result.real != job.path) {
+    SetOutcome(result, result.real.empty() ? Outcome::kRefused : Outcome::kAlias);
+    return false;
+  }
+  if (st.st_nlink > 1) {
+    SetOutcome(result, Outcome::kRefused);
+    return false;
+  }
+  if (options_.young > 0 && IsYoung(st, options_.young)) {
+    SetOutcome(result, Outcome::kYoung);
+    return false;
+  }
+  if (job.old && KeepsOld(result, st, buffer)) {
+    job.place = Place::kKept;
+    job.reserved = OnDisk(static_cast<uint64_t>(st.st_size));
+    SetOutcome(result, Outcome::kDone);
+    return false;
+  }
+  // The same file, without another look-up.
+  source->fd = OwnedFd(open(FdPath(found.get()).text, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+  if (!source->fd.valid()) {
+    SourceFailed(result, errno);
+    return false;
+  }
+  options_.metrics.opens->Add(1);
+  ReadBirth(*source);
+  job.source = std::move(source);
+  return true;
+}
+
+void Copier::Copy(CopyResult& result, std::byte* buffer) {
+  CopyJob& job = result.job;
+  if (job.source == nullptr && !Open(result, buffer)) return;
+  const auto size = static_cast<uint64_t>(job.source->stat.st_size);
+  if (job.place == Place::kNone) {
+    job.reserved = OnDisk(size);
+    job.place = room_.Reserve(job.reserved, job.may_stage, job.urgent);
+    if (job.place == Place::kNone) return SetOutcome(result, Outcome::kNoRoom);
+  }
+  const bool large = size > options_.parallel;
+  const char* suffix = large ? kPart : kWritten;
+  const std::string name = NameIn(job.key, suffix);
+  OwnedFd copy(openat(options_.copies, name.c_str(),
+                      O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!copy.valid()) return CacheFailed(result, errno);
+  if (large) {
+    if (ftruncate(copy.get(), static_cast<off_t>(size)) != 0) {
+      CacheFailed(result, errno);
+      unlinkat(options_.copies, name.c_str(), 0);
+      return;
+    }
+    // Blocks are read by several threads: what the kernel reads ahead for one of them would be read
+    // twice.
+    (void)posix_fadvise(job.source->fd.get(), 0, 0, POSIX_FADV_RANDOM);
+    job.part = std::make_shared<OwnedFd>(std::move(copy));
+    return SetOutcome(result, Outcome::kLarge);
+  }
+  uint32_t crc = 0;
+  int error = 0;
+  for (uint64_t at = 0; at < size && error == 0;) {
+    const uint64_t n = std::min(size - at, options_.block);
+    error = Read(*job.source, buffer, at, n);
+    if (error == ENODATA) {
+      SetOutcome(result, Outcome::kDiscarded);
+    } else if (error != 0) {
+      SourceFailed(result, error);
+    } else if ((error = WriteAll(copy.get(), buffer, n, at)) != 0) {
+      CacheFailed(result, error);
+    }
+    crc = Crc32c({buffer, n}, crc);
+    at += n;
+  }
+  if (error != 0) {
+    unlinkat(options_.copies, name.c_str(), 0);
+    return;
+  }
+  Publish(result, copy.get(), suffix, crc);
+}
+
+void Copier::Block(CopyResult& result, std::byte* buffer) {
+  const CopyJob& job = result.job;
+  {
+    const MutexLock lock(job.ticket->mutex);
+    if (job.ticket->dropped) return SetOutcome(result, Outcome::kDropped);
+  }
+  int error = Read(*job.source, buffer, job.offset, job.bytes);
+  if (error == ENODATA) return SetOutcome(result, Outcome::kDiscarded);
+  if (error != 0) return SourceFailed(result, error);
+  result.crc = Crc32c({buffer, job.bytes});
+  error = WriteAll(job.part->get(), buffer, job.bytes, job.offset);
+  if (error != 0) return CacheFailed(result, error);
+  SetOutcome(result, Outcome::kDone);
+}
+
+void Copier::Finish(CopyResult& result) {
+  // It took its time: this once the storage is asked.
+  struct stat now = {};
+  if (fstat(result.job.source->fd.get(), &now) != 0) return SourceFailed(result, errno);
+  if (!SameFile(now, result.job.source->stat)) return SetOutcome(result, Outcome::kDiscarded);
+  Publish(result, result.job.part->get(), kPart, result.job.crc);
+}
+
+void Copier::Publish(CopyResult& result, int fd, const char* suffix, uint32_t crc) {
+  const CopyJob& job = result.job;
+  const std::string from = NameIn(job.key, suffix);
+  if (!Unchanged(*job.source)) {
+    SetOutcome(result, Outcome::kDiscarded);
+  } else if (int error = WriteIdentity(fd, IdentityOf(*job.source, job.path, crc)); error != 0) {
+    CacheFailed(result, error);
+    // File systems have room for so much, and some call it a full disk.
+    if (job.path.size() > kShortPath) SetOutcome(result, Outcome::kRefused);
+  } else if (fchmod(fd, kCopyMode & 07777) != 0) {
+    CacheFailed(result, errno);
+  } else {
+    const MutexLock lock(job.ticket->mutex);
+    if (job.ticket->dropped) {
+      SetOutcome(result, Outcome::kDropped);
+    } else if (renameat(options_.copies, from.c_str(), options_.copies, NameIn(job.key).c_str()) !=
+               0) {
+      CacheFailed(result, errno);
+    } else {
+      SetOutcome(result, Outcome::kDone);
+    }
+  }
+  if (result.outcome != Outcome::kDone) {
+    unlinkat(options_.copies, from.c_str(), 0);
+  } else if (job.place == Place::kKept) {
+    // The source's pages are of no more use here.
+    (void)posix_fadvise(job.source->fd.get(), 0, 0, POSIX_FADV_DONTNEED);
+  }
+}
+
+void Copier::Resolve(CopyResult& result) {
+  const std::string& path = result.job.path;
+  OwnedFd found(open(path.c_str(), O_PATH | O_CLOEXEC));
+  if (found.valid()) {
+    result.real = PathOf(found.get());
+  } else if (const size_t slash = path.rfind('/'); slash != std::string::npos) {
+    found = OwnedFd(open(path.substr(0, slash + 1).c_str(), O_PATH | O_CLOEXEC));
+    const std::string folder = found.valid() ? PathOf(found.get()) : "";
+    if (!folder.empty()) result.real = folder == "/" ? path : folder + path.substr(slash);
+  }
+  SetOutcome(result, Outcome::kDone);
+}
+
+}  // namespace forebay::files

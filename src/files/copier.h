@@ -1,0 +1,83 @@
+// Threads that copy files of the source into the cache.
+//
+// A copy is written under another name, gets its attributes, and its name last: whoever finds a
+// copy finds all of it. A file whose attributes differ after it was read is discarded. The source
+// is asked as little as can be: a look-up, an open, and as many reads as there are blocks.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/owned.h"
+#include "base/thread_annotations.h"
+#include "files/copy_job.h"
+#include "metrics/registry.h"
+
+namespace forebay::files {
+
+struct CopierMetrics {
+  Metric* opens = nullptr;
+  Metric* reads = nullptr;
+  Metric* read_bytes = nullptr;
+};
+
+struct CopierOptions {
+  int copies = -1;              // the folder; stays open as long as the copier lives
+  size_t threads = 64;          // the most
+  uint64_t block = 1 << 20;     // of one read
+  uint64_t parallel = 2 << 20;  // files above this are copied in blocks
+  Nanos young = 3 * kSecond;    // files changed more recently are left alone
+  bool check_crc = false;       // of copies of earlier runs
+  CopierMetrics metrics;
+  std::function<void(CopyResult)> done;  // called by the threads
+};
+
+// Safe for concurrent use by multiple threads.
+class Copier {
+ public:
+  Copier(const CopierOptions& options, Room& room);
+  // Jobs that have not begun are dropped and not reported.
+  ~Copier();
+
+  void Submit(CopyJob job);
+
+  // NAME and what is put after it.
+  static std::string NameIn(const FileKey& key, const char* suffix = "");
+
+ private:
+  void Work(const std::stop_token& stop);
+  void Do(CopyResult& result, std::byte* buffer);
+  void Copy(CopyResult& result, std::byte* buffer);
+  void Block(CopyResult& result, std::byte* buffer);
+  void Finish(CopyResult& result);
+  static void Resolve(CopyResult& result);
+  // Whether the copy of an earlier run is right.
+  bool KeepsOld(CopyResult& result, const struct stat& source, std::byte* buffer);
+  // Opens the source and looks at it; false: `result` says why not.
+  bool Open(CopyResult& result, std::byte* buffer);
+  // Attributes, then the name. The copy goes when that fails.
+  void Publish(CopyResult& result, int fd, const char* suffix, uint32_t crc);
+  // 0, or an errno; ENODATA when the file ends before.
+  int Read(const SourceFile& source, std::byte* to, uint64_t offset, uint64_t bytes);
+
+  const CopierOptions options_;
+  Room& room_;
+  Mutex mutex_;
+  std::condition_variable_any changed_;
+  std::deque<CopyJob> urgent_ GUARDED_BY(mutex_);
+  std::deque<CopyJob> rest_ GUARDED_BY(mutex_);
+  size_t idle_ GUARDED_BY(mutex_) = 0;
+  std::vector<std::jthread> threads_ GUARDED_BY(mutex_);
+  std::stop_source stop_;
+};
+
+}  // namespace forebay::files

@@ -1,0 +1,105 @@
+// What the file service's book asks of its copiers, and what they say of it.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/owned.h"
+#include "base/thread_annotations.h"
+#include "files/key.h"
+
+namespace forebay::files {
+
+// What a copy is there for, and of which budget.
+enum class Place : uint8_t { kNone, kKept, kStaged };
+
+// A file of the source, open. Shared by the jobs that read it; the last one closes it.
+struct SourceFile {
+  OwnedFd fd;
+  struct stat stat = {};
+  int64_t birth_seconds = 0;
+  uint32_t birth_nanoseconds = 0;
+};
+
+// Says that a copy must not be published any more. The lock is held while one is.
+struct Ticket {
+  Mutex mutex;
+  bool dropped GUARDED_BY(mutex) = false;
+};
+
+struct CopyJob {
+  enum class Kind : uint8_t {
+    kCopy,     // a whole file; a large one is only prepared
+    kBlock,    // a part of a large file
+    kFinish,   // gives a large copy its name
+    kResolve,  // where a path leads, see CopyResult::real
+  };
+  Kind kind = Kind::kCopy;
+  bool urgent = false;         // somebody waits
+  bool may_stage = false;      // it may take from the second budget
+  bool old = false;            // a copy of an earlier run may be there
+  bool known = false;          // its size was known when it was asked for
+  Place place = Place::kNone;  // reserved already, `reserved` bytes
+  uint64_t reserved = 0;
+  uint64_t owner = 0;  // the book's
+  std::string path;
+  FileKey key;
+  std::shared_ptr<Ticket> ticket;      // shared with the book
+  std::shared_ptr<SourceFile> source;  // null: not open yet
+  std::shared_ptr<OwnedFd> part;       // of a large copy, shared by its blocks
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+  uint32_t crc = 0;  // of kFinish
+};
+
+struct CopyResult {
+  enum class Outcome : uint8_t {
+    kDone,
+    kLarge,      // prepared: source and part are open
+    kAlias,      // the path leads to `real`
+    kRefused,    // no regular file, or one with several names
+    kYoung,      // changed a moment ago
+    kNoRoom,     // neither budget has room
+    kNoSpace,    // the disk is full
+    kError,      // of the source; `error`
+    kMissing,    // there is no such file
+    kCacheBad,   // an error of the cache's disk; `error`
+    kDiscarded,  // the file changed while it was read
+    kDropped,    // by its ticket
+  };
+  Outcome outcome = Outcome::kError;
+  CopyJob job;  // with what was reserved and opened
+  int error = 0;
+  std::string real;       // of kAlias and kResolve; empty: not known
+  bool old_gone = false;  // the copy of an earlier run was not right
+  uint32_t crc = 0;
+};
+
+// A file as it counts for the budgets.
+inline uint64_t OnDisk(uint64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+// The two budgets. Safe for concurrent use by multiple threads.
+class Room {
+ public:
+  Room(uint64_t kept, uint64_t staged) : most_{kept, staged} {}
+  // From the first budget, or the second if it may be.
+  // While somebody waits the second may be overdrawn by a quarter.
+  Place Reserve(uint64_t bytes, bool may_stage, bool urgent = false);
+  void Release(Place place, uint64_t bytes);
+  // What is there from an earlier run counts, even if it is too much.
+  void Found(uint64_t bytes);
+  void SetMost(uint64_t kept, uint64_t staged);
+  uint64_t used(Place place) const;
+  uint64_t most(Place place) const;
+
+ private:
+  static size_t Of(Place place) { return place == Place::kKept ? 0 : 1; }
+  mutable Mutex mutex_;
+  uint64_t most_[2] GUARDED_BY(mutex_);
+  uint64_t used_[2] GUARDED_BY(mutex_) = {0, 0};
+};
+
+}  // namespace forebay::files

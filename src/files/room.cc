@@ -1,0 +1,48 @@
+#include <algorithm>
+
+#include "files/copy_job.h"
+
+namespace forebay::files {
+
+Place Room::Reserve(uint64_t bytes, bool may_stage, bool urgent) {
+  const MutexLock lock(mutex_);
+  for (const Place place : {Place::kKept, Place::kStaged}) {
+    if (place == Place::kStaged && !may_stage) break;
+    const size_t i = Of(place);
+    const uint64_t over = place == Place::kStaged && urgent ? most_[i] / 4 : 0;
+    if (bytes <= most_[i] && used_[i] <= most_[i] + over - bytes) {
+      used_[i] += bytes;
+      return place;
+    }
+  }
+  return Place::kNone;
+}
+
+void Room::Release(Place place, uint64_t bytes) {
+  if (place == Place::kNone) return;
+  const MutexLock lock(mutex_);
+  used_[Of(place)] -= std::min(bytes, used_[Of(place)]);
+}
+
+void Room::Found(uint64_t bytes) {
+  const MutexLock lock(mutex_);
+  used_[0] += bytes;
+}
+
+void Room::SetMost(uint64_t kept, uint64_t staged) {
+  const MutexLock lock(mutex_);
+  most_[0] = kept;
+  most_[1] = staged;
+}
+
+uint64_t Room::used(Place place) const {
+  const MutexLock lock(mutex_);
+  return used_[Of(place)];
+}
+
+uint64_t Room::most(Place place) const {
+  const MutexLock lock(mutex_);
+  return most_[Of(place)];
+}
+
+}  // namespace forebay::files

@@ -1,0 +1,477 @@
+#include "files/service.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <optional>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+
+#include "base/thread_annotations.h"
+#include "files/book.h"
+#include "files/cache_folder.h"
+#include "files/copier.h"
+#include "files/packet.h"
+#include "wire/socket.h"
+
+namespace forebay::files {
+namespace {
+
+constexpr uint64_t kListening = 0;  // what epoll tells of
+constexpr uint64_t kWake = 1;
+constexpr uint64_t kFirstConnection = 2;
+constexpr size_t kMostThreads = 256;
+constexpr Nanos kLongestSleep = kSecond;
+
+std::string Quoted(std::string_view text) {
+  constexpr std::string_view kHex = "0123456789abcdef";
+  std::string out = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (byte < 0x20 || byte > 0x7e) {
+      out += "\\u00";
+      out += kHex[byte >> 4];
+      out += kHex[byte & 15];
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
+
+// Half of what may be open, for files of the source that are read again.
+size_t FilesToKeepOpen() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return 0;
+  const auto most = static_cast<size_t>(std::min<rlim_t>(limit.rlim_cur, 1 << 15));
+  return most > 512 ? most / 2 : 0;
+}
+
+class ServiceImpl final : public Service, private BookActions {
+ public:
+  ServiceImpl(const ServiceOptions& options, CacheFolder folder, uint64_t cache_bytes);
+  ~ServiceImpl() override;
+  Status Listen();
+
+  int ended_fd() const override { return ended_.get(); }
+  Registry& registry() override { return registry_; }
+
+ private:
+  struct Connection {
+    OwnedFd fd;
+    Kind asked = Kind::kHello;
+    bool busy = false;     // its question has no answer yet
+    bool watched = false;  // epoll knows it
+    bool session = false;
+  };
+  using Connections = std::unordered_map<uint64_t, Connection>;
+
+  void Loop(const std::stop_token& stop);
+  Nanos Round();
+  void TakeDone();
+  void Accept();
+  void Receive(uint64_t id);
+  void Handle(uint64_t id, std::span<const std::byte> packet);
+  bool HandleOrder(uint64_t id, const Question& question);
+  void Send(uint64_t id, enum Answer answer, uint64_t a, std::string_view text = {});
+  void Watch(uint64_t id, Connection& connection);
+  void Close(uint64_t id);
+  void Wake() const;
+  std::string StatusJson();
+  void ApplyKnobs();
+
+  // BookActions.
+  void Start(CopyJob job) override { copier_->Submit(std::move(job)); }
+  void Answer(uint64_t waiter, enum Answer answer, uint64_t a) override { Send(waiter, answer, a); }
+  void Remove(const FileKey& key) override {
+    unlinkat(folder_.copies(), Copier::NameIn(key).c_str(), 0);
+  }
+  void RemovePart(const FileKey& key) override {
+    unlinkat(folder_.copies(), Copier::NameIn(key, ".part").c_str(), 0);
+  }
+  bool Exists(const FileKey& key) override {
+    return faccessat(folder_.copies(), Copier::NameIn(key).c_str(), F_OK, 0) == 0;
+  }
+  bool Link(const FileKey& alias, const FileKey& copy) override;
+  void Say(const std::string& what) override { options_.say(what); }
+
+  const ServiceOptions options_;
+  CacheFolder folder_;
+  Room room_;
+  Registry registry_;
+  Mechanism& mechanism_;
+  Knob& reads_in_flight_;
+  Knob& cache_bytes_;
+  Knob& ahead_bytes_;
+  BookMetrics metrics_;
+  Book book_;
+  OwnedFd listener_;
+  OwnedFd epoll_;
+  OwnedFd wake_;
+  OwnedFd ended_;
+  // Of the loop's thread.
+  Connections connections_;
+  uint64_t next_connection_ = kFirstConnection;
+  size_t sessions_ = 0;
+  uint64_t knobs_seen_ = 0;
+  Nanos last_asked_ = 0;
+  Nanos started_ = 0;
+  std::vector<std::byte> room_for_packet_;
+
+  Mutex mutex_;
+  std::vector<CopyResult> done_ GUARDED_BY(mutex_);
+  std::unique_ptr<Copier> copier_;
+  std::jthread thread_;
+};
+
+BookOptions BookOptionsOf(const ServiceOptions& options) {
+  BookOptions out;
+  out.in_flight = options.reads_in_flight;
+  out.partial = options.partial_bytes;
+  out.open_files = FilesToKeepOpen();
+  return out;
+}
+
+ServiceImpl::ServiceImpl(const ServiceOptions& options, CacheFolder folder, uint64_t cache_bytes)
+    : options_(options),
+      folder_(std::move(folder)),
+      room_(cache_bytes, options.ahead_bytes),
+      mechanism_(registry_.AddMechanism("files", "copies of whole files for unmodified programs")),
+      reads_in_flight_(mechanism_.AddKnob(
+          "files_reads_in_flight", KnobType::kCount, 1, kMostThreads,
+          static_cast<int64_t>(options.reads_in_flight), "reads of the source at once")),
+      cache_bytes_(mechanism_.AddKnob("files_cache_bytes", KnobType::kBytes, 0, INT64_MAX,
+                                      static_cast<int64_t>(cache_bytes),
+                                      "the most that copies which are kept may take")),
+      ahead_bytes_(mechanism_.AddKnob("files_ahead_bytes", KnobType::kBytes, 0, INT64_MAX,
+                                      static_cast<int64_t>(options.ahead_bytes),
+                                      "the most that copies made ahead of their reader may take")),
+      metrics_(mechanism_),
+      book_(folder_.table(), BookOptionsOf(options), room_, metrics_, *this),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      ended_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      room_for_packet_(kMostPacket + 1) {
+  book_.SetCache(folder_.path());
+  for (const std::string& source : options.sources) book_.AddSource(source);
+  folder_.EachCopy([this](const FileKey& key, uint64_t bytes) { book_.AddOld(key, bytes); });
+  CopierOptions copying;
+  copying.copies = folder_.copies();
+  copying.threads = kMostThreads;
+  copying.young = options.young;
+  copying.check_crc = folder_.rebooted();
+  copying.metrics.opens =
+      &mechanism_.AddCounter("forebay_files_source_opens_total", "Files of the source opened");
+  copying.metrics.reads =
+      &mechanism_.AddCounter("forebay_files_source_reads_total", "Reads from the source");
+  copying.metrics.read_bytes =
+      &mechanism_.AddCounter("forebay_files_source_read_bytes_total", "Bytes read of the source");
+  copying.done = [this](CopyResult result) {
+    bool first = false;
+    {
+      const MutexLock lock(mutex_);
+      first = done_.empty();
+      done_.push_back(std::move(result));
+    }
+    if (first) Wake();
+  };
+  copier_ = std::make_unique<Copier>(copying, room_);
+}
+
+ServiceImpl::~ServiceImpl() {
+  thread_.request_stop();
+  Wake();
+  if (thread_.joinable()) thread_.join();
+  if (listener_.valid()) unlink(options_.socket.c_str());
+  copier_.reset();
+  folder_.Leave(options_.temporary);
+}
+
+Status ServiceImpl::Listen() {
+  if (!epoll_.valid() || !wake_.valid() || !ended_.valid()) {
+    return ErrnoStatus(errno, "making the file service's descriptors");
+  }
+  const Result<sockaddr_un> address = wire::SocketAddress(options_.socket);
+  if (!address) return address.error();
+  OwnedFd listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  unlink(options_.socket.c_str());
+  if (!listener.valid() ||
+      bind(listener.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0 ||
+      chmod(options_.socket.c_str(), 0600) != 0 || listen(listener.get(), 4096) != 0) {
+    return ErrnoStatus(errno, StrCat("listening at ", options_.socket));
+  }
+  listener_ = std::move(listener);
+  epoll_event event = {};
+  event.events = EPOLLIN;
+  event.data.u64 = kListening;
+  int failed = epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), &event);
+  event.data.u64 = kWake;
+  failed += epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event);
+  if (failed != 0) return ErrnoStatus(errno, "watching the file service's socket");
+  started_ = last_asked_ = SteadyClock().Now();
+  thread_ = std::jthread([this](const std::stop_token& stop) { Loop(stop); });
+  return Status();
+}
+
+void ServiceImpl::Wake() const {
+  const uint64_t one = 1;
+  (void)!write(wake_.get(), &one, sizeof one);
+}
+
+void ServiceImpl::Loop(const std::stop_token& stop) {
+  std::array<epoll_event, 64> events;
+  while (!stop.stop_requested()) {
+    const Nanos sleep = Round();
+    const int count = epoll_wait(epoll_.get(), events.data(), events.size(),
+                                 static_cast<int>((sleep + kMilli - 1) / kMilli));
+    for (int i = 0; i < count; ++i) {
+      const uint64_t id = events[static_cast<size_t>(i)].data.u64;
+      if (id == kListening) {
+        Accept();
+      } else if (id == kWake) {
+        uint64_t seen = 0;
+        (void)!read(wake_.get(), &seen, sizeof seen);
+      } else {
+        Receive(id);
+      }
+    }
+    TakeDone();
+  }
+}
+
+// Starts what can be, and says for how long there is nothing else to do.
+Nanos ServiceImpl::Round() {
+  ApplyKnobs();
+  const Nanos now = SteadyClock().Now();
+  const Nanos again = book_.Pump(now);
+  if (sessions_ == 0 && now - last_asked_ >= options_.linger) {
+    const uint64_t one = 1;
+    (void)!write(ended_.get(), &one, sizeof one);
+  }
+  return again == 0 ? kLongestSleep : std::min(again, kLongestSleep);
+}
+
+void ServiceImpl::ApplyKnobs() {
+  registry_.ReadKnobs(&knobs_seen_, [this] {
+    book_.SetInFlight(static_cast<size_t>(reads_in_flight_.value()));
+    room_.SetMost(static_cast<uint64_t>(cache_bytes_.value()),
+                  static_cast<uint64_t>(ahead_bytes_.value()));
+  });
+}
+
+void ServiceImpl::TakeDone() {
+  std::vector<CopyResult> done;
+  {
+    const MutexLock lock(mutex_);
+    done.swap(done_);
+  }
+  const Nanos now = SteadyClock().Now();
+  for (CopyResult& result : done) book_.Done(std::move(result), now);
+}
+
+void ServiceImpl::Accept() {
+  while (true) {
+    OwnedFd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!fd.valid()) return;
+    if (!wire::CheckPeer(fd.get())) continue;
+    const uint64_t id = next_connection_++;
+    connections_[id].fd = std::move(fd);
+    Receive(id);  // most have asked by now
+  }
+}
+
+void ServiceImpl::Watch(uint64_t id, Connection& connection) {
+  epoll_event event = {};
+  event.events = connection.busy ? 0u : EPOLLIN;
+  event.data.u64 = id;
+  const int how = connection.watched ? EPOLL_CTL_MOD : EPOLL_CTL_ADD;
+  if (epoll_ctl(epoll_.get(), how, connection.fd.get(), &event) != 0) return Close(id);
+  connection.watched = true;
+}
+
+// One question at a time of each, so that answers come in order.
+void ServiceImpl::Receive(uint64_t id) {
+  while (true) {
+    const auto found = connections_.find(id);
+    if (found == connections_.end()) return;
+    Connection& connection = found->second;
+    if (connection.busy) {
+      // It is told of only when the other end has gone.
+      if (connection.watched) return Close(id);
+      return Watch(id, connection);
+    }
+    const ssize_t n =
+        recv(connection.fd.get(), room_for_packet_.data(), room_for_packet_.size(), MSG_DONTWAIT);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+      if (!connection.watched) Watch(id, connection);
+      return;
+    }
+    if (n <= 0) return Close(id);
+    connection.busy = true;
+    Handle(id, {room_for_packet_.data(), static_cast<size_t>(n)});
+    const auto still = connections_.find(id);
+    if (still != connections_.end() && still->second.busy) return Watch(id, still->second);
+  }
+}
+
+void ServiceImpl::Handle(uint64_t id, std::span<const std::byte> packet) {
+  const Result<Question> parsed = ParseQuestion(packet);
+  Connection& connection = connections_[id];
+  if (!parsed) {
+    connection.asked = Kind::kHello;
+    Send(id, Answer::kBad, 0);
+    return Close(id);
+  }
+  const Question& question = *parsed;
+  const Header& header = question.header;
+  connection.asked = header.kind;
+  const Nanos now = SteadyClock().Now();
+  if (header.kind != Kind::kStatus) last_asked_ = now;
+  switch (header.kind) {
+    case Kind::kHello:
+      if (!connection.session) ++sessions_;
+      connection.session = true;
+      for (const std::string_view source : question.paths) book_.AddSource(source);
+      return Send(id, Answer::kReady, 0, folder_.path());
+    case Kind::kGet:
+      if (question.paths.size() != 1) return Send(id, Answer::kBad, 0);
+      return book_.Get(question.paths[0], id, now);
+    case Kind::kRange:
+      if (question.paths.size() != 1) return Send(id, Answer::kBad, 0);
+      return book_.Range(question.paths[0], header.a, header.b, id);
+    case Kind::kChanged:
+      return book_.Changed(question.paths, id);
+    case Kind::kNames:
+    case Kind::kOrder:
+    case Kind::kAt:
+      return Send(id, HandleOrder(id, question) ? Answer::kReady : Answer::kBad, 0);
+    case Kind::kStatus:
+      return Send(id, Answer::kReady, 0, StatusJson());
+  }
+  Send(id, Answer::kBad, 0);
+}
+
+bool ServiceImpl::HandleOrder(uint64_t id, const Question& question) {
+  const Header& header = question.header;
+  if (header.kind == Kind::kNames) return book_.Names(id, header.a, question.paths);
+  if (header.kind == Kind::kOrder) return book_.Order(id, header.a, question.numbers);
+  return book_.At(id, header.a);
+}
+
+void ServiceImpl::Send(uint64_t id, enum Answer answer, uint64_t a, std::string_view text) {
+  const auto found = connections_.find(id);
+  if (found == connections_.end() || !found->second.busy) return;
+  Connection& connection = found->second;
+  connection.busy = false;
+  const std::vector<std::byte> packet = AnswerPacket(connection.asked, answer, a, text);
+  // Who does not take its answers is not waited for.
+  if (send(connection.fd.get(), packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
+    return Close(id);
+  }
+  if (connection.watched) Watch(id, connection);
+}
+
+void ServiceImpl::Close(uint64_t id) {
+  const auto found = connections_.find(id);
+  if (found == connections_.end()) return;
+  if (found->second.session) --sessions_;
+  connections_.erase(found);
+  book_.EndStream(id);
+  last_asked_ = SteadyClock().Now();
+}
+
+bool ServiceImpl::Link(const FileKey& alias, const FileKey& copy) {
+  const std::string name = Copier::NameIn(alias);
+  unlinkat(folder_.copies(), name.c_str(), 0);
+  return symlinkat(Copier::NameIn(copy).c_str(), folder_.copies(), name.c_str()) == 0;
+}
+
+std::string ServiceImpl::StatusJson() {
+  std::string sources;
+  for (const std::string& source : book_.sources()) {
+    sources += StrCat(sources.empty() ? "" : ",", Quoted(source));
+  }
+  std::string metrics;
+  for (const Registry::Sample& sample : registry_.Snapshot()) {
+    metrics += StrCat(metrics.empty() ? "" : ",", Quoted(sample.name), ":", sample.value);
+  }
+  std::string knobs;
+  for (const Knob* knob : registry_.Knobs()) {
+    knobs += StrCat(knobs.empty() ? "{" : ",{", "\"name\":", Quoted(knob->name()),
+                    ",\"type\":", Quoted(KnobTypeName(knob->type())), ",\"value\":", knob->value(),
+                    ",\"minimum\":", knob->minimum(), ",\"maximum\":", knob->maximum(),
+                    ",\"meaning\":", Quoted(knob->meaning()), "}");
+  }
+  return StrCat("{\"pid\":", getpid(), ",\"cache\":", Quoted(folder_.path()),
+                ",\"temporary\":", options_.temporary ? "true" : "false",
+                ",\"uptime_ms\":", (SteadyClock().Now() - started_) / kMilli,
+                ",\"sessions\":", sessions_, ",\"streams\":", book_.streams(),
+                ",\"files\":", book_.files(), ",\"full\":", book_.full() ? "true" : "false",
+                ",\"jobs\":", book_.in_flight(), ",\"sources\":[", sources, "],\"knobs\":[", knobs,
+                "],\"metrics\":{", metrics, "}}");
+}
+
+}  // namespace
+
+Status ServiceOptions::Validate() const {
+  if (cache.empty() || cache[0] != '/') {
+    return Status(Code::kInvalidArgument,
+                  StrCat("the cache folder must be an absolute path: '", cache, "'"));
+  }
+  if (slots < 2 || (slots & (slots - 1)) != 0) {
+    return Status(Code::kInvalidArgument, StrCat("slots must be a power of two: ", slots));
+  }
+  if (reads_in_flight < 1 || reads_in_flight > kMostThreads) {
+    return Status(Code::kInvalidArgument,
+                  StrCat("reads_in_flight is 1 to ", kMostThreads, ": ", reads_in_flight));
+  }
+  for (const std::string& source : sources) {
+    std::array<char, 4096> normal;
+    const size_t length = NormalPath("/", source, normal.data(), normal.size());
+    if (std::string_view(normal.data(), length) != source) {
+      return Status(
+          Code::kInvalidArgument,
+          StrCat("a data folder must be an absolute path without . and ..: '", source, "'"));
+    }
+  }
+  return Status();
+}
+
+Result<std::unique_ptr<Service>> Service::Start(const ServiceOptions& options) {
+  FOREBAY_RETURN_IF_ERROR(options.Validate());
+  (void)std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error like any other
+  Result<CacheFolder> folder = CacheFolder::Open(options.cache, options.slots);
+  if (!folder) return folder.error();
+  uint64_t bytes = options.cache_bytes;
+  if (bytes == 0) {
+    const Result<uint64_t> free = folder->FreeBytes();
+    if (!free) return free.error();
+    bytes = std::min(*free / 10, uint64_t{64} << 30);
+  }
+  auto service = std::make_unique<ServiceImpl>(options, *std::move(folder), bytes);
+  FOREBAY_RETURN_IF_ERROR(service->Listen());
+  return std::unique_ptr<Service>(std::move(service));
+}
+
+wire::ProgramPlace ServicePlace(const std::string& folder, const std::string& cache) {
+  char name[kNameLength + 1];
+  NameOf(KeyOf(cache), name);
+  return wire::ProgramPlace(folder, StrCat("files-", std::string_view(name, 16)));
+}
+
+}  // namespace forebay::files

@@ -1,0 +1,50 @@
+// The file service: one process a cache folder, that copies files of the source into it for the
+// programs of this node.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "metrics/registry.h"
+#include "wire/start.h"
+
+namespace forebay::files {
+
+struct ServiceOptions {
+  std::string cache;   // an absolute path; made when it is not there
+  std::string socket;  // path of the socket
+  std::vector<std::string> sources;
+  uint64_t cache_bytes = 0;  // 0: a tenth of the free disk, at most 64 GiB
+  uint64_t ahead_bytes = uint64_t{256} << 20;
+  uint64_t reads_in_flight = 64;
+  uint64_t slots = 1 << 21;                     // of the table, a power of two
+  uint64_t partial_bytes = uint64_t{16} << 20;  // files above this are read while they are copied
+  Nanos young = 3 * kSecond;
+  Nanos linger = 5 * kSecond;
+  bool temporary = false;  // the folder goes with the service
+  std::function<void(const std::string&)> say = [](const std::string&) {};
+
+  Status Validate() const;
+};
+
+class Service {
+ public:
+  // kUnavailable when another service has the folder; kUnimplemented when its file system lacks
+  // extended attributes.
+  static Result<std::unique_ptr<Service>> Start(const ServiceOptions& options);
+  virtual ~Service() = default;  // ends it, and removes what is not to stay
+
+  // Readable when nobody has been there for long enough.
+  virtual int ended_fd() const = 0;
+  virtual Registry& registry() = 0;
+};
+
+// Where the service of a cache folder and its clients meet.
+wire::ProgramPlace ServicePlace(const std::string& folder, const std::string& cache);
+
+}  // namespace forebay::files

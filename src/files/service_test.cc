@@ -1,0 +1,437 @@
+#include "files/service.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "files/client.h"
+#include "files/identity.h"
+#include "files/packet.h"
+#include "files/session.h"
+#include "wire/socket.h"
+
+namespace forebay::files {
+namespace {
+
+using Found = Client::Found;
+
+std::string Pattern(size_t bytes, unsigned seed = 1) {
+  std::string out(bytes, 0);
+  for (char& c : out) c = static_cast<char>((seed = seed * 1664525 + 1013904223) >> 24);
+  return out;
+}
+
+class FileServiceTest : public ::testing::Test {
+ protected:
+  FileServiceTest() {
+    char name[] = "/var/tmp/forebay_files_XXXXXX";
+    root_ = mkdtemp(name);
+    std::filesystem::create_directory(root_ + "/data");
+    options_.cache = root_ + "/cache";
+    options_.socket = root_ + "/s";
+    options_.sources = {root_ + "/data"};
+    options_.cache_bytes = 64 << 20;
+    options_.slots = 1 << 12;
+    options_.young = 0;
+    options_.say = [this](const std::string& what) { said_.push_back(what); };
+  }
+  ~FileServiceTest() override {
+    client_.reset();
+    session_.reset();
+    service_.reset();
+    std::error_code ignored;
+    std::filesystem::remove_all(root_, ignored);
+  }
+
+  void Start() {
+    client_.reset();
+    session_.reset();
+    service_.reset();
+    Result<std::unique_ptr<Service>> service = Service::Start(options_);
+    ASSERT_TRUE(service) << service.error().ToString();
+    service_ = *std::move(service);
+    Result<std::unique_ptr<Session>> session = Session::Connect(options_.socket, 10 * kSecond);
+    ASSERT_TRUE(session) << session.error().ToString();
+    session_ = *std::move(session);
+    ASSERT_TRUE(session_->Hello({}).ok());
+    client_ = std::make_unique<Client>();
+    ASSERT_TRUE(client_->Start(options_.cache.c_str(), options_.socket.c_str(),
+                               options_.sources[0].c_str()));
+  }
+
+  std::string Path(const std::string& name) const { return root_ + "/data/" + name; }
+  std::string Write(const std::string& name, const std::string& bytes) const {
+    const std::string path = Path(name);
+    std::filesystem::create_directories(std::filesystem::path(path).parent_path());
+    std::ofstream(path, std::ios::binary) << bytes;
+    return path;
+  }
+  // What a program reads through the copy, or "source".
+  std::string Read(const std::string& path) const {
+    Found found = Found::kSource;
+    const OwnedFd fd(client_->OpenCopy(path, O_CLOEXEC, &found));
+    if (!fd.valid()) return found == Found::kPartial ? "partial" : "source";
+    struct stat st = {};
+    EXPECT_EQ(fstat(fd.get(), &st), 0);
+    std::string out(static_cast<size_t>(st.st_size) + 1, 0);
+    const ssize_t n = pread(fd.get(), out.data(), out.size(), 0);
+    out.resize(n < 0 ? 0 : static_cast<size_t>(n));
+    return out;
+  }
+  uint64_t Value(const std::string& name) const {
+    for (const auto& sample : service_->registry().Snapshot()) {
+      if (sample.name == "forebay_files_" + name) return sample.value;
+    }
+    ADD_FAILURE() << name;
+    return 0;
+  }
+  // Waits for what comes by itself.
+  template <typename Condition>
+  static bool Soon(Condition condition) {
+    for (int i = 0; i < 2000; ++i) {
+      if (condition()) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return false;
+  }
+  size_t Copies() const {
+    size_t count = 0;
+    for (const auto& each : std::filesystem::directory_iterator(options_.cache + "/copies")) {
+      (void)each;
+      ++count;
+    }
+    return count;
+  }
+
+  std::string root_;
+  ServiceOptions options_;
+  std::vector<std::string> said_;
+  std::unique_ptr<Service> service_;
+  std::unique_ptr<Session> session_;
+  std::unique_ptr<Client> client_;
+};
+
+TEST_F(FileServiceTest, AFileIsReadOnceAndOpenedByItsCopy) {
+  const std::string bytes = Pattern(100'000);
+  const std::string path = Write("a/b.jpg", bytes);
+  const std::string empty = Write("empty", "");
+  Start();
+  EXPECT_TRUE(Read(path) == bytes);
+  EXPECT_TRUE(Read(path) == bytes);
+  EXPECT_EQ(Read(empty), "");
+  EXPECT_EQ(Value("source_reads_total"), 1);
+  EXPECT_EQ(Value("source_opens_total"), 2);
+  EXPECT_EQ(Value("kept_total"), 2);
+  Found found = Found::kSource;
+  const OwnedFd fd(client_->OpenCopy(path, 0, &found));
+  struct stat copy = {};
+  struct stat source = {};
+  ASSERT_EQ(fstat(fd.get(), &copy), 0);
+  ASSERT_EQ(stat(path.c_str(), &source), 0);
+  EXPECT_TRUE(MayBeCopy(copy.st_mode));
+  Identity identity;
+  ASSERT_EQ(ReadIdentity(fd.get(), &identity), 0);
+  EXPECT_STREQ(identity.path, path.c_str());
+  EXPECT_EQ(identity.stat.st_ino, source.st_ino);
+  EXPECT_EQ(identity.stat.st_mtim.tv_nsec, source.st_mtim.tv_nsec);
+}
+
+TEST_F(FileServiceTest, ManyWhoAskAtOnceCostOneRead) {
+  std::vector<std::string> paths;
+  for (int i = 0; i < 20; ++i) {
+    paths.push_back(Write(StrCat("f", i), Pattern(5000, static_cast<unsigned>(i))));
+  }
+  Start();
+  std::vector<std::thread> readers;
+  for (int t = 0; t < 8; ++t) {
+    readers.emplace_back([&] {
+      for (size_t i = 0; i < paths.size(); ++i) {
+        EXPECT_TRUE(Read(paths[i]) == Pattern(5000, static_cast<unsigned>(i)));
+      }
+    });
+  }
+  for (std::thread& reader : readers) reader.join();
+  EXPECT_EQ(Value("source_reads_total"), 20);
+}
+
+TEST_F(FileServiceTest, WhatIsNoPlainFileIsLeftToTheSource) {
+  const std::string path = Write("real", "bytes");
+  std::filesystem::create_hard_link(path, Path("second"));
+  std::filesystem::create_directory(Path("folder"));
+  ASSERT_EQ(mkfifo(Path("pipe").c_str(), 0600), 0);
+  std::filesystem::create_symlink("/etc/passwd", Path("outside"));
+  Start();
+  // A writer that has the pipe open must not see a reader come and go.
+  const OwnedFd keep(open(Path("pipe").c_str(), O_RDWR | O_NONBLOCK));
+  for (const char* name : {"real", "second", "folder", "pipe", "outside", "missing"}) {
+    EXPECT_EQ(Read(Path(name)), "source") << name;
+  }
+  EXPECT_EQ(Read("/etc/passwd"), "source");
+  EXPECT_EQ(Value("source_opens_total"), 0);
+  EXPECT_EQ(Value("kept_total"), 0);
+}
+
+TEST_F(FileServiceTest, AFileThatHasJustChangedIsLeftAlone) {
+  options_.young = 3600 * kSecond;
+  const std::string path = Write("new", "bytes");
+  Start();
+  EXPECT_EQ(Read(path), "source");
+  EXPECT_EQ(Value("source_opens_total"), 0);
+}
+
+TEST_F(FileServiceTest, LinksAreAliasesOfTheRealFile) {
+  const std::string path = Write("real/file", "bytes");
+  std::filesystem::create_directory_symlink(Path("real"), Path("link"));
+  std::filesystem::create_symlink(path, Path("name"));
+  Start();
+  EXPECT_EQ(Read(Path("link/file")), "bytes");
+  EXPECT_EQ(Read(Path("name")), "bytes");
+  EXPECT_EQ(Read(path), "bytes");
+  EXPECT_EQ(Value("source_reads_total"), 1);
+  Found found = Found::kSource;
+  EXPECT_EQ(client_->OpenCopy(Path("name"), O_NOFOLLOW, &found), -1);
+  // A change under one name is one under all.
+  ASSERT_TRUE(session_->Changed(Path("link/file")).ok());
+  EXPECT_EQ(Read(path), "source");
+  EXPECT_EQ(Read(Path("name")), "source");
+  EXPECT_EQ(Read(Path("link/file")), "source");
+}
+
+TEST_F(FileServiceTest, WhatIsChangedIsNeverCopiedAgain) {
+  const std::string one = Write("d/one", "1");
+  const std::string two = Write("d/e/two", "2");
+  const std::string other = Write("dx", "3");
+  Start();
+  EXPECT_EQ(Read(one), "1");
+  EXPECT_EQ(Read(two), "2");
+  EXPECT_EQ(Read(other), "3");
+  ASSERT_TRUE(session_->Changed(one).ok());
+  EXPECT_EQ(Read(one), "source");
+  EXPECT_EQ(Read(two), "2");
+  ASSERT_TRUE(session_->Changed(Path("d")).ok());
+  EXPECT_EQ(Copies(), 1);
+  EXPECT_EQ(Read(two), "source");
+  EXPECT_EQ(Read(Write("d/new", "4")), "source");
+  EXPECT_EQ(Read(other), "3");
+  // One that was never seen before.
+  ASSERT_TRUE(session_->Changed(Path("unseen")).ok());
+  EXPECT_EQ(Read(Write("unseen", "5")), "source");
+}
+
+TEST_F(FileServiceTest, WhatDoesNotFitIsLeftToTheSource) {
+  options_.cache_bytes = 3 * 4096;
+  Start();
+  size_t kept = 0;
+  for (int i = 0; i < 10; ++i) {
+    const std::string path = Write(StrCat("f", i), Pattern(4000, static_cast<unsigned>(i)));
+    kept += Read(path) != "source" ? 1 : 0;
+  }
+  EXPECT_EQ(kept, 3);
+  EXPECT_EQ(Value("kept_bytes"), 3 * 4096);
+  EXPECT_LE(Value("source_opens_total"), 4);  // once it is full, nothing is tried
+  EXPECT_EQ(Value("source_reads_total"), 3);
+}
+
+TEST_F(FileServiceTest, AnnouncedFilesAreStagedAheadAndGoWhenTheyWereOpened) {
+  constexpr int kFiles = 60;
+  options_.cache_bytes = 20 * 4096;
+  options_.ahead_bytes = 8 * 4096;
+  std::vector<std::string> paths;
+  std::vector<uint32_t> order;
+  for (int i = 0; i < kFiles; ++i) {
+    paths.push_back(Write(StrCat("f", i), Pattern(4000, static_cast<unsigned>(i))));
+    order.push_back(static_cast<uint32_t>(i));
+  }
+  Start();
+  auto stream = *Session::Connect(options_.socket, 10 * kSecond);
+  const std::vector<std::string_view> names(paths.begin(), paths.end());
+  ASSERT_TRUE(stream->Names(names).ok());
+  for (uint64_t epoch = 0; epoch < 3; ++epoch) {
+    ASSERT_TRUE(stream->Order(epoch * kFiles, order).ok());
+    for (size_t i = 0; i < kFiles; ++i) {
+      const size_t file = order[i];
+      ASSERT_TRUE(Read(paths[file]) == Pattern(4000, static_cast<unsigned>(file)))
+          << epoch << " " << i;
+      ASSERT_TRUE(stream->At(epoch * kFiles + i).ok());
+    }
+    std::rotate(order.begin(), order.begin() + 17, order.end());
+    EXPECT_LE(Copies(), 28 + 1);  // one may be on its way
+  }
+  // Each kept file once, each other once an epoch, and opened only once.
+  EXPECT_EQ(Value("source_reads_total"), 20 + 3 * 40);
+  EXPECT_EQ(Value("source_opens_total"), 60);
+  EXPECT_EQ(Value("unread_total"), 0);
+  // A change closes what was held open.
+  EXPECT_EQ(Value("open_files"), 40);
+  ASSERT_TRUE(session_->Changed(root_ + "/data").ok());
+  EXPECT_EQ(Value("open_files"), 0);
+  EXPECT_EQ(Copies(), 0);
+}
+
+TEST_F(FileServiceTest, CopiesAreMadeBeforeAnybodyAsks) {
+  std::vector<std::string> paths;
+  for (int i = 0; i < 30; ++i) paths.push_back(Write(StrCat("f", i), Pattern(4000)));
+  Start();
+  auto stream = *Session::Connect(options_.socket, 10 * kSecond);
+  const std::vector<std::string_view> names(paths.begin(), paths.end());
+  ASSERT_TRUE(stream->Names(names).ok());
+  std::vector<uint32_t> order(30);
+  for (uint32_t i = 0; i < 30; ++i) order[i] = i;
+  ASSERT_TRUE(stream->Order(0, order).ok());
+  EXPECT_TRUE(Soon([&] { return Value("kept_total") == 30; }));
+  EXPECT_EQ(Value("gets_total"), 0);
+  EXPECT_FALSE(stream->Order(5, std::vector<uint32_t>{30}).ok());  // no such number
+}
+
+TEST_F(FileServiceTest, ALargeFileIsReadWhileItIsCopied) {
+  options_.partial_bytes = 4 << 20;
+  const std::string bytes = Pattern((9 << 20) + 12345);
+  const std::string path = Write("shard", bytes);
+  Start();
+  Found found = Found::kSource;
+  uint64_t size = 0;
+  const int fd = client_->OpenCopy(path, 0, &found, &size);
+  if (fd < 0) {
+    ASSERT_EQ(found, Found::kPartial);
+    EXPECT_EQ(size, bytes.size());
+  } else {
+    close(fd);
+  }
+  std::string out(300'000, 0);
+  for (const uint64_t at : {uint64_t{8 << 20}, uint64_t{0}, uint64_t{(5 << 20) - 1000}}) {
+    const int64_t n = client_->ReadPart(path, out.data(), out.size(), at);
+    ASSERT_GT(n, 0);
+    EXPECT_TRUE(out.substr(0, static_cast<size_t>(n)) == bytes.substr(at, static_cast<size_t>(n)));
+  }
+  ASSERT_TRUE(Soon([&] { return Value("kept_total") == 1; }));
+  EXPECT_TRUE(Read(path) == bytes);
+  EXPECT_EQ(Value("source_read_bytes_total"), bytes.size());
+  // Its checksum is that of all its bytes.
+  options_.partial_bytes = 64 << 20;
+  std::ofstream(options_.cache + "/boot") << "another";
+  session_.reset();
+  service_.reset();
+  std::ofstream(options_.cache + "/boot") << "another";
+  Start();
+  EXPECT_TRUE(Read(path) == bytes);
+  EXPECT_EQ(Value("source_reads_total"), 0);
+}
+
+TEST_F(FileServiceTest, CopiesOfAnEarlierRunAreComparedWithTheSource) {
+  const std::string same = Write("same", "same bytes");
+  const std::string changed = Write("changed", "old bytes");
+  const std::string broken = Write("broken", "right");
+  Start();
+  for (const std::string& path : {same, changed, broken}) EXPECT_NE(Read(path), "source");
+  service_.reset();
+  EXPECT_EQ(Copies(), 3);
+  Write("changed", "new bytes!");
+  // What a crash of the machine may do.
+  std::ofstream(options_.cache + "/boot") << "another";
+  char name[kNameLength + 1];
+  NameOf(KeyOf(broken), name);
+  const std::string copy = options_.cache + "/copies/" + name;
+  ASSERT_EQ(chmod(copy.c_str(), 0600), 0);
+  std::ofstream(copy) << "wrong";
+  ASSERT_EQ(chmod(copy.c_str(), kCopyMode & 07777), 0);
+  std::ofstream(options_.cache + "/copies/half.tmp") << "x";
+  Start();
+  EXPECT_EQ(Copies(), 3);
+  EXPECT_EQ(Read(same), "same bytes");
+  EXPECT_EQ(Value("source_reads_total"), 0);
+  EXPECT_EQ(Read(changed), "new bytes!");
+  EXPECT_EQ(Read(broken), "right");
+  EXPECT_EQ(Value("source_reads_total"), 2);
+  EXPECT_EQ(Value("kept_bytes"), 3 * 4096);
+}
+
+TEST_F(FileServiceTest, AFullDiskLeavesFilesToTheSource) {
+  const std::string large = Write("large", Pattern(200'000));
+  const std::string small = Write("small", Pattern(2000));
+  Start();
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit limit = before;
+  limit.rlim_cur = 100'000;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  const std::string got = Read(large);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_EQ(got, "source");
+  EXPECT_EQ(Copies(), 0);
+  EXPECT_EQ(Value("full_total"), 1);
+  EXPECT_EQ(Value("kept_bytes"), 0);
+  // Nothing is tried for a while, and one line says so.
+  EXPECT_EQ(Read(small), "source");
+  EXPECT_EQ(said_.size(), 1);
+}
+
+TEST_F(FileServiceTest, WithoutItsServiceAClientUsesTheSource) {
+  const std::string path = Write("f", Pattern(100'000));
+  Start();
+  EXPECT_EQ(Read(path).size(), 100'000);
+  service_.reset();
+  EXPECT_FALSE(client_->on());
+  EXPECT_EQ(Read(path), "source");
+  EXPECT_NE(access(options_.socket.c_str(), F_OK), 0);
+}
+
+TEST_F(FileServiceTest, TheFolderGoesWithATemporaryService) {
+  options_.temporary = true;
+  const std::string path = Write("f", "bytes");
+  std::filesystem::create_symlink(path, Path("name"));
+  Start();
+  EXPECT_EQ(Read(Path("name")), "bytes");
+  EXPECT_FALSE(Service::Start(options_));  // the folder is in use
+  service_.reset();
+  EXPECT_FALSE(std::filesystem::exists(options_.cache));
+}
+
+TEST_F(FileServiceTest, ItEndsWhenTheLastSessionHasGone) {
+  options_.linger = kSecond;
+  Start();
+  pollfd ended = {service_->ended_fd(), POLLIN, 0};
+  EXPECT_EQ(poll(&ended, 1, 50), 0);
+  session_.reset();
+  EXPECT_EQ(poll(&ended, 1, 5000), 1);
+}
+
+TEST_F(FileServiceTest, PacketsThatAreNoneEndTheirConnectionOnly) {
+  const std::string path = Write("f", "bytes");
+  Start();
+  const Result<sockaddr_un> address = wire::SocketAddress(options_.socket);
+  const std::string_view view = path;
+  std::vector<std::byte> cut = PathsPacket(Kind::kGet, {&view, 1});
+  cut.pop_back();
+  std::vector<std::byte> lies = PathsPacket(Kind::kGet, {&view, 1});
+  lies[8] = std::byte{200};  // count
+  for (const auto& packet :
+       {cut, lies, std::vector<std::byte>(5), std::vector<std::byte>(kMostPacket)}) {
+    const OwnedFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address), 0);
+    ASSERT_EQ(send(fd.get(), packet.data(), packet.size(), 0), static_cast<ssize_t>(packet.size()));
+    Header reply;
+    ASSERT_EQ(recv(fd.get(), &reply, sizeof reply, 0), static_cast<ssize_t>(sizeof reply));
+    EXPECT_EQ(reply.answer, Answer::kBad);
+    EXPECT_EQ(recv(fd.get(), &reply, sizeof reply, 0), 0);
+  }
+  EXPECT_EQ(Read(path), "bytes");
+  const Result<std::string> status = session_->StatusJson();
+  ASSERT_TRUE(status);
+  EXPECT_NE(status->find("\"forebay_files_kept_total\":1"), std::string::npos) << *status;
+}
+
+}  // namespace
+}  // namespace forebay::files
