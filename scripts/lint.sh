@@ -20,7 +20,7 @@ check() {
 
 shell_syntax() {
   local file bad=0
-  for file in .ci/run scripts/*.sh $(find fuzz bench tests -name '*.sh' 2>/dev/null); do
+  for file in .ci/run scripts/*.sh $(find fuzz bench tests examples -name '*.sh' 2>/dev/null); do
     bash -n "$file" || bad=1
   done
   return $bad

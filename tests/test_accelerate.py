@@ -867,6 +867,28 @@ def test_the_plain_loader_stays_plain(folder: DataSet, engine: forebay.Engine) -
     assert type(loader) is DataLoader and len(fast) == len(loader)
 
 
+@WORKERS
+def test_a_loader_made_anew_with_another_sampler(
+    workers: int, folder: DataSet, engine: forebay.Engine, caplog: Any
+) -> None:
+    """As Lightning does it, to have a DistributedSampler."""
+    dataset = Files(file_list(folder))
+    fast = accelerated(
+        DataLoader(dataset, 4, shuffle=True, num_workers=workers, collate_fn=as_list), engine
+    )
+    sampler = DistributedSampler(dataset, num_replicas=3, rank=1, seed=5)
+    again = type(fast)(
+        dataset, num_workers=workers, collate_fn=as_list, worker_init_fn=fast.worker_init_fn,
+        batch_sampler=type(fast.batch_sampler)(sampler, batch_size=4, drop_last=False),
+    )  # fmt: skip
+    del fast
+    for epoch in range(2):
+        again.batch_sampler.sampler.set_epoch(epoch)
+        assert [item[0] for b in again for item in b] == list(sampler)
+    assert engine.metrics()[SERVED] == 2 * len(sampler)
+    assert again.report().startswith("Epoch 1") and warned(caplog) == []
+
+
 def test_the_report(folder: DataSet, engine: forebay.Engine) -> None:
     fast = accelerated(DataLoader(Files(file_list(folder)), 4, collate_fn=as_list), engine)
     assert fast.report() == "No epoch has been read to its end yet."

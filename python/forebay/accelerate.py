@@ -299,6 +299,10 @@ class _Tally:
         self._gaps.append(now - self._last)
         self._last = now
 
+    @property
+    def count(self) -> int:
+        return len(self._gaps)
+
     def ended(self, asked: float) -> bool:
         """True the first time."""
         self._waited += time.monotonic() - asked
@@ -343,7 +347,21 @@ def _serve(engine: Engine) -> _forebay.Server:
 class _Announcing:
     """A sampler that tells the engine what it will yield, and yields what the real one yields."""
 
-    def __init__(self, inner: Any, hub: _Hub, *, batched: bool) -> None:
+    def __init__(
+        self,
+        inner: Any,
+        hub: _Hub | None = None,
+        *,
+        batched: bool = True,
+        batch_size: int | None = None,
+        drop_last: bool = False,
+    ) -> None:
+        # Lightning puts another sampler into a loader by making its batch sampler anew, as if it
+        # were PyTorch's own; see _adopted().
+        if batch_size is not None:
+            from torch.utils.data import BatchSampler
+
+            inner = BatchSampler(inner, batch_size, drop_last)
         self.__dict__.update(_inner=inner, _hub=hub, _batched=batched)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -391,19 +409,23 @@ def _accelerated(base: type) -> type:
 
     class Accelerated(base):  # type: ignore[misc, valid-type]
         def _get_iterator(self) -> Any:
-            hub = self._forebay
+            hub = _adopted(self)
+            if hub is None:
+                return super()._get_iterator()
             reader = hub.reader() if self.num_workers == 0 else None
-            iterator = super()._get_iterator()
             plain = self.num_workers == 0 and reader is None
-            # A pass that does not read through us is not ours to judge.
+            # A pass that does not read through us is not ours to judge. Reading ahead begins with
+            # the iterator.
             tally = None if plain else _Tally(hub, self.num_workers)
+            iterator = super()._get_iterator()
             iterator._forebay = (hub, reader, tally)
             iterator.__class__ = _passing(type(iterator))
             return iterator
 
         def report(self) -> str:
             """Why training waited, in one sentence, and a table of the finished passes."""
-            passes = list(self._forebay.passes)
+            hub = _adopted(self)
+            passes = list(hub.passes) if hub is not None else []
             if not passes:
                 return "No epoch has been read to its end yet."
             return f"{sentence(passes[-1])}\n{table(passes)}"
@@ -412,6 +434,32 @@ def _accelerated(base: type) -> type:
     Accelerated.__qualname__ = Accelerated.__name__
     _classes[base] = Accelerated
     return Accelerated
+
+
+def _adopted(loader: Any) -> _Hub | None:
+    """The hub of a loader. One that a framework made of the class and the arguments of another one
+    takes the place of that one.
+    """
+    state = loader.__dict__
+    if "_forebay" not in state:
+        hub = getattr(loader.worker_init_fn, "hub", None)
+        if hub is None:
+            return None
+        name = "batch_sampler" if loader.batch_sampler is not None else "sampler"
+        sampler = state[name]
+        if not isinstance(sampler, _Announcing):
+            sampler = state[name] = _Announcing(sampler, batched=name == "batch_sampler")
+        sampler.__dict__["_hub"] = hub
+        state["_forebay"] = hub
+    return state["_forebay"]
+
+
+def _length(iterator: Any) -> int:
+    """Batches of a pass; -1: unknown."""
+    try:
+        return len(iterator)
+    except TypeError:
+        return -1
 
 
 def _passing(base: type) -> type:
@@ -434,6 +482,9 @@ def _passing(base: type) -> type:
                 raise
             if tally is not None:
                 tally.batch(asked)
+                # Some, such as Lightning, count the batches and never ask for the end.
+                if tally.count == _length(self) and tally.ended(time.monotonic()):
+                    hub.finished(tally)
             return batch
 
         next = __next__
@@ -455,6 +506,7 @@ class _WorkerInit:
 
     def __init__(self, user: Any, hub: _Hub) -> None:
         self._user = user
+        self.hub: _Hub | None = hub  # of the main process
         self._place = hub.place
         self._numbers = hub.numbers
         self._folder = hub.folder
@@ -464,6 +516,7 @@ class _WorkerInit:
         return self._user, self._place, list(self._numbers), self._folder
 
     def __setstate__(self, state: tuple) -> None:
+        self.hub = None
         self._user, self._place, paths, self._folder = state
         self._numbers = {path: number for number, path in enumerate(paths)}
 
