@@ -164,3 +164,10 @@ def test_grain(tmp_path: Path, pictures: Path) -> None:
     command = [sys.executable, EXAMPLES / "jax_grain.py", pictures, "--epochs", "2"]
     own = os.environ.get("PYTHONPATH", "")  # without torch: its workers are started anew
     _said(command, _environment(tmp_path, PYTHONPATH=own), tmp_path)
+
+
+def test_tensorflow(tmp_path: Path, shards: Path) -> None:
+    _needs("tensorflow")
+    command = [sys.executable, EXAMPLES / "tensorflow_train.py", shards, "--epochs", "2"]
+    own = os.environ.get("PYTHONPATH", "")
+    _said(command, _environment(tmp_path, PYTHONPATH=own, TMPDIR=str(tmp_path)), tmp_path)

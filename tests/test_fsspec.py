@@ -1,0 +1,135 @@
+"""forebay:// for fsspec, and what reads through it."""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import forebay.files
+import forebay.url
+import numpy as np
+import pytest
+from data_sets import DataSet
+
+fsspec = pytest.importorskip("fsspec")
+
+from forebay.fsspec_fs import ForebayFileSystem  # noqa: E402
+
+
+@pytest.fixture
+def service(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[forebay.files.Service]:
+    """A service of this test's own, as the first use starts it."""
+    place = tmp_path_factory.mktemp("service")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
+    monkeypatch.setenv("FOREBAY_CACHE", str(place / "cache"))
+    monkeypatch.setattr(forebay.url, "_tried", False)
+    # Files of a test have just been written.
+    start = functools.partial(forebay.files.Service.start, young_ms=0, linger=1)
+    monkeypatch.setattr(forebay.files.Service, "start", start)
+    for name in (forebay.files.CACHE, forebay.files.SOCKET, forebay.files.SOURCES):
+        monkeypatch.setenv(name, "")
+    fsspec.register_implementation("forebay", ForebayFileSystem, clobber=True)
+    assert forebay.url.settings() is not None
+    made = forebay.url._service
+    assert made is not None
+    yield made
+    made.close()
+    forebay.url._service = None
+
+
+def copies(service: forebay.files.Service) -> int:
+    return sum(1 for p in Path(service.cache, "copies").iterdir() if not p.name.endswith(".part"))
+
+
+def test_the_entry_point() -> None:
+    text = (Path(__file__).parent.parent / "pyproject.toml").read_text()
+    assert 'forebay = "forebay.fsspec_fs:ForebayFileSystem"' in text
+
+
+def test_reading(folder: DataSet, service: forebay.files.Service) -> None:
+    names = [str(folder.root / s.name) for s in folder.samples]
+    for _ in range(2):
+        for name, sample in zip(names, folder.samples, strict=True):
+            with fsspec.open(f"forebay://{name}") as file:
+                assert file.read() == sample.data
+    fs = fsspec.filesystem("forebay")
+    big = max(range(len(names)), key=lambda i: len(folder.samples[i].data))
+    data = folder.samples[big].data
+    assert fs.cat_file(names[big], 3, -2) == data[3:-2]
+    assert fs.cat([names[0], names[big]])[names[big]] == data
+    with fs.open(names[big]) as file:
+        assert file.size == len(data) and file.seek(5) == 5
+        again = pickle.loads(pickle.dumps(file))
+        assert again.read() == file.read() == data[5:]
+        again.close()
+    out = io.BytesIO()
+    fs.get_file(names[big], out)
+    assert out.getvalue() == data
+
+
+def test_names_are_the_sources(folder: DataSet, service: forebay.files.Service) -> None:
+    fs, plain = fsspec.filesystem("forebay"), fsspec.filesystem("file")
+    root = str(folder.root)
+    assert sorted(fs.find(root)) == sorted(plain.find(root))
+    assert fs.glob(f"forebay://{root}/*/*.bin") == plain.glob(f"{root}/*/*.bin")
+    path = str(folder.root / folder.samples[3].name)
+    assert fs.info(f"forebay://{path}") == plain.info(path)
+    assert fs.unstrip_protocol(path) == f"forebay://{path}"
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        fs.open(f"forebay://{root}/nowhere")
+
+
+def test_copies_serve_when_the_source_is_gone(
+    folder: DataSet, service: forebay.files.Service
+) -> None:
+    sample = next(s for s in folder.samples if len(s.data) > 0)
+    path = folder.root / sample.name
+    before = copies(service)
+    assert fsspec.open(f"forebay://{path}").open().read() == sample.data
+    assert copies(service) == before + 1
+    moved = path.with_suffix(".moved")
+    path.rename(moved)
+    try:
+        assert fsspec.open(f"forebay://{path}").open().read() == sample.data
+    finally:
+        moved.rename(path)
+
+
+def test_it_is_for_reading(tmp_path: Path, service: forebay.files.Service) -> None:
+    fs = fsspec.filesystem("forebay")
+    kept = tmp_path / "kept"
+    kept.write_bytes(b"kept")
+    changes: list[Any] = [
+        lambda: fs.open(str(kept), "wb"), lambda: fs.open(str(kept), "ab"),
+        lambda: fs.rm(str(kept)), lambda: fs.mv(str(kept), f"{kept}2"),
+        lambda: fs.touch(str(kept)), lambda: fs.mkdir(f"{kept}3"),
+        lambda: fs.put(str(kept), f"{kept}4"), lambda: fs.pipe(str(kept), b"x"),
+    ]  # fmt: skip
+    for change in changes:
+        with pytest.raises(OSError, match="forebay:// is for reading"):
+            change()
+    assert kept.read_bytes() == b"kept" and os.listdir(tmp_path) == ["kept"]
+
+
+def test_pandas_and_pyarrow(tmp_path: Path, service: forebay.files.Service) -> None:
+    pandas = pytest.importorskip("pandas", reason="pandas is not installed")
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    import pyarrow.parquet as pq
+    from pyarrow import dataset
+
+    frame = pandas.DataFrame({"a": np.arange(1000), "b": np.random.default_rng(1).random(1000)})
+    frame.to_parquet(tmp_path / "x.parquet")
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    assert pandas.read_parquet(f"forebay://{tmp_path}/x.parquet").equals(frame)
+    assert np.allclose(pandas.read_csv(f"forebay://{tmp_path}/x.csv"), frame)
+    fs = fsspec.filesystem("forebay")
+    assert pq.read_table(f"{tmp_path}/x.parquet", filesystem=fs).num_rows == 1000
+    found = dataset.dataset(f"{tmp_path}/x.parquet", filesystem=fs, format="parquet")
+    assert found.to_table(columns=["a"])["a"].to_pylist() == list(range(1000))
