@@ -8,7 +8,7 @@ use_venv
 
 stamp="$VENV/.built"
 roots=(CMakeLists.txt pyproject.toml)
-for d in src include python bench/slowfs cmake; do
+for d in src include python bench/slowfs bench/preload cmake; do
   [ ! -d "$d" ] || roots+=("$d")
 done
 sources() { find "${roots[@]}" -type f ! -name '*.pyc' ! -name '*_test.cc' "$@"; }

@@ -24,6 +24,8 @@ constexpr int64_t kChangePatienceMs = 5'000;
 // What one question asks for at most. More would wait for all of it before the first byte.
 constexpr uint64_t kMostAsked = 4 << 20;
 
+constexpr std::string_view kCopies = "/copies/";
+
 int64_t NowMs() {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
@@ -71,8 +73,6 @@ bool WaitForAnswer(int fd, int64_t end) {
 
 }  // namespace
 
-const int Client::kFlags = O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_LARGEFILE;
-
 bool Client::Start(const char* cache, const char* socket, const char* sources) {
   if (mapping_ != nullptr || cache == nullptr || socket == nullptr || sources == nullptr) {
     return false;
@@ -80,18 +80,20 @@ bool Client::Start(const char* cache, const char* socket, const char* sources) {
   const size_t cache_length = NormalPath({}, cache, cache_, sizeof(cache_));
   const size_t socket_length = std::strlen(socket);
   if (cache_length == 0 || cache[0] != '/' || socket_length == 0 ||
-      socket_length >= sizeof(socket_)) {
+      socket_length >= sizeof(socket_) || cache_length + kCopies.size() > sizeof(cache_)) {
     return false;
   }
   std::memcpy(socket_, socket, socket_length + 1);
   size_t used = 0;
+  source_count_ = 0;
   for (const char* at = sources; *at != 0;) {
     const char* end = at;
     while (*end != 0 && *end != ':') ++end;
     if (end != at) {
       const size_t length = NormalPath({}, {at, static_cast<size_t>(end - at)}, sources_ + used,
                                        sizeof(sources_) - 1 - used);
-      if (*at != '/' || length == 0) return false;
+      if (*at != '/' || length == 0 || source_count_ == kMostSources) return false;
+      source_lengths_[source_count_++] = static_cast<uint32_t>(length);
       used += length + 1;
     }
     at = *end == 0 ? end : end + 1;
@@ -116,6 +118,11 @@ bool Client::Start(const char* cache, const char* socket, const char* sources) {
     munmap(mapping, static_cast<size_t>(bytes));
     return false;
   }
+  cache_inside_ = false;
+  for (const char* at = sources_; *at != 0; at += std::strlen(at) + 1) {
+    if (IsBelow({cache_, cache_length}, at)) cache_inside_ = true;
+  }
+  std::memcpy(cache_ + cache_length, kCopies.data(), kCopies.size());
   mapping_ = mapping;
   mapping_bytes_ = static_cast<size_t>(bytes);
   cache_length_ = cache_length;
@@ -133,10 +140,28 @@ void Client::Stop() {
 bool Client::Covers(std::string_view path) const {
   for (const char* at = sources_; *at != 0;) {
     const std::string_view source(at);
-    if (IsBelow(path, source)) return !IsBelow(path, {cache_, cache_length_});
+    if (IsBelow(path, source)) {
+      return !cache_inside_ || !IsBelow(path, {cache_, cache_length_});
+    }
     at += source.size() + 1;
   }
   return false;
+}
+
+size_t Client::Plainly(const char* path) const {
+  const char* at = sources_;
+  for (size_t n = 0; n < source_count_; at += source_lengths_[n] + 1, ++n) {
+    size_t i = source_lengths_[n];
+    if (std::strncmp(path, at, i) != 0 || path[i] != '/') continue;
+    // After each slash there must be a name, and none that begins with a dot: a rare thing, and not
+    // worth telling ".." from it here.
+    for (char before = 0; path[i] != 0; before = path[i], ++i) {
+      if (before == '/' && (path[i] == '/' || path[i] == '.')) return 0;
+    }
+    if (path[i - 1] == '/' || i >= 4096) return 0;
+    return cache_inside_ && IsBelow({path, i}, {cache_, cache_length_}) ? 0 : i;
+  }
+  return 0;
 }
 
 bool Client::Knows(std::string_view path) const {
@@ -144,20 +169,15 @@ bool Client::Knows(std::string_view path) const {
 }
 
 size_t Client::CopyName(const FileKey& key, const char* ending, char* out, size_t size) const {
-  constexpr std::string_view kFolder = "/copies/";
+  const size_t folder = cache_length_ + kCopies.size();
   const size_t ending_length = std::strlen(ending);
-  if (cache_length_ + kFolder.size() + kNameLength + ending_length + 1 > size) return 0;
+  if (folder + kNameLength + ending_length + 1 > size) return 0;
+  std::memcpy(out, cache_, folder);
   char name[kNameLength + 1];
   NameOf(key, name);
-  char* at = out;
-  std::memcpy(at, cache_, cache_length_);
-  at += cache_length_;
-  std::memcpy(at, kFolder.data(), kFolder.size());
-  at += kFolder.size();
-  std::memcpy(at, name, kNameLength);
-  at += kNameLength;
-  std::memcpy(at, ending, ending_length + 1);
-  return static_cast<size_t>(at - out) + ending_length;
+  std::memcpy(out + folder, name, kNameLength);
+  std::memcpy(out + folder + kNameLength, ending, ending_length + 1);
+  return folder + kNameLength + ending_length;
 }
 
 int Client::OpenCopy(std::string_view path, int flags, Found* found, uint64_t* size) const {
@@ -174,7 +194,13 @@ int Client::OpenCopy(std::string_view path, int flags, Found* found, uint64_t* s
     if (asked || state == FileState::kKept || state == FileState::kStaged) {
       const int fd = OpenAt(name, O_RDONLY | (flags & kFlags));
       if (fd >= 0) {
-        if (slot != nullptr) slot->opens.fetch_add(1, std::memory_order_relaxed);
+        if (state == FileState::kKept) {
+          // Only counted, and one lost to another thread is no matter.
+          slot->opens.store(slot->opens.load(std::memory_order_relaxed) + 1,
+                            std::memory_order_relaxed);
+        } else if (slot != nullptr) {
+          slot->opens.fetch_add(1, std::memory_order_relaxed);
+        }
         *found = Found::kCopy;
         return fd;
       }
@@ -192,6 +218,19 @@ int Client::OpenCopy(std::string_view path, int flags, Found* found, uint64_t* s
     if (answer != Answer::kReady) return -1;
   }
   return -1;
+}
+
+bool Client::AwaitAll(std::string_view path, uint64_t size) const {
+  uint64_t a = 0;
+  uint64_t b = size;
+  if (!on() || Ask(Kind::kRange, path, &a, &b) != Answer::kReady) return false;
+  // The last byte is there; its name follows.
+  char name[kMostCopyPath];
+  for (int i = 0; i < 40 && !CopyPath(path, name, sizeof(name)); ++i) {
+    const timespec pause{.tv_sec = 0, .tv_nsec = 5'000'000};
+    RawCall(SYS_nanosleep, RawArgument(&pause), 0);
+  }
+  return CopyPath(path, name, sizeof(name));
 }
 
 bool Client::CopyPath(std::string_view path, char* out, size_t size) const {
@@ -238,13 +277,13 @@ int64_t Client::ReadPart(std::string_view path, void* out, size_t bytes, uint64_
       last = first + kMostAsked / kBlock - 1;
       bytes = (last + 1) * kBlock - offset;
     }
-    const bool known =
-        seen != nullptr && first == last && seen->block.load(std::memory_order_relaxed) == first;
+    const bool known = seen != nullptr && first == last &&
+                       seen->block.load(std::memory_order_relaxed) == first + 1;
     if (!known) {
       uint64_t a = first * kBlock;
       uint64_t b = (last - first + 1) * kBlock;
       if (Ask(Kind::kRange, path, &a, &b) != Answer::kReady) return -EAGAIN;
-      if (seen != nullptr) seen->block.store(last, std::memory_order_relaxed);
+      if (seen != nullptr) seen->block.store(last + 1, std::memory_order_relaxed);
     }
   }
   char name[kMostCopyPath];

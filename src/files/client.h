@@ -7,6 +7,8 @@
 // is opened.
 #pragma once
 
+#include <fcntl.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -33,11 +35,16 @@ class Client {
 
   // Whether a normal path lies in a data folder, and not in the cache.
   bool Covers(std::string_view path) const;
+  // The length of an absolute path that is normal as it stands and lies in a data folder, which is
+  // then Covers(); 0: it takes a closer look. One pass over the path.
+  size_t Plainly(const char* path) const;
   // Whether the cache knows this very path. Files outside of the data folders are known when a link
   // of a data folder leads to them.
   bool Knows(std::string_view path) const;
   // Data folders in their normal form, each ended by a 0, the last by two.
   const char* sources() const { return sources_; }
+  size_t source_count() const { return source_count_; }
+  size_t source_length(size_t number) const { return source_lengths_[number]; }
 
   enum class Found : uint8_t { kCopy, kSource, kPartial };
   // The copy of a normal path, opened with O_RDONLY and `flags`, which are of kFlags; asks and
@@ -45,9 +52,13 @@ class Client {
   // `size` is what the service says of the source.
   int OpenCopy(std::string_view path, int flags, Found* found, uint64_t* size = nullptr) const;
   // What an open of a copy can honour.
-  static const int kFlags;
+  static constexpr int kFlags =
+      O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY | O_LARGEFILE;
 
   static constexpr size_t kMostCopyPath = 1024 + 64;
+  // Waits until all of a file that is being copied is there; false when that is not to be had.
+  bool AwaitAll(std::string_view path, uint64_t size) const;
+
   // The copy's name when there is one right now; asks nobody.
   bool CopyPath(std::string_view path, char* out, size_t size) const;
 
@@ -57,10 +68,10 @@ class Client {
   // The same for one that is no folder: asks nobody when the service knows already.
   void FileChanged(std::string_view path) const;
 
-  // The block of a file that was last seen to be there; kept by whoever reads the file.
+  // The block of a file that was last seen to be there, and 1; kept by whoever reads the file.
   static constexpr uint64_t kBlock = 1 << 20;
   struct Seen {
-    std::atomic<uint64_t> block{UINT64_MAX};
+    std::atomic<uint64_t> block{0};
   };
   // Bytes of a file that is being copied, or has been: as pread(), or -EAGAIN when the source is to
   // be asked. It may read less than there is.
@@ -75,9 +86,13 @@ class Client {
   FileTable table_;
   void* mapping_ = nullptr;
   size_t mapping_bytes_ = 0;
+  bool cache_inside_ = false;  // of a data folder
   size_t cache_length_ = 0;
-  char cache_[1024] = {};
+  char cache_[1024] = {};  // goes on with "/copies/"
   char socket_[108] = {};
+  static constexpr size_t kMostSources = 64;
+  size_t source_count_ = 0;
+  uint32_t source_lengths_[kMostSources] = {};
   char sources_[4096] = {};  // each ends with a 0, the last with two
 };
 

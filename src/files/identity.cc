@@ -9,16 +9,19 @@ namespace {
 
 int Check(ssize_t got, Identity* out) {
   if (got < 0) return errno;
-  constexpr auto kHead = static_cast<ssize_t>(offsetof(Identity, path));
-  if (got < kHead || out->version != Identity::kVersion || out->path_length >= sizeof(out->path) ||
-      got != kHead + static_cast<ssize_t>(out->path_length)) {
-    return ENODATA;
-  }
-  out->path[out->path_length] = 0;
-  return 0;
+  return CheckIdentity(static_cast<size_t>(got), out) ? 0 : ENODATA;
 }
 
 }  // namespace
+
+bool CheckIdentity(size_t bytes, Identity* out) {
+  if (bytes < offsetof(Identity, path) || out->version != Identity::kVersion ||
+      out->path_length >= sizeof(out->path) || bytes != out->bytes()) {
+    return false;
+  }
+  out->path[out->path_length] = 0;
+  return true;
+}
 
 int ReadIdentity(int fd, Identity* out) {
   return Check(fgetxattr(fd, kIdentityName, out, sizeof(*out)), out);

@@ -30,6 +30,8 @@ struct Identity {
   size_t bytes() const { return offsetof(Identity, path) + path_length; }
 };
 
+// Whether `bytes` read into `out` are an identity; ends its path with a 0.
+bool CheckIdentity(size_t bytes, Identity* out);
 // 0, or an errno: ENODATA when the file is no copy.
 int ReadIdentity(int fd, Identity* out);
 int ReadIdentityAt(const char* copy, Identity* out);

@@ -1,5 +1,6 @@
 #include "files/key.h"
 
+#include <bit>
 #include <cstring>
 
 namespace forebay::files {
@@ -18,35 +19,55 @@ uint64_t Mix(uint64_t a, uint64_t b) {
 
 }  // namespace
 
-// Two lanes of folded multiplications with different constants, over the same words.
+// Two lanes of folded multiplications with different constants, over the same words, two at a time.
 FileKey KeyOf(std::string_view path) {
   uint64_t a = kPrimeA ^ path.size();
   uint64_t b = kPrimeB + path.size();
-  const char* at = path.data();
-  const auto take = [&](uint64_t word) {
-    a = Mix(a ^ word, kPrimeB) + kPrimeC;
-    b = Mix(b + word, kPrimeC | 1) ^ (a >> 7) ^ word;
+  const auto take = [&](uint64_t one, uint64_t two) {
+    a = Mix(one ^ a, two ^ kPrimeC);
+    b = Mix(one ^ kPrimeA, two ^ b);
   };
+  const auto word = [](const char* at) {
+    uint64_t value = 0;
+    std::memcpy(&value, at, 8);
+    return value;
+  };
+  const char* at = path.data();
   size_t left = path.size();
-  for (; left >= 8; left -= 8, at += 8) {
-    uint64_t word = 0;
-    std::memcpy(&word, at, 8);
-    take(word);
-  }
-  if (left > 0) {
-    uint64_t word = 0;
-    std::memcpy(&word, at, left);
-    take(word);
+  if (left < 16) {
+    char padded[16] = {};
+    if (left > 0) std::memcpy(padded, at, left);
+    take(word(padded), word(padded + 8));
+  } else {
+    for (; left > 16; left -= 16, at += 16) take(word(at), word(at + 8));
+    at -= 16 - left;  // the last 16 bytes, some of them again
+    take(word(at), word(at + 8));
   }
   return {.high = Mix(a ^ (b >> 3), kPrimeA) ^ b, .low = Mix(b, kPrimeA ^ kPrimeC) + a};
 }
 
+namespace {
+
+// Eight digits at once: each nibble to a byte of its own, then 10 to 15 are moved on to the
+// letters.
+inline void EightDigits(uint32_t value, char* out) {
+  constexpr uint64_t kOnes = 0x0101010101010101;
+  uint64_t x = __builtin_bswap32(value);
+  x = (x | (x << 16)) & 0x0000FFFF0000FFFF;
+  x = (x | (x << 8)) & 0x00FF00FF00FF00FF;
+  x = ((x >> 4) | (x << 8)) & (0x0F * kOnes);
+  x += '0' * kOnes + (((x + 6 * kOnes) >> 4) & kOnes) * ('a' - '0' - 10);
+  if constexpr (std::endian::native == std::endian::big) x = __builtin_bswap64(x);
+  std::memcpy(out, &x, 8);
+}
+
+}  // namespace
+
 void NameOf(const FileKey& key, char (&out)[kNameLength + 1]) {
-  constexpr char kDigits[] = "0123456789abcdef";
-  for (size_t i = 0; i < 16; ++i) {
-    out[i] = kDigits[(key.high >> (60 - 4 * i)) & 15];
-    out[16 + i] = kDigits[(key.low >> (60 - 4 * i)) & 15];
-  }
+  EightDigits(static_cast<uint32_t>(key.high >> 32), out);
+  EightDigits(static_cast<uint32_t>(key.high), out + 8);
+  EightDigits(static_cast<uint32_t>(key.low >> 32), out + 16);
+  EightDigits(static_cast<uint32_t>(key.low), out + 24);
   out[kNameLength] = 0;
 }
 

@@ -1,0 +1,41 @@
+// Descriptors of large files that are being copied. They are the source's own; what is read of them
+// comes from the part of the copy that is there, or is waited for, so that nothing is read from the
+// source twice.
+//
+// An entry only says what a descriptor may be: each read makes sure of it by device and inode. So a
+// close that was not seen, an entry taken over by another file, and a fork in the middle of an
+// update do no harm. No locks, and any thread may call anything at any time.
+#pragma once
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace forebay::posix {
+
+constexpr int kMostTracked = 1 << 14;  // descriptors above are read as they are
+extern std::atomic<bool> any_partial;
+extern std::atomic<uint16_t> partial_of[kMostTracked];
+
+inline bool MayBePartial(int fd) {
+  return any_partial.load(std::memory_order_relaxed) && fd >= 0 && fd < kMostTracked &&
+         partial_of[fd].load(std::memory_order_relaxed) != 0;
+}
+
+void TrackPartial(int fd, std::string_view path);
+// What close(), dup2() and the like do to it.
+inline void ForgetPartial(int fd) {
+  if (MayBePartial(fd)) partial_of[fd].store(0, std::memory_order_relaxed);
+}
+void ForgetPartials(unsigned first, unsigned last);
+void SharePartial(int from, int to);
+
+// As read(), pread(), readv() and preadv(); false: ask libc.
+bool ReadPartial(int fd, const iovec* parts, int count, ssize_t* result);
+bool ReadPartialAt(int fd, const iovec* parts, int count, off_t offset, ssize_t* result);
+
+}  // namespace forebay::posix

@@ -1,0 +1,229 @@
+#include "posix/place.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+
+#include "files/raw_call.h"
+
+namespace forebay::posix {
+namespace {
+
+using files::RawArgument;
+using files::RawCall;
+
+constinit files::Client client;
+constinit std::atomic<bool> off = true;
+// Whether a relative path can lie in a data folder.
+constinit std::atomic<bool> folder_matters = true;
+
+// The data folders without links in their paths; written once, when the first change comes.
+constinit char real_sources[kMostPath] = {};
+constinit std::atomic<int> real_state = 0;  // 1: being written, 2: there
+
+// Whether an absolute path may lie below a normal one. It is compared up to where the two part:
+// there, "//" and "/." leave it open.
+bool MayBeBelow(const char* path, const char* source, size_t length) {
+  if (length == 1) return true;
+  const size_t most = strnlen(path, length);
+  size_t i = 0;
+  for (; i + 8 <= most; i += 8) {
+    if (std::memcmp(path + i, source + i, 8) != 0) break;
+  }
+  while (i < most && path[i] == source[i]) ++i;
+  if (i == length) return path[i] == '/' || path[i] == 0;
+  return i > 0 && path[i - 1] == '/' && (path[i] == '/' || path[i] == '.');
+}
+
+bool Related(std::string_view folder) {
+  for (const char* at = client.sources(); *at != 0;) {
+    const std::string_view source(at);
+    if (files::IsBelow(folder, source) || files::IsBelow(source, folder)) return true;
+    at += source.size() + 1;
+  }
+  return false;
+}
+
+size_t WorkingFolder(char (&out)[kMostPath]) {
+  const long length = RawCall(SYS_getcwd, RawArgument(out), sizeof(out));
+  return length > 1 && out[0] == '/' ? static_cast<size_t>(length - 1) : 0;
+}
+
+size_t ReadLinkOf(int fd, char (&out)[kMostPath]) {
+  char name[32] = "/proc/self/fd/";
+  char digits[12];
+  size_t count = 0;
+  for (auto left = static_cast<unsigned>(fd); left > 0 || count == 0; left /= 10) {
+    digits[count++] = static_cast<char>('0' + left % 10);
+  }
+  char* at = name + std::strlen(name);
+  while (count > 0) *at++ = digits[--count];
+  *at = 0;
+  const long length =
+      RawCall(SYS_readlinkat, AT_FDCWD, RawArgument(name), RawArgument(out), sizeof(out) - 1);
+  if (length <= 0 || out[0] != '/') return 0;
+  out[length] = 0;
+  return static_cast<size_t>(length);
+}
+
+size_t RealOf(int folder, const char* path, int flags, char (&out)[kMostPath]) {
+  const long fd = RawCall(SYS_openat, folder, RawArgument(path), O_PATH | O_CLOEXEC | flags, 0);
+  if (fd < 0) return 0;
+  const size_t length = ReadLinkOf(static_cast<int>(fd), out);
+  RawCall(SYS_close, fd);
+  return length;
+}
+
+// Data folders whose path cannot be told right now are left out.
+void FillRealSources(char (&out)[kMostPath], bool* complete) {
+  size_t used = 0;
+  *complete = true;
+  for (const char* at = client.sources(); *at != 0; at += std::strlen(at) + 1) {
+    char real[kMostPath];
+    const size_t length = RealOf(AT_FDCWD, at, O_DIRECTORY, real);
+    if (length == 0) {
+      *complete = false;
+    } else if (used + length + 2 <= sizeof(out)) {
+      std::memcpy(out + used, real, length + 1);
+      used += length + 1;
+    }
+  }
+  out[used] = 0;
+}
+
+bool BelowAny(const char* sources, std::string_view path, bool tree) {
+  for (const char* at = sources; *at != 0;) {
+    const std::string_view source(at);
+    if (files::IsBelow(path, source) || (tree && files::IsBelow(source, path))) return true;
+    at += source.size() + 1;
+  }
+  return false;
+}
+
+bool Good(long got, files::Identity* out) {
+  return got >= 0 && files::CheckIdentity(static_cast<size_t>(got), out);
+}
+
+}  // namespace
+
+void StartPlace() {
+  if (client.Start(getenv(files::kCacheVariable), getenv(files::kSocketVariable),
+                   getenv(files::kSourcesVariable))) {
+    FolderChanged();
+    off.store(false, std::memory_order_release);
+  }
+}
+
+const files::Client& TheClient() { return client; }
+
+bool MayBeInside(int folder, const char* path) {
+  if (off.load(std::memory_order_acquire) || path == nullptr) return false;
+  if (path[0] == '/') {
+    const char* at = client.sources();
+    for (size_t n = 0; n < client.source_count(); at += client.source_length(n) + 1, ++n) {
+      if (MayBeBelow(path, at, client.source_length(n))) return client.on();
+    }
+    return false;
+  }
+  if (path[0] == 0) return false;
+  if (folder == AT_FDCWD && !folder_matters.load(std::memory_order_relaxed)) return false;
+  return client.on();
+}
+
+std::string_view Inside(int folder, const char* path, char (&room)[kMostPath]) {
+  if (path[0] == '/') {
+    if (const size_t length = client.Plainly(path); length > 0) return {path, length};
+  }
+  const std::string_view text(path);
+  // A folder, or an error that only libc can give.
+  if (text.ends_with('/') || text.ends_with("/.") || text == ".") return {};
+  size_t length = 0;
+  if (path[0] == '/') {
+    length = files::NormalPath({}, text, room, sizeof(room));
+  } else {
+    char base[kMostPath];
+    const size_t base_length = folder == AT_FDCWD ? WorkingFolder(base) : ReadLinkOf(folder, base);
+    if (base_length == 0) return {};
+    length = files::NormalPath({base, base_length}, text, room, sizeof(room));
+  }
+  const std::string_view normal(room, length);
+  return length > 0 && client.Covers(normal) ? normal : std::string_view();
+}
+
+void FolderChanged() {
+  char folder[kMostPath];
+  const size_t length = WorkingFolder(folder);
+  folder_matters.store(length == 0 || Related({folder, length}), std::memory_order_relaxed);
+}
+
+void RootChanged() { off.store(true, std::memory_order_release); }
+
+size_t PathOf(int fd, char (&out)[kMostPath]) { return ReadLinkOf(fd, out); }
+
+size_t RealPath(int folder, const char* path, bool follow, char (&out)[kMostPath]) {
+  if (path == nullptr || path[0] == 0) return 0;
+  if (follow) return RealOf(folder, path, 0, out);
+  std::string_view text(path);
+  while (text.size() > 1 && text.back() == '/') text.remove_suffix(1);
+  const size_t slash = text.rfind('/');
+  const bool has_folder = slash != std::string_view::npos;
+  const std::string_view name(text.data() + (has_folder ? slash + 1 : 0),
+                              text.size() - (has_folder ? slash + 1 : 0));
+  char above[kMostPath];
+  const size_t above_length = has_folder ? slash + 1 : 1;  // with its slash, so "/" is one, too
+  if (name.empty() || name == "." || name == ".." || above_length >= sizeof(above)) return 0;
+  std::memcpy(above, has_folder ? text.data() : ".", above_length);
+  above[above_length] = 0;
+  size_t length = RealOf(folder, above, O_DIRECTORY, out);
+  if (length == 0 || length + name.size() + 2 > sizeof(out)) return 0;
+  if (out[length - 1] != '/') out[length++] = '/';
+  std::memcpy(out + length, name.data(), name.size());
+  length += name.size();
+  out[length] = 0;
+  return length;
+}
+
+bool Concerns(std::string_view real, bool tree) {
+  if (real.empty() || off.load(std::memory_order_acquire) || !client.on()) return false;
+  if (client.Covers(real) || client.Knows(real)) return true;
+  if (tree && BelowAny(client.sources(), real, true)) return true;
+  if (real_state.load(std::memory_order_acquire) == 2) return BelowAny(real_sources, real, tree);
+  // Neither a lock nor a wait: who comes meanwhile looks for itself.
+  char found[kMostPath];
+  bool complete = false;
+  FillRealSources(found, &complete);
+  int none = 0;
+  if (complete && real_state.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {
+    std::memcpy(real_sources, found, sizeof(found));
+    real_state.store(2, std::memory_order_release);
+  }
+  return BelowAny(found, real, tree);
+}
+
+bool IdentityOf(int fd, files::Identity* out) {
+  struct stat stat {};
+  if (RawCall(SYS_fstat, fd, RawArgument(&stat)) != 0 || !files::MayBeCopy(stat.st_mode)) {
+    return false;
+  }
+  return IdentityOfCopy(fd, out);
+}
+
+bool IdentityOfCopy(int fd, files::Identity* out) {
+  return Good(
+      RawCall(SYS_fgetxattr, fd, RawArgument(files::kIdentityName), RawArgument(out), sizeof(*out)),
+      out);
+}
+
+bool IdentityAt(std::string_view path, bool follow, files::Identity* out) {
+  char copy[files::Client::kMostCopyPath];
+  if (!client.CopyPath(path, copy, sizeof(copy))) return false;
+  return Good(RawCall(follow ? SYS_getxattr : SYS_lgetxattr, RawArgument(copy),
+                      RawArgument(files::kIdentityName), RawArgument(out), sizeof(*out)),
+              out);
+}
+
+}  // namespace forebay::posix

@@ -1,0 +1,402 @@
+// Programs under the preloaded library, against a cache that the test has made and a service that
+// answers as the test says.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <spawn.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "files/client.h"
+#include "files/fake_service.h"
+#include "files/identity.h"
+#include "files/table.h"
+
+namespace forebay::posix {
+namespace {
+
+using files::Answer;
+using files::FakeService;
+using files::FileSlot;
+using files::FileState;
+using files::FileTable;
+using files::Header;
+using files::Kind;
+using files::Say;
+
+namespace fs = std::filesystem;
+
+class PreloadTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = (fs::temp_directory_path() / "fby-XXXXXX").string();
+    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    root_ = fs::canonical(pattern).string();
+    data_ = root_ + "/data";
+    fs::create_directories(root_ + "/cache/copies");
+    fs::create_directories(data_ + "/sub");
+    constexpr uint64_t kSlots = 256;
+    const int fd = open((root_ + "/cache/table").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    ASSERT_GE(fd, 0);
+    bytes_ = FileTable::BytesFor(kSlots);
+    ASSERT_EQ(ftruncate(fd, static_cast<off_t>(bytes_)), 0);
+    mapping_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    ASSERT_NE(mapping_, MAP_FAILED);
+    table_ = FileTable::Make(mapping_, kSlots);
+  }
+  void TearDown() override {
+    service_.reset();
+    munmap(mapping_, bytes_);
+    fs::remove_all(root_);
+  }
+
+  static void Write(const std::string& path, const std::string& text) {
+    std::ofstream(path, std::ios::binary) << text;
+  }
+  std::string CopyOf(const std::string& path) const {
+    char name[files::kNameLength + 1];
+    files::NameOf(files::KeyOf(path), name);
+    return root_ + "/cache/copies/" + name;
+  }
+  void Set(const std::string& path, FileState state) {
+    FileSlot* slot = table_.Find(files::KeyOf(path));
+    if (slot == nullptr) {
+      table_.Add(files::KeyOf(path), state);
+    } else {
+      FileTable::Set(*slot, state);
+    }
+  }
+  // As the service would make one.
+  void Copy(const std::string& path, const std::string& text) {
+    files::Identity identity;
+    ASSERT_EQ(stat(path.c_str(), &identity.stat), 0);
+    struct statx birth {};
+    ASSERT_EQ(statx(AT_FDCWD, path.c_str(), 0, STATX_BTIME, &birth), 0);
+    identity.birth_seconds = birth.stx_btime.tv_sec;
+    identity.birth_nanoseconds = birth.stx_btime.tv_nsec;
+    std::strncpy(identity.path, path.c_str(), sizeof(identity.path) - 1);
+    identity.path_length = static_cast<uint32_t>(path.size());
+    fs::remove(CopyOf(path));
+    const int fd = open(CopyOf(path).c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    ASSERT_GE(fd, 0);
+    ASSERT_EQ(write(fd, text.data(), text.size()), static_cast<ssize_t>(text.size()));
+    ASSERT_EQ(files::WriteIdentity(fd, identity), 0);
+    ASSERT_EQ(fchmod(fd, files::kCopyMode & 07777), 0);
+    close(fd);
+    Set(path, FileState::kKept);
+  }
+  // A file of the data folder and its copy.
+  std::string Both(const std::string& name, const std::string& source, const std::string& copy) {
+    const std::string path = data_ + "/" + name;
+    Write(path, source);
+    Copy(path, copy);
+    return path;
+  }
+
+  // Changes as the real service takes them; questions for copies as `reply` says.
+  void Serve(FakeService::Reply reply = [](const auto&) { return Say(Answer::kSource); }) {
+    service_ = std::make_unique<FakeService>(
+        root_ + "/s", [this, reply](const FakeService::Question& question) {
+          if (question.kind != Kind::kChanged) return reply(question);
+          for (const auto& entry : fs::recursive_directory_iterator(data_)) {
+            const std::string path = entry.path().string();
+            if (files::IsBelow(path, question.path)) Drop(path);
+          }
+          Drop(question.path);
+          return Say(Answer::kReady);
+        });
+  }
+  void Drop(const std::string& path) {
+    fs::remove(CopyOf(path));
+    Set(path, FileState::kChanged);
+  }
+  bool Told(const std::string& path) const {
+    const auto asked = service_->questions();
+    return std::any_of(asked.begin(), asked.end(), [&](const auto& question) {
+      return question.kind == Kind::kChanged && question.path == path;
+    });
+  }
+
+  struct Outcome {
+    int status = -1;
+    std::string text;
+    std::vector<std::string> lines() const {
+      std::vector<std::string> all;
+      std::istringstream in(text);
+      for (std::string line; std::getline(in, line);) all.push_back(line);
+      return all;
+    }
+    bool operator==(const Outcome&) const = default;
+  };
+
+  enum class With { kNothing, kLibrary, kLibraryAlone, kEarly };
+  Outcome Run(With with, std::vector<std::string> arguments) const {
+    std::vector<std::string> variables;
+    for (char** at = environ; *at != nullptr; ++at) {
+      if (std::strncmp(*at, "LD_PRELOAD=", 11) != 0) variables.emplace_back(*at);
+    }
+    if (with != With::kNothing) {
+      variables.push_back(std::string("LD_PRELOAD=") + POSIX_LIBRARY +
+                          (with == With::kEarly ? std::string(":") + EARLY_LIBRARY : ""));
+    }
+    if (with == With::kLibrary || with == With::kEarly) {
+      variables.push_back(files::kCacheVariable + ("=" + root_ + "/cache"));
+      variables.push_back(files::kSocketVariable + ("=" + root_ + "/s"));
+      variables.push_back(files::kSourcesVariable + ("=/nowhere:" + data_));
+    }
+    arguments.insert(arguments.begin(), PROBE);
+    const auto pointers = [](std::vector<std::string>& from) {
+      std::vector<char*> all;
+      for (std::string& text : from) all.push_back(text.data());
+      all.push_back(nullptr);
+      return all;
+    };
+    int pipes[2];
+    Outcome outcome;
+    if (pipe2(pipes, O_CLOEXEC) != 0) return outcome;
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, pipes[1], 1);
+    pid_t child = -1;
+    const int rc = posix_spawn(&child, PROBE, &actions, nullptr, pointers(arguments).data(),
+                               pointers(variables).data());
+    posix_spawn_file_actions_destroy(&actions);
+    close(pipes[1]);
+    char buffer[4096];
+    for (ssize_t got = 0; rc == 0 && (got = read(pipes[0], buffer, sizeof(buffer))) > 0;) {
+      outcome.text.append(buffer, static_cast<size_t>(got));
+    }
+    close(pipes[0]);
+    if (rc == 0) waitpid(child, &outcome.status, 0);
+    return outcome;
+  }
+  // What the program does without and with the library; it must be the same.
+  void ExpectSame(const std::vector<std::string>& arguments) const {
+    const Outcome plain = Run(With::kNothing, arguments);
+    const Outcome with = Run(With::kLibrary, arguments);
+    EXPECT_EQ(plain.status, 0);
+    EXPECT_EQ(with.status, plain.status);
+    EXPECT_EQ(with.text, plain.text);
+  }
+
+  std::string root_;
+  std::string data_;
+  void* mapping_ = nullptr;
+  size_t bytes_ = 0;
+  FileTable table_;
+  std::unique_ptr<FakeService> service_;
+};
+
+TEST_F(PreloadTest, EveryReadComesFromTheCopy) {
+  Serve();
+  const std::string path = Both("sub/a", "of the source", "of the copy!!");
+  const Outcome plain = Run(With::kNothing, {"read", path});
+  const Outcome with = Run(With::kLibrary, {"read", path});
+  ASSERT_EQ(with.status, 0);
+  // Where the source is read without the library, the copy is with it; all else is the same.
+  std::string expected = plain.text;
+  for (size_t at = 0; (at = expected.find("source", at)) != std::string::npos;) {
+    expected.replace(at, 6, "copy!!");
+  }
+  EXPECT_EQ(with.text, expected);
+  EXPECT_NE(with.text, plain.text);
+  EXPECT_GT(table_.Find(files::KeyOf(path))->opens.load(), 10U);
+  EXPECT_TRUE(service_->questions().empty());
+}
+
+TEST_F(PreloadTest, AFileIsWhatItWas) {
+  Serve();
+  const std::string path = Both("sub/a", "the same", "the same");
+  Write(data_ + "/uncopied", "only here");
+  ExpectSame({"read", path});
+  ExpectSame({"stat", path});
+  ExpectSame({"exec", path});
+  ExpectSame({"stat", data_ + "/uncopied"});
+  ExpectSame({"read", data_ + "/uncopied"});
+  // By a link, whose copy is an alias.
+  const std::string link = data_ + "/link";
+  fs::create_symlink(path, link);
+  fs::create_symlink(CopyOf(path), CopyOf(link));
+  Set(link, FileState::kKept);
+  ExpectSame({"read", link});
+  ExpectSame({"stat", link});
+}
+
+TEST_F(PreloadTest, TheIdentityIsTheCopysNotThePaths) {
+  // Shows that stat() is answered without the source.
+  const std::string path = Both("a", "text", "text");
+  const Outcome before = Run(With::kLibrary, {"stat", path});
+  Write(path, "another length");  // unseen
+  const Outcome after = Run(With::kLibrary, {"stat", path});
+  const auto first = before.lines();
+  const auto second = after.lines();
+  ASSERT_EQ(first.size(), second.size());
+  for (size_t i = 0; i < first.size(); ++i) {
+    if (first[i].starts_with("fstatfs") || first[i].starts_with("fstatvfs")) continue;
+    EXPECT_EQ(first[i], second[i]);
+  }
+}
+
+TEST_F(PreloadTest, WithoutACacheNothingHappens) {
+  const std::string path = Both("a", "of the source", "of the copy");
+  EXPECT_EQ(Run(With::kLibraryAlone, {"read", path}), Run(With::kNothing, {"read", path}));
+  fs::remove(root_ + "/cache/table");
+  EXPECT_EQ(Run(With::kLibrary, {"read", path}), Run(With::kNothing, {"read", path}));
+}
+
+TEST_F(PreloadTest, OutsideNobodyIsAsked) {
+  Serve();
+  fs::create_directories(root_ + "/database");
+  Write(root_ + "/database/a", "of the source");
+  ExpectSame({"read", root_ + "/database/a"});
+  ExpectSame({"stat", root_ + "/database/a"});
+  ExpectSame({"change", "open", root_ + "/database/a"});
+  EXPECT_EQ(Run(With::kLibrary, {"change", "unlink", root_ + "/database/a"}).status, 0);
+  EXPECT_TRUE(service_->questions().empty());
+}
+
+TEST_F(PreloadTest, AMissingCopyIsAskedForAndWaitedFor) {
+  const std::string path = data_ + "/a";
+  Write(path, "of the source");
+  Serve([&](const FakeService::Question& question) {
+    if (question.kind != Kind::kGet || question.path != path) return Say(Answer::kSource);
+    Copy(path, "of the copy");
+    return Say(Answer::kReady);
+  });
+  const Outcome with = Run(With::kLibrary, {"read", path});
+  EXPECT_TRUE(with.text.starts_with("open: of the copy\n")) << with.text;
+  EXPECT_EQ(service_->questions().size(), 1U);
+}
+
+TEST_F(PreloadTest, WithoutAServiceCopiesAreStillReadAndTheRestIsTheSource) {
+  const std::string copied = Both("a", "of the source", "of the copy");
+  Write(data_ + "/b", "of the source");
+  EXPECT_TRUE(Run(With::kLibrary, {"read", copied}).text.starts_with("open: of the copy\n"));
+  ExpectSame({"read", data_ + "/b"});
+  // A change that nobody hears: no copy is right for sure.
+  EXPECT_EQ(Run(With::kLibrary, {"change", "chmod", data_ + "/b"}).status, 0);
+  EXPECT_TRUE(table_.closed());
+  ExpectSame({"read", copied});
+}
+
+TEST_F(PreloadTest, AfterAChangeTheSourceIsRead) {
+  Serve();
+  for (const std::string how :
+       {"open",     "openat", "creat",     "syscall",  "fopen",     "freopen",  "unlink",
+        "unlinkat", "remove", "rename",    "renameat", "renameat2", "replace",  "rename folder",
+        "truncate", "link",   "linkat",    "chmod",    "fchmodat",  "fchmod",   "chown",
+        "fchown",   "utime",  "utimensat", "futimens", "setxattr",  "fsetxattr"}) {
+    SCOPED_TRACE(how);
+    std::string plain = "-";
+    for (const With with : {With::kNothing, With::kLibrary}) {
+      const std::string folder = how + (with == With::kNothing ? " plain" : " with");
+      fs::create_directories(data_ + "/" + folder);
+      const std::string path = Both(folder + "/a", "of the source", "of the source");
+      const Outcome outcome = Run(with, {"change", how, path});
+      EXPECT_EQ(outcome.status, 0);
+      if (with == With::kNothing) {
+        plain = outcome.text;
+      } else {
+        EXPECT_EQ(outcome.text, plain);
+        EXPECT_TRUE(Told(path) || Told(fs::path(path).parent_path().string()));
+        EXPECT_FALSE(fs::exists(CopyOf(path)));
+      }
+    }
+  }
+}
+
+TEST_F(PreloadTest, AChangeByAnotherWayIsSeen) {
+  Serve();
+  const std::string path = Both("a", "of the source", "of the source");
+  EXPECT_EQ(Run(With::kLibrary, {"around", data_, "a"}).text, "written\n");
+  EXPECT_TRUE(Told(path));
+}
+
+TEST_F(PreloadTest, ThreadsAndTheirChildren) {
+  Serve();
+  std::vector<std::string> arguments = {"threads"};
+  for (int i = 0; i < 20; ++i) {
+    const std::string name = "file" + std::to_string(i);
+    // Every other one has no copy.
+    if (i % 2 == 0) {
+      arguments.push_back(Both(name, "wrong", name));
+    } else {
+      Write(data_ + "/" + name, name);
+      Set(data_ + "/" + name, FileState::kSource);
+      arguments.push_back(data_ + "/" + name);
+    }
+  }
+  const Outcome outcome = Run(With::kLibrary, arguments);
+  EXPECT_EQ(outcome.status, 0);
+  EXPECT_EQ(outcome.text, "0\n");
+}
+
+TEST_F(PreloadTest, SignalHandlersMayOpen) {
+  Serve();
+  const std::string path = Both("x", "wrong", "x");
+  const std::string other = Both("y", "text", "text");
+  const Outcome outcome = Run(With::kLibrary, {"signals", path, other});
+  EXPECT_EQ(outcome.text, "0 wrong, many\n");
+}
+
+TEST_F(PreloadTest, DescriptorsHaveTheNumbersTheyWouldHave) {
+  Serve();
+  const std::string copied = Both("a", "text", "text");
+  Write(data_ + "/b", "text");
+  EXPECT_EQ(Run(With::kLibrary, {"numbers", copied, data_ + "/b", data_ + "/none"}).text, "same\n");
+}
+
+TEST_F(PreloadTest, AnotherLibraryMayOpenBeforeOursHasStarted) {
+  const std::string path = Both("a", "of the source", "of the copy");
+  const Outcome outcome = Run(With::kEarly, {"read", path});
+  EXPECT_TRUE(outcome.text.starts_with("early\nopen: of the copy\n")) << outcome.text;
+}
+
+TEST_F(PreloadTest, ALargeFileIsReadAsItIsCopied) {
+  constexpr size_t kSize = 3'300'000;
+  constexpr size_t kCopied = 2 << 20;
+  const std::string path = data_ + "/large";
+  // What is copied is wrong in the source, and what is not copied yet in the copy.
+  const auto fill = [&](const std::string& to, size_t first, size_t last) {
+    EXPECT_EQ(Run(With::kNothing,
+                  {"fill", to, std::to_string(kSize), std::to_string(first), std::to_string(last)})
+                  .status,
+              0);
+  };
+  fill(path, kCopied, kSize);
+  fill(CopyOf(path) + ".part", 0, kCopied);
+  Serve([&](const FakeService::Question& question) {
+    if (question.kind == Kind::kGet) return Say(Answer::kPartial, kSize);
+    const bool there = question.kind == Kind::kRange && question.a + question.b <= kCopied;
+    return Say(there ? Answer::kReady : Answer::kSource);
+  });
+  const Outcome outcome = Run(With::kLibrary, {"large", path});
+  EXPECT_EQ(outcome.text, "0 wrong\n");
+  EXPECT_NE(Run(With::kNothing, {"large", path}).status, 0);
+}
+
+TEST_F(PreloadTest, AStreamWaitsForTheWholeCopy) {
+  const std::string path = data_ + "/large";
+  Write(path, "of the source");
+  Serve([&](const FakeService::Question& question) {
+    if (question.kind == Kind::kGet) return Say(Answer::kPartial, 13);
+    Copy(path, "of the copy!!");
+    return Say(Answer::kReady);
+  });
+  const auto lines = Run(With::kLibrary, {"read", path}).lines();
+  EXPECT_NE(std::find(lines.begin(), lines.end(), "fopen: of the copy!!"), lines.end());
+}
+
+}  // namespace
+}  // namespace forebay::posix
