@@ -19,6 +19,7 @@ _COMMANDS = {
     "doctor": "what this machine has; what Forebay would gain on your folder",
     "index": "list a data set and save the list; --verify checks every file",
     "plan": "what Forebay would gain on your data set; what more NVMe would buy",
+    "run": "run any program, its data folders' files from local copies; no line changes",
     "simulate": "how long a job would take under each policy, in virtual time",
     "status": "what this node's daemon does: data sets, processes, knobs, metrics",
     "top": "the same, live: jobs and ranks, why they wait, tiers, source, knobs",
@@ -36,6 +37,7 @@ examples:
   forebay index /data/train          list it once; loaders then open in milliseconds
   forebay index /data/train --verify check every file against the list
   forebay plan /data/train --memory 64G --nvme 1T --nodes 8
+  forebay run -- python train.py --data /data/train      your script as it is
   forebay simulate job.toml          your cluster and data set under every policy
   forebay status                     what the daemon that ranks share does
   forebay top                        watch it: who waits, and for what
@@ -201,6 +203,54 @@ def _run_demo(argv: Sequence[str]) -> int:
     from .demo import run
 
     return run(arguments)
+
+
+def _run_run(argv: Sequence[str]) -> int:
+    parser = _command_parser(
+        "run",
+        "Runs a program as it is. Files below the data folders are copied to a local disk as they\n"
+        "are read, and opened there from then on; PyTorch's coming order is foreseen and read\n"
+        "ahead. Everything else, and every write, goes where it went before. The exit code is\n"
+        "the program's; if Forebay fails, the program runs without.",
+        "examples:\n"
+        "  forebay run -- python train.py --data /data/train\n"
+        "  forebay run --source /data/train --source /data/val -- python train.py\n"
+        "  forebay run --source /data --cache /nvme/forebay --cache-size 500G -- ./train.sh\n\n"
+        "Without --source, the data folders are the folders among the command's arguments.\n"
+        "docs/transparent.md says what is covered, and what to do when it is not faster.\n",
+    )
+    parser.usage = "forebay run [options] [--] command ..."
+    parser.add_argument(
+        "--source",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a data folder, may be given several times; default: folders among the arguments",
+    )
+    parser.add_argument(
+        "--cache",
+        metavar="DIR",
+        help="keep the copies here for later runs; default: a folder below $SLURM_TMPDIR, $TMPDIR "
+        "or /var/tmp, removed at the end",
+    )
+    parser.add_argument(
+        "--cache-size",
+        metavar="SIZE",
+        help="for copies that stay, such as 200G; default: a tenth of the free disk, at most 64G",
+    )
+    parser.add_argument(
+        "--ahead",
+        metavar="SIZE",
+        help="for copies made just ahead of their reading, when the cache is full; default 256M",
+    )
+    parser.add_argument(
+        "--no-hook", action="store_true", help="do not look at the order of PyTorch's loaders"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no summary on standard error")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    from .run_command import run
+
+    return run(parser.parse_args(argv))
 
 
 def _run_simulate(argv: Sequence[str]) -> int:
@@ -449,6 +499,7 @@ _RUN: dict[str, Callable[[Sequence[str]], int]] = {
     "index": _run_index,
     "plan": _run_plan,
     "policy": _run_policy,
+    "run": _run_run,
     "simulate": _run_simulate,
     "status": _run_status,
     "top": _run_top,

@@ -194,7 +194,7 @@ class _Reader:
         self.pid = os.getpid()
         self.on = False
         self.pass_: Callable[[], _Pass | None] = lambda: None  # the one that is told
-        self.end = 0  # position after the last pass
+        self.place = 0  # position after all that was drawn
         # The pass after the present one as it is thought to be, and how it is told.
         self.guess: tuple[array, _Segment] | None = None
         # What may happen between two passes, the likeliest first; those that were wrong are gone.
@@ -344,16 +344,18 @@ class _Pass:
             if reader.guesses is None:
                 reader.guesses = self._ways(iterator)
         guess, reader.guess = reader.guess, None
-        if guess is not None and guess[0] == self._future:
+        known = guess is not None and guess[0] == self._future
+        if guess is not None and known and guess[1].start == reader.place:
             self._now = guess[1]
-        else:
-            if guess is not None and reader.guesses:
+        else:  # from here on: what was told of a pass that was left early, or wrongly, is over
+            self._now = reader.segment(reader.place, self._future or _array())
+            if guess is not None and not known and reader.guesses:
                 del reader.guesses[0]
-            self._now = reader.segment(reader.end, self._future or _array())
         self._guessed = False
         self._said = self._now.start
-        reader.stream.at(self._said)
         self._tell()
+        if self._said > 0:
+            reader.stream.at(self._said)
 
     def _ways(self, iterator: Any) -> list[Callable[[Any], bool]]:
         """What may happen to the sampler before the next pass."""
@@ -371,9 +373,9 @@ class _Pass:
 
     def _tell(self) -> None:
         reader, now = self._reader, self._now
-        end = now.place(self._draws) + _AHEAD
+        reader.place = now.place(self._draws)
+        end = reader.place + _AHEAD
         reader.tell(now, end)
-        reader.end = now.end
         if end - _AHEAD // 2 < now.end:
             return
         if not self._guessed:

@@ -1,0 +1,228 @@
+"""``forebay run``: an unmodified program, with the files of its data folders from local copies.
+
+The program runs as a child, in the same process group and with the same standard streams. What goes
+wrong with Forebay is said in one line, and the program runs all the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from ._errors import ArgumentError, MissingError
+from .units import format_bytes, parse_bytes
+
+LIBRARY = "libforebay_posix.so"
+# Sent by the kernel, such as Ctrl-C at a terminal: the program is in our group and has it already.
+_FROM_KERNEL = 0x80
+_FORWARDED = (
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
+)  # fmt: skip
+
+
+def say(text: str) -> None:
+    """Standard output is the program's."""
+    try:
+        print(f"forebay: {text}", file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        pass
+
+
+# ---- which folders
+
+
+def as_source(path: str) -> list[str]:
+    """A data folder as the program may name it: as given, and where links lead. Raises."""
+    if not os.path.isdir(path):
+        there = os.path.exists(path)
+        raise MissingError(
+            f"--source {path}: "
+            + ("is not a folder; give the folder that the file lies in" if there else
+               "there is no such folder; check the spelling, or mount it first")
+        )  # fmt: skip
+    given = os.path.abspath(path) if ".." not in path.split("/") else os.path.realpath(path)
+    real = os.path.realpath(path)
+    if real == "/":
+        raise ArgumentError(f"--source {path}: not the whole machine; give the data set's folder")
+    for each in (given, real):
+        if ":" in each or "\n" in each:
+            raise ArgumentError(
+                f"--source {path}: a folder with ':' in its name cannot be told to programs; "
+                "make a link to it, and use the link"
+            )
+    return [given] if given == real else [given, real]
+
+
+def found_sources(command: Sequence[str]) -> list[str]:
+    """Folders among the command's arguments: alone, or after the = of an option.
+
+    Not those that the program stands in: it would be served its own outputs.
+    """
+    here = os.path.realpath(os.getcwd())
+    found = []
+    for argument in command[1:]:
+        for text in (argument, argument.partition("=")[2]):
+            if not text or text in found or not os.path.isdir(text):
+                continue
+            real = os.path.realpath(text)
+            if here != real and not here.startswith(real.rstrip("/") + "/") and ":" not in real:
+                found.append(text)
+    return found
+
+
+def sources_of(given: Sequence[str], command: Sequence[str]) -> tuple[list[str], bool]:
+    """The data folders, and whether they were only found among the arguments."""
+    named = list(given) or found_sources(command)
+    if not named:
+        raise ArgumentError(
+            "no data folder: none of the command's arguments is one\n"
+            f"try: forebay run --source /path/to/data -- {shlex.join(command)}"
+        )
+    sources: list[str] = []
+    for path in named:
+        sources += [each for each in as_source(path) if each not in sources]
+    return sources, not given
+
+
+# ---- the program's environment
+
+
+def library() -> str:
+    """The library that is preloaded. Raises MissingError."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    places = [os.path.join(folder, LIBRARY), os.path.join(folder, "lib", LIBRARY)]
+    if named := os.environ.get("FOREBAY_POSIX_LIBRARY"):
+        places = [named]
+    for place in places:
+        if os.path.exists(place):
+            return place
+    raise MissingError(f"{places[0]} is missing; this build has no preload library")
+
+
+def environment(told: dict[str, str], hook: bool) -> dict[str, str]:
+    """What the program gets beside its own."""
+    env = {**os.environ, **told}
+    path = library()
+    others = [p for p in os.environ.get("LD_PRELOAD", "").replace(":", " ").split() if p != path]
+    env["LD_PRELOAD"] = ":".join([path, *others])
+    env.pop("FOREBAY_HOOK", None)
+    if hook:
+        env["FOREBAY_HOOK"] = "1"
+    return env
+
+
+# ---- the program
+
+
+def execute(command: Sequence[str], env: dict[str, str]) -> int:
+    """Runs it to its end; signals that reach us reach it. Its exit code, 128 + signal's number."""
+    waited = {*_FORWARDED, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    try:
+        try:
+            # SIGPIPE and SIGXFSZ: Python ignores them, programs do not expect that.
+            pid = os.posix_spawnp(
+                command[0], list(command), env,
+                setsigmask=before, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+            )  # fmt: skip
+        except FileNotFoundError:
+            say(f"{command[0]}: no such program; check its spelling and PATH")
+            return 127
+        except OSError as error:
+            say(f"{command[0]} cannot be run: {error.strerror}")
+            return 126
+        while True:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else 128 - code
+            told = signal.sigtimedwait(waited, 1.0)
+            if told is None or told.si_signo == signal.SIGCHLD or told.si_code == _FROM_KERNEL:
+                continue
+            os.kill(pid, told.si_signo)
+    finally:
+        # A second Ctrl-C is not to interrupt the cleaning up.
+        while signal.sigtimedwait(waited, 0) is not None:
+            pass
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def summary(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """One line of what the service did between two statuses: others may use it, too."""
+
+    def of(name: str) -> int:
+        name = f"forebay_files_{name}"
+        return int(after["metrics"].get(name, 0)) - int(before["metrics"].get(name, 0))
+
+    held = int(after["metrics"].get("forebay_files_kept_bytes", 0))
+    parts = [
+        f"{of('kept_total')} files copied to local disk, which holds {format_bytes(held)}",
+        f"{of('staged_total')} copied ahead for one reading" if of("staged_total") else "",
+        f"{of('left_total')} left to the source" if of("left_total") else "",
+        f"{of('errors_total')} that the source failed to give" if of("errors_total") else "",
+        f"{format_bytes(of('source_read_bytes_total'))} read from the source "
+        f"in {of('source_reads_total')} reads",
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    command = list(arguments.command)
+    if command[:1] == ["--"]:
+        del command[0]
+    if not command:
+        raise ArgumentError(
+            "no command to run\ntry: forebay run --source /path/to/data -- python train.py"
+        )
+    sources, guessed = sources_of(arguments.source, command)
+    cache_bytes = parse_bytes(arguments.cache_size, "--cache-size") or None
+    ahead_bytes = parse_bytes(arguments.ahead, "--ahead") or None
+    if guessed and not arguments.quiet:
+        say(f"data folders, from the command's arguments: {', '.join(sources)} (or use --source)")
+    service = None
+    status: dict[str, Any] = {"metrics": {}}
+    try:
+        from .files import Service
+
+        library()
+        service = Service.start(
+            cache=arguments.cache,
+            cache_bytes=cache_bytes,
+            sources=sources,
+            ahead_bytes=ahead_bytes,
+            **({} if arguments.cache else {"linger": 1}),  # nobody else comes to a folder of ours
+        )
+        status = service.status()
+        env = environment(service.environment(), not arguments.no_hook)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the program runs
+        if service is not None:
+            service.close()
+            service = None
+        say(f"running without Forebay: {' '.join(str(error).split())}")
+        env = dict(os.environ)
+    try:
+        code = execute(command, env)
+    finally:
+        if service is not None:
+            end(service, status, arguments.quiet)
+    return code
+
+
+def end(service: Any, before: dict[str, Any], quiet: bool) -> None:
+    """Says what the service did, and lets it go. Ctrl-C does not leave the copies behind."""
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        line = None if quiet else summary(before, service.status())
+        service.close()
+        if line is not None:
+            say(line)
+    except Exception as error:  # noqa: BLE001 - the program's exit code is what counts
+        if not quiet:
+            say(f"the file service did not last to the end: {' '.join(str(error).split())}")
+    finally:
+        signal.signal(signal.SIGINT, handler)

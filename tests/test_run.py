@@ -1,0 +1,251 @@
+"""forebay run: output, exit code and signals are the program's own; its files come from copies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from forebay import cli, run_command
+from forebay._errors import ArgumentError, MissingError
+
+RUN = [sys.executable, "-m", "forebay.cli", "run"]
+try:
+    run_command.library()
+    _missing = ""
+except MissingError as error:
+    _missing = str(error)
+needs_library = pytest.mark.skipif(bool(_missing), reason=_missing)
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder that is old enough to be copied: files younger than three seconds may still be
+    being written.
+    """
+    folder = tmp_path_factory.mktemp("old") / "data"
+    folder.mkdir()
+    for i in range(8):
+        (folder / f"{i}.bin").write_bytes(bytes([i]) * 5000)
+    time.sleep(3.2)
+    return folder
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    folder = tmp_path / "local"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.delenv("SLURM_TMPDIR", raising=False)
+    yield folder
+    # The service removes its folder once nobody is left.
+    deadline = time.monotonic() + 20
+    while os.listdir(folder):
+        assert time.monotonic() < deadline, os.listdir(folder)
+        time.sleep(0.05)
+
+
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [*RUN, *arguments], capture_output=True, text=True, timeout=60, check=False, **options
+    )  # type: ignore[call-overload]
+
+
+WHERE = """
+import os, sys
+for path in sys.argv[1:]:
+    fd = os.open(path, os.O_RDONLY)
+    print(os.path.realpath(f"/proc/self/fd/{fd}"), len(os.read(fd, 100000)))
+"""
+
+
+@needs_library
+def test_files_come_from_copies(old: Path, local: Path) -> None:
+    done = run("--source", str(old), "--", sys.executable, "-c", WHERE, str(old / "1.bin"))
+    path, size = done.stdout.split()
+    assert (done.returncode, size) == (0, "5000")
+    assert path.startswith(str(local / "forebay-")) and "/copies/" in path
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("forebay: 1 files copied to local disk")
+
+
+@needs_library
+def test_data_folder_behind_a_link(old: Path, local: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(old)
+    link = str(tmp_path / "link")
+    # Found among the arguments; the program may use either name.
+    done = run("--", sys.executable, "-c", WHERE, f"{link}/1.bin", f"{old}/2.bin", cwd=link)
+    assert "no data folder" in done.stderr and done.returncode == 2
+    code = "import sys; sys.argv.pop(1);" + WHERE.strip().replace("import os, sys", "import os")
+    done = run("--", sys.executable, "-c", code, link, f"{link}/1.bin", f"{old}/2.bin")
+    assert done.returncode == 0
+    assert f"from the command's arguments: {link}, {old}" in done.stderr
+    for line in done.stdout.splitlines():
+        assert line.startswith(str(local))
+
+
+@needs_library
+def test_cache_that_stays(old: Path, local: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    for expected in ("8 files copied", "0 files copied"):
+        done = run(
+            "--source", str(old), "--cache", str(cache), "--cache-size", "1M", "--",
+            "sh", "-c", f"cat {old}/*.bin | sha256sum",
+        )  # fmt: skip
+        wanted = hashlib.sha256(b"".join(bytes([i]) * 5000 for i in range(8))).hexdigest()
+        assert (done.returncode, done.stdout.split()[0]) == (0, wanted)
+        assert expected in done.stderr
+    assert len(os.listdir(cache / "copies")) == 8
+
+
+@needs_library
+def test_quiet(old: Path, local: Path) -> None:
+    done = run("--quiet", "--source", str(old), "cat", str(old / "3.bin"))
+    assert (done.returncode, done.stderr, len(done.stdout)) == (0, "", 5000)
+
+
+def test_exit_codes(old: Path, local: Path) -> None:
+    assert run("--source", str(old), "--", "sh", "-c", "exit 7").returncode == 7
+    assert run("--source", str(old), "--", "sh", "-c", "kill -TERM $$").returncode == 143
+    gone = run("--source", str(old), "--", "no-such-program")
+    assert gone.returncode == 127 and "no-such-program: no such program" in gone.stderr
+    (local / "plain").write_text("x")
+    refused = run("--source", str(old), "--", str(local / "plain"))
+    assert refused.returncode == 126 and "Permission denied" in refused.stderr
+    (local / "plain").unlink()
+
+
+def test_what_users_get_wrong(
+    old: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    cases = {
+        (): "no command to run\ntry: forebay run --source",
+        ("--source", "/no/such", "--", "true"): "/no/such: there is no such folder",
+        ("--source", str(old / "1.bin"), "--", "true"): "is not a folder; give the folder",
+        ("--source", "/", "--", "true"): "not the whole machine",
+        ("--", "echo", "it's"): "try: forebay run --source /path/to/data -- echo 'it'\"'\"'s'",
+        ("--source", str(old), "--cache-size", "much", "--", "true"): "--cache-size is 'much'",
+        ("--sauce", "x", "--", "true"): "try: forebay run --help",
+    }
+    monkeypatch.chdir(tmp_path)
+    for arguments, text in cases.items():
+        assert cli.main(["run", *arguments]) == 2, arguments
+        said = capfd.readouterr()
+        assert said.out == "" and text in said.err, said.err
+
+
+def test_folders_among_the_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here" / "out").mkdir(parents=True)
+    (tmp_path / "train").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    found = run_command.found_sources
+    assert found(["python", "t.py", "../train", "--out=out"]) == ["../train", "out"]
+    # Not what the program itself stands in, and not the program.
+    assert found(["../train", ".", "..", "/", str(tmp_path)]) == []
+    sources, guessed = run_command.sources_of([], ["x", "../train"])
+    assert (sources, guessed) == ([str(tmp_path / "train")], True)
+    with pytest.raises(ArgumentError):
+        run_command.as_source("/")
+
+
+def test_program_runs_when_the_service_cannot(old: Path, local: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    env = {**os.environ, "FOREBAY_POSIX_LIBRARY": "/no/such.so"}
+    done = run("--source", str(old), "--", "echo", "fine", env=env)
+    assert (done.returncode, done.stdout) == (0, "fine\n")
+    assert done.stderr.startswith("forebay: running without Forebay: ")
+    assert done.stderr.count("\n") == 1
+    env = {**os.environ, "FOREBAY_FILESD": "/no/such"}
+    done = run("--source", str(old), "--", "echo", "fine", env=env)
+    assert (done.returncode, done.stdout) == (0, "fine\n")
+    assert done.stderr.startswith("forebay: running without Forebay: ")
+    done = run("--source", str(old), "--cache", str(tmp_path / "file"), "--", "echo", "fine")
+    assert (done.returncode, done.stdout) == (0, "fine\n")
+    assert str(tmp_path / "file") in done.stderr
+
+
+TELLING = """
+import signal, sys, time
+def told(number, frame):
+    print(signal.Signals(number).name, flush=True)
+    if number != signal.SIGUSR1:
+        sys.exit(5)
+for name in ("SIGINT", "SIGTERM", "SIGUSR1"):
+    signal.signal(getattr(signal, name), told)
+print("ready", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_reach_the_program(old: Path, local: Path, number: signal.Signals) -> None:
+    command = [*RUN, "--source", str(old), "--", sys.executable, "-c", TELLING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout.readline() == "SIGUSR1\n"
+        process.send_signal(number)
+        assert process.stdout.read() == f"{number.name}\n"  # once
+        assert process.wait(30) == 5
+
+
+def test_environment_of_the_program(
+    old: Path, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if _missing:
+        pytest.skip(_missing)
+    code = "import json, os; print(json.dumps(dict(os.environ)))"
+    other = "libnone.so.0"
+    monkeypatch.setattr(run_command, "library", lambda: "/lib/ours.so")
+    monkeypatch.setenv("LD_PRELOAD", f"/lib/ours.so {other}")
+    env = run_command.environment({"A": "b"}, hook=True)
+    assert (env["LD_PRELOAD"], env["A"]) == (f"/lib/ours.so:{other}", "b")
+    assert env["FOREBAY_HOOK"] == "1"
+    assert "FOREBAY_HOOK" not in run_command.environment({}, hook=False)
+    monkeypatch.delenv("LD_PRELOAD")
+    for options, hook in (((), "1"), (("--no-hook",), None)):
+        done = run("--source", str(old), *options, "--", sys.executable, "-S", "-c", code)
+        told = json.loads(done.stdout)
+        assert told.get("FOREBAY_HOOK") == hook
+        assert told["FOREBAY_FILES_SOURCES"] == str(old)
+        assert told["LD_PRELOAD"].endswith(run_command.LIBRARY)
+
+
+EPOCHS = """
+import sys, zlib
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Files(Dataset):
+    def __init__(self, root):
+        self.paths = [f"{root}/{i}.bin" for i in range(8)]
+    def __len__(self):
+        return 8
+    def __getitem__(self, i):
+        with open(self.paths[i], "rb") as file:
+            return zlib.crc32(file.read())
+
+torch.manual_seed(1)
+loader = DataLoader(Files(sys.argv[1]), 2, shuffle=True, num_workers=int(sys.argv[2]))
+print([batch.tolist() for _ in range(3) for batch in loader], torch.rand(1).item())
+"""
+
+
+@needs_library
+def test_unmodified_training_is_the_same(old: Path, local: Path) -> None:
+    pytest.importorskip("torch")
+    program = [sys.executable, "-c", EPOCHS, str(old), "2"]
+    plain = subprocess.run(program, capture_output=True, text=True, timeout=60, check=True)
+    done = run("--source", str(old), "--", *program)
+    assert (done.returncode, done.stdout) == (0, plain.stdout)
+    # All eight were read once, though only two workers asked, and three epochs were read.
+    assert "8 files copied" in done.stderr and "in 8 reads" in done.stderr
