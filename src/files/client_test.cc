@@ -33,8 +33,8 @@ std::string All(int fd) {
 class FileClientTest : public testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = (std::filesystem::temp_directory_path() / "fby-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    char pattern[] = "/var/tmp/forebay_client_XXXXXX";
+    ASSERT_NE(mkdtemp(pattern), nullptr);
     root_ = pattern;
     std::filesystem::create_directories(root_ + "/cache/copies");
     constexpr uint64_t kSlots = 64;
@@ -263,7 +263,7 @@ TEST_F(FileClientTest, ThreadsAndChildrenOpenAtOnce) {
 }
 
 TEST(FileIdentity, TravelsWithTheCopy) {
-  std::string path = (std::filesystem::temp_directory_path() / "fby-XXXXXX").string();
+  std::string path = "/var/tmp/forebay_client_XXXXXX";  // has extended attributes
   const int fd = mkstemp(path.data());
   ASSERT_GE(fd, 0);
   Identity none;

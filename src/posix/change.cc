@@ -1,12 +1,31 @@
 #include "posix/change.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+
 #include <cstring>
 
+#include "files/raw_call.h"
+
 namespace forebay::posix {
+namespace {
+
+bool IsFolder(int folder, const char* path, int flags) {
+  struct stat stat {};
+  return files::RawCall(SYS_newfstatat, folder, files::RawArgument(path), files::RawArgument(&stat),
+                        flags) == 0 &&
+         S_ISDIR(stat.st_mode);
+}
+
+}  // namespace
 
 Change::Change(int folder, const char* path, What what) : what_(what) {
   const files::Client& client = TheClient();
   if (!client.on() || path == nullptr || path[0] == 0) return;
+  if ((what == What::kTimes && IsFolder(folder, path, 0)) ||
+      (what == What::kName && IsFolder(folder, path, AT_SYMLINK_NOFOLLOW))) {
+    return;
+  }
   if (MayBeInside(folder, path)) {
     std::string_view text(path);
     // A folder is named with a slash as well as without.
@@ -21,13 +40,15 @@ Change::Change(int folder, const char* path, What what) : what_(what) {
       }
     }
   }
-  real_ = {real_room_, RealPath(folder, path, what == What::kFile, real_room_)};
+  real_ = {real_room_,
+           RealPath(folder, path, what == What::kFile || what == What::kTimes, real_room_)};
   if (real_ == named_ || !Concerns(real_, what == What::kTree)) real_ = {};
   Tell();
 }
 
-Change::Change(int fd) : what_(What::kFile) {
+Change::Change(int fd, What what) : what_(what) {
   if (!TheClient().on()) return;
+  if (what == What::kTimes && IsFolder(fd, "", AT_EMPTY_PATH)) return;
   real_ = {real_room_, PathOf(fd, real_room_)};
   if (!Concerns(real_, false)) real_ = {};
   Tell();

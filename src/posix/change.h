@@ -13,13 +13,14 @@ namespace forebay::posix {
 class Change {
  public:
   enum class What : uint8_t {
-    kFile,  // the file that the path leads to
-    kName,  // the name itself, which may be a link
-    kTree,  // the name, and all below if it is a folder
+    kFile,   // the file that the path leads to
+    kTimes,  // its times or extended attributes; those of a folder are nobody's business
+    kName,   // the name itself, which may be a link and is no folder
+    kTree,   // the name, and all below if it is a folder
   };
   Change(int folder, const char* path, What what);
   // Of what a descriptor stands for.
-  explicit Change(int fd);
+  Change(int fd, What what);
   ~Change() { Tell(); }
   Change(const Change&) = delete;
   Change& operator=(const Change&) = delete;

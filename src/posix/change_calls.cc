@@ -16,13 +16,13 @@ What FileOr(bool name) { return name ? What::kName : What::kFile; }
 
 // Changes what a descriptor stands for: of a copy, the source by its path.
 template <typename OfPath, typename OfFd>
-int ChangeOf(int fd, OfPath of_path, OfFd of_fd) {
+int ChangeOf(int fd, What what, OfPath of_path, OfFd of_fd) {
   files::Identity identity;
   if (IdentityOf(fd, &identity)) {
-    const Change change(AT_FDCWD, identity.path, What::kFile);
+    const Change change(AT_FDCWD, identity.path, what);
     return of_path(identity.path);
   }
-  const Change change(fd);
+  const Change change(fd, what);
   return of_fd();
 }
 
@@ -114,7 +114,7 @@ int ChangeMode(const char* path, unsigned mode) {
 
 int ChangeModeOf(int fd, unsigned mode) {
   return ChangeOf(
-      fd, [&](const char* path) { return libc.chmod(path, mode); },
+      fd, What::kFile, [&](const char* path) { return libc.chmod(path, mode); },
       [&] { return libc.fchmod(fd, mode); });
 }
 
@@ -135,7 +135,7 @@ int ChangeOwner(const char* path, unsigned user, unsigned group) {
 
 int ChangeOwnerOf(int fd, unsigned user, unsigned group) {
   return ChangeOf(
-      fd, [&](const char* path) { return libc.chown(path, user, group); },
+      fd, What::kFile, [&](const char* path) { return libc.chown(path, user, group); },
       [&] { return libc.fchown(fd, user, group); });
 }
 
@@ -147,7 +147,7 @@ int ChangeOwnerOfLink(const char* path, unsigned user, unsigned group) {
 int ChangeOwnerAt(int folder, const char* path, unsigned user, unsigned group, int flags) {
   if ((flags & AT_EMPTY_PATH) != 0 && path != nullptr && path[0] == 0 && folder >= 0) {
     return ChangeOf(
-        folder, [&](const char* source) { return libc.chown(source, user, group); },
+        folder, What::kFile, [&](const char* source) { return libc.chown(source, user, group); },
         [&] { return libc.fchownat(folder, path, user, group, flags); });
   }
   const Change change(folder, path, FileOr((flags & AT_SYMLINK_NOFOLLOW) != 0));
@@ -155,12 +155,12 @@ int ChangeOwnerAt(int folder, const char* path, unsigned user, unsigned group, i
 }
 
 int SetTime(const char* path, const utimbuf* times) {
-  const Change change(AT_FDCWD, path, What::kFile);
+  const Change change(AT_FDCWD, path, What::kTimes);
   return libc.utime(path, times);
 }
 
 int SetTimes(const char* path, const timeval* times) {
-  const Change change(AT_FDCWD, path, What::kFile);
+  const Change change(AT_FDCWD, path, What::kTimes);
   return libc.utimes(path, times);
 }
 
@@ -171,34 +171,36 @@ int SetTimesOfLink(const char* path, const timeval* times) {
 
 int SetTimesOf(int fd, const timeval* times) {
   return ChangeOf(
-      fd, [&](const char* path) { return libc.utimes(path, times); },
+      fd, What::kTimes, [&](const char* path) { return libc.utimes(path, times); },
       [&] { return libc.futimes(fd, times); });
 }
 
 int SetTimesAt(int folder, const char* path, const timeval* times) {
   if (path == nullptr) return SetTimesOf(folder, times);
-  const Change change(folder, path, What::kFile);
+  const Change change(folder, path, What::kTimes);
   return libc.futimesat(folder, path, times);
 }
 
 int SetExactTimesOf(int fd, const timespec* times) {
   return ChangeOf(
-      fd, [&](const char* path) { return libc.utimensat(AT_FDCWD, path, times, 0); },
+      fd, What::kTimes, [&](const char* path) { return libc.utimensat(AT_FDCWD, path, times, 0); },
       [&] { return libc.futimens(fd, times); });
 }
 
 int SetExactTimesAt(int folder, const char* path, const timespec* times, int flags) {
   if ((path == nullptr || path[0] == 0) && folder >= 0) {
     return ChangeOf(
-        folder, [&](const char* source) { return libc.utimensat(AT_FDCWD, source, times, 0); },
+        folder, What::kTimes,
+        [&](const char* source) { return libc.utimensat(AT_FDCWD, source, times, 0); },
         [&] { return libc.utimensat(folder, path, times, flags); });
   }
-  const Change change(folder, path, FileOr((flags & AT_SYMLINK_NOFOLLOW) != 0));
+  const Change change(folder, path,
+                      (flags & AT_SYMLINK_NOFOLLOW) != 0 ? What::kName : What::kTimes);
   return libc.utimensat(folder, path, times, flags);
 }
 
 int SetAttribute(const char* path, const char* name, const void* value, size_t bytes, int flags) {
-  const Change change(AT_FDCWD, path, What::kFile);
+  const Change change(AT_FDCWD, path, What::kTimes);
   return libc.setxattr(path, name, value, bytes, flags);
 }
 
@@ -210,12 +212,13 @@ int SetAttributeOfLink(const char* path, const char* name, const void* value, si
 
 int SetAttributeOf(int fd, const char* name, const void* value, size_t bytes, int flags) {
   return ChangeOf(
-      fd, [&](const char* path) { return libc.setxattr(path, name, value, bytes, flags); },
+      fd, What::kTimes,
+      [&](const char* path) { return libc.setxattr(path, name, value, bytes, flags); },
       [&] { return libc.fsetxattr(fd, name, value, bytes, flags); });
 }
 
 int RemoveAttribute(const char* path, const char* name) {
-  const Change change(AT_FDCWD, path, What::kFile);
+  const Change change(AT_FDCWD, path, What::kTimes);
   return libc.removexattr(path, name);
 }
 
@@ -226,7 +229,7 @@ int RemoveAttributeOfLink(const char* path, const char* name) {
 
 int RemoveAttributeOf(int fd, const char* name) {
   return ChangeOf(
-      fd, [&](const char* path) { return libc.removexattr(path, name); },
+      fd, What::kTimes, [&](const char* path) { return libc.removexattr(path, name); },
       [&] { return libc.fremovexattr(fd, name); });
 }
 

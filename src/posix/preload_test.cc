@@ -12,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <sstream>
 #include <string>
@@ -20,6 +21,7 @@
 #include "files/client.h"
 #include "files/fake_service.h"
 #include "files/identity.h"
+#include "files/service.h"
 #include "files/table.h"
 
 namespace forebay::posix {
@@ -39,12 +41,22 @@ namespace fs = std::filesystem;
 class PreloadTest : public testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = (fs::temp_directory_path() / "fby-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
+    char pattern[] = "/var/tmp/forebay_posix_XXXXXX";  // has extended attributes
+    ASSERT_NE(mkdtemp(pattern), nullptr);
     root_ = fs::canonical(pattern).string();
     data_ = root_ + "/data";
-    fs::create_directories(root_ + "/cache/copies");
     fs::create_directories(data_ + "/sub");
+  }
+  void TearDown() override {
+    service_.reset();
+    real_.reset();
+    if (mapping_ != nullptr) munmap(mapping_, bytes_);
+    fs::remove_all(root_);
+  }
+
+  // A cache that the test fills itself.
+  void MakeCache() {
+    fs::create_directories(root_ + "/cache/copies");
     constexpr uint64_t kSlots = 256;
     const int fd = open((root_ + "/cache/table").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     ASSERT_GE(fd, 0);
@@ -55,10 +67,26 @@ class PreloadTest : public testing::Test {
     ASSERT_NE(mapping_, MAP_FAILED);
     table_ = FileTable::Make(mapping_, kSlots);
   }
-  void TearDown() override {
-    service_.reset();
-    munmap(mapping_, bytes_);
-    fs::remove_all(root_);
+  // The real service, in this process.
+  void StartReal(uint64_t partial_bytes = 16 << 20) {
+    files::ServiceOptions options;
+    options.cache = root_ + "/cache";
+    options.socket = root_ + "/s";
+    options.sources = {data_};
+    options.cache_bytes = 64 << 20;
+    options.slots = 1 << 12;
+    options.young = 0;
+    options.partial_bytes = partial_bytes;
+    Result<std::unique_ptr<files::Service>> service = files::Service::Start(options);
+    ASSERT_TRUE(service) << service.error().ToString();
+    real_ = *std::move(service);
+  }
+  uint64_t Value(const std::string& name) const {
+    for (const auto& sample : real_->registry().Snapshot()) {
+      if (sample.name == "forebay_files_" + name) return sample.value;
+    }
+    ADD_FAILURE() << name;
+    return 0;
   }
 
   static void Write(const std::string& path, const std::string& text) {
@@ -196,9 +224,26 @@ class PreloadTest : public testing::Test {
   size_t bytes_ = 0;
   FileTable table_;
   std::unique_ptr<FakeService> service_;
+  std::unique_ptr<files::Service> real_;
 };
 
-TEST_F(PreloadTest, EveryReadComesFromTheCopy) {
+// With a cache that the test fills.
+class PreloadCopyTest : public PreloadTest {
+ protected:
+  void SetUp() override {
+    PreloadTest::SetUp();
+    MakeCache();
+  }
+};
+
+// Every way to change a file that the probe knows.
+constexpr const char* kChanges[] = {
+    "open",   "openat",   "creat",         "syscall",  "fopen",    "freopen",   "unlink",
+    "remove", "unlinkat", "rename",        "renameat", "link",     "renameat2", "replace",
+    "linkat", "truncate", "rename folder", "chmod",    "fchmod",   "fchmodat",  "chown",
+    "fchown", "utime",    "utimensat",     "futimens", "setxattr", "fsetxattr"};
+
+TEST_F(PreloadCopyTest, EveryReadComesFromTheCopy) {
   Serve();
   const std::string path = Both("sub/a", "of the source", "of the copy!!");
   const Outcome plain = Run(With::kNothing, {"read", path});
@@ -215,7 +260,7 @@ TEST_F(PreloadTest, EveryReadComesFromTheCopy) {
   EXPECT_TRUE(service_->questions().empty());
 }
 
-TEST_F(PreloadTest, AFileIsWhatItWas) {
+TEST_F(PreloadCopyTest, AFileIsWhatItWas) {
   Serve();
   const std::string path = Both("sub/a", "the same", "the same");
   Write(data_ + "/uncopied", "only here");
@@ -233,7 +278,7 @@ TEST_F(PreloadTest, AFileIsWhatItWas) {
   ExpectSame({"stat", link});
 }
 
-TEST_F(PreloadTest, TheIdentityIsTheCopysNotThePaths) {
+TEST_F(PreloadCopyTest, TheIdentityIsTheCopysNotThePaths) {
   // Shows that stat() is answered without the source.
   const std::string path = Both("a", "text", "text");
   const Outcome before = Run(With::kLibrary, {"stat", path});
@@ -248,14 +293,14 @@ TEST_F(PreloadTest, TheIdentityIsTheCopysNotThePaths) {
   }
 }
 
-TEST_F(PreloadTest, WithoutACacheNothingHappens) {
+TEST_F(PreloadCopyTest, WithoutACacheNothingHappens) {
   const std::string path = Both("a", "of the source", "of the copy");
   EXPECT_EQ(Run(With::kLibraryAlone, {"read", path}), Run(With::kNothing, {"read", path}));
   fs::remove(root_ + "/cache/table");
   EXPECT_EQ(Run(With::kLibrary, {"read", path}), Run(With::kNothing, {"read", path}));
 }
 
-TEST_F(PreloadTest, OutsideNobodyIsAsked) {
+TEST_F(PreloadCopyTest, OutsideNobodyIsAsked) {
   Serve();
   fs::create_directories(root_ + "/database");
   Write(root_ + "/database/a", "of the source");
@@ -266,7 +311,7 @@ TEST_F(PreloadTest, OutsideNobodyIsAsked) {
   EXPECT_TRUE(service_->questions().empty());
 }
 
-TEST_F(PreloadTest, AMissingCopyIsAskedForAndWaitedFor) {
+TEST_F(PreloadCopyTest, AMissingCopyIsAskedForAndWaitedFor) {
   const std::string path = data_ + "/a";
   Write(path, "of the source");
   Serve([&](const FakeService::Question& question) {
@@ -279,7 +324,7 @@ TEST_F(PreloadTest, AMissingCopyIsAskedForAndWaitedFor) {
   EXPECT_EQ(service_->questions().size(), 1U);
 }
 
-TEST_F(PreloadTest, WithoutAServiceCopiesAreStillReadAndTheRestIsTheSource) {
+TEST_F(PreloadCopyTest, WithoutAServiceCopiesAreStillReadAndTheRestIsTheSource) {
   const std::string copied = Both("a", "of the source", "of the copy");
   Write(data_ + "/b", "of the source");
   EXPECT_TRUE(Run(With::kLibrary, {"read", copied}).text.starts_with("open: of the copy\n"));
@@ -290,13 +335,9 @@ TEST_F(PreloadTest, WithoutAServiceCopiesAreStillReadAndTheRestIsTheSource) {
   ExpectSame({"read", copied});
 }
 
-TEST_F(PreloadTest, AfterAChangeTheSourceIsRead) {
+TEST_F(PreloadCopyTest, AfterAChangeTheSourceIsRead) {
   Serve();
-  for (const std::string how :
-       {"open",     "openat", "creat",     "syscall",  "fopen",     "freopen",  "unlink",
-        "unlinkat", "remove", "rename",    "renameat", "renameat2", "replace",  "rename folder",
-        "truncate", "link",   "linkat",    "chmod",    "fchmodat",  "fchmod",   "chown",
-        "fchown",   "utime",  "utimensat", "futimens", "setxattr",  "fsetxattr"}) {
+  for (const std::string how : kChanges) {
     SCOPED_TRACE(how);
     std::string plain = "-";
     for (const With with : {With::kNothing, With::kLibrary}) {
@@ -316,14 +357,14 @@ TEST_F(PreloadTest, AfterAChangeTheSourceIsRead) {
   }
 }
 
-TEST_F(PreloadTest, AChangeByAnotherWayIsSeen) {
+TEST_F(PreloadCopyTest, AChangeByAnotherWayIsSeen) {
   Serve();
   const std::string path = Both("a", "of the source", "of the source");
   EXPECT_EQ(Run(With::kLibrary, {"around", data_, "a"}).text, "written\n");
   EXPECT_TRUE(Told(path));
 }
 
-TEST_F(PreloadTest, ThreadsAndTheirChildren) {
+TEST_F(PreloadCopyTest, ThreadsAndTheirChildren) {
   Serve();
   std::vector<std::string> arguments = {"threads"};
   for (int i = 0; i < 20; ++i) {
@@ -342,7 +383,7 @@ TEST_F(PreloadTest, ThreadsAndTheirChildren) {
   EXPECT_EQ(outcome.text, "0\n");
 }
 
-TEST_F(PreloadTest, SignalHandlersMayOpen) {
+TEST_F(PreloadCopyTest, SignalHandlersMayOpen) {
   Serve();
   const std::string path = Both("x", "wrong", "x");
   const std::string other = Both("y", "text", "text");
@@ -350,20 +391,20 @@ TEST_F(PreloadTest, SignalHandlersMayOpen) {
   EXPECT_EQ(outcome.text, "0 wrong, many\n");
 }
 
-TEST_F(PreloadTest, DescriptorsHaveTheNumbersTheyWouldHave) {
+TEST_F(PreloadCopyTest, DescriptorsHaveTheNumbersTheyWouldHave) {
   Serve();
   const std::string copied = Both("a", "text", "text");
   Write(data_ + "/b", "text");
   EXPECT_EQ(Run(With::kLibrary, {"numbers", copied, data_ + "/b", data_ + "/none"}).text, "same\n");
 }
 
-TEST_F(PreloadTest, AnotherLibraryMayOpenBeforeOursHasStarted) {
+TEST_F(PreloadCopyTest, AnotherLibraryMayOpenBeforeOursHasStarted) {
   const std::string path = Both("a", "of the source", "of the copy");
   const Outcome outcome = Run(With::kEarly, {"read", path});
   EXPECT_TRUE(outcome.text.starts_with("early\nopen: of the copy\n")) << outcome.text;
 }
 
-TEST_F(PreloadTest, ALargeFileIsReadAsItIsCopied) {
+TEST_F(PreloadCopyTest, ALargeFileIsReadAsItIsCopied) {
   constexpr size_t kSize = 3'300'000;
   constexpr size_t kCopied = 2 << 20;
   const std::string path = data_ + "/large";
@@ -386,7 +427,7 @@ TEST_F(PreloadTest, ALargeFileIsReadAsItIsCopied) {
   EXPECT_NE(Run(With::kNothing, {"large", path}).status, 0);
 }
 
-TEST_F(PreloadTest, AStreamWaitsForTheWholeCopy) {
+TEST_F(PreloadCopyTest, AStreamWaitsForTheWholeCopy) {
   const std::string path = data_ + "/large";
   Write(path, "of the source");
   Serve([&](const FakeService::Question& question) {
@@ -396,6 +437,58 @@ TEST_F(PreloadTest, AStreamWaitsForTheWholeCopy) {
   });
   const auto lines = Run(With::kLibrary, {"read", path}).lines();
   EXPECT_NE(std::find(lines.begin(), lines.end(), "fopen: of the copy!!"), lines.end());
+}
+
+TEST_F(PreloadTest, WithTheRealServiceProgramsSeeTheSame) {
+  const std::string path = data_ + "/sub/a";
+  Write(path, "of the source");
+  fs::create_symlink("sub", data_ + "/linked");
+  fs::create_symlink("sub/a", data_ + "/link");
+  StartReal();
+  for (int round = 0; round < 2; ++round) {
+    for (const char* what : {"read", "stat", "exec"}) {
+      for (const char* name : {"/sub/a", "/linked/a", "/link"}) {
+        SCOPED_TRACE(std::string(what) + name);
+        ExpectSame({what, data_ + name});
+      }
+    }
+  }
+  ExpectSame({"numbers", path, data_ + "/link", data_ + "/none"});
+  EXPECT_EQ(Value("source_reads_total"), 1U);
+}
+
+TEST_F(PreloadTest, WithTheRealServiceAChangedFileIsTheSources) {
+  StartReal();
+  for (const std::string how : kChanges) {
+    SCOPED_TRACE(how);
+    std::string plain;
+    for (const With with : {With::kNothing, With::kLibrary}) {
+      const std::string folder = data_ + "/" + how + (with == With::kNothing ? " plain" : " with");
+      fs::create_directories(folder);
+      Write(folder + "/a", "of the source");
+      EXPECT_EQ(Run(with, {"read", folder + "/a"}).status, 0);
+      const Outcome outcome = Run(with, {"change", how, folder + "/a"});
+      EXPECT_EQ(outcome.status, 0);
+      if (with == With::kNothing) plain = outcome.text;
+      EXPECT_EQ(outcome.text, plain);
+    }
+  }
+  EXPECT_GE(Value("source_reads_total"), std::size(kChanges));
+  const std::string path = data_ + "/around";
+  Write(path, "of the source");
+  EXPECT_EQ(Run(With::kLibrary, {"read", path}).status, 0);
+  EXPECT_EQ(Run(With::kLibrary, {"around", data_, "around"}).text, "written\n");
+}
+
+TEST_F(PreloadTest, WithTheRealServiceALargeFileIsReadOnce) {
+  constexpr size_t kSize = 3'300'000;
+  const std::string path = data_ + "/large";
+  const std::string size = std::to_string(kSize);
+  EXPECT_EQ(Run(With::kNothing, {"fill", path, size, "0", size}).status, 0);
+  StartReal(1 << 20);
+  const Outcome outcome = Run(With::kLibrary, {"large", path});
+  EXPECT_EQ(outcome.text, "0 wrong\n");
+  EXPECT_EQ(Value("source_read_bytes_total"), kSize);
 }
 
 }  // namespace
