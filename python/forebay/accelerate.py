@@ -138,7 +138,7 @@ class _Hub:
         """Opens the stream where the engine is now: in this process, or in the daemon."""
         engine = self.engine
         now = engine.now() if isinstance(engine, SharedEngine) else engine
-        options = dict(itemised=True, declared=True, first_epoch=self.epoch)
+        options: dict[str, Any] = dict(itemised=True, declared=True, first_epoch=self.epoch)
         if isinstance(now, Engine):
             self.native: Any = now.native
             dataset = dataset_id(now, self.catalog)

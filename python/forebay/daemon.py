@@ -285,7 +285,7 @@ class SharedEngine(Engine):
     @property
     def folder(self) -> str:
         """Where the daemon's socket lies."""
-        return self._options["folder"] or _forebay.SharedEngine.default_folder()
+        return str(self._options["folder"] or _forebay.SharedEngine.default_folder())
 
     # ---- as Engine
 

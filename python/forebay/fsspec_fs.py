@@ -75,6 +75,8 @@ class ForebayFileSystem(LocalFileSystem):
 class _File(LocalFileOpener):
     """A file opened for reading: of its copy where there is one."""
 
+    f: Any
+
     def _open(self) -> None:
         if self.f is None or self.f.closed:
             self.f = os.fdopen(url.open_fd(self.path), "rb")

@@ -135,7 +135,7 @@ class Source:
         now = engine.now() if isinstance(engine, SharedEngine) else engine
         if self._holder is now:
             return now, self._stream
-        options = dict(itemised=True, declared=True, first_epoch=self._epoch)
+        options: dict[str, Any] = dict(itemised=True, declared=True, first_epoch=self._epoch)
         if isinstance(now, Engine):
             dataset = dataset_id(now, self.catalog)
             self._stream = now.native.open_stream(dataset, 1, **options)

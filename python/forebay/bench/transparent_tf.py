@@ -1,0 +1,85 @@
+"""The part of `bench transparent` with TensorFlow: tf.data over TFRecord shards."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+from ..testing.slowfs import SlowFs
+from .data import make_tfrecords
+from .measure import Case, Outcome, ratio_of_medians
+from .run import Context
+
+_SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "transparent_tf_script.py")
+_RUN = [sys.executable, "-m", "forebay.cli", "run", "--quiet"]
+_RECORD_BYTES = 110 << 10
+_SETTLE_S = 3.5  # the file service leaves alone what has just been written
+
+
+def _epochs(ctx: Context, folder: str, forebay: bool, epochs: int) -> list[dict[str, Any]]:
+    """What the script says of each epoch, plain or through `forebay run`."""
+    command = [sys.executable, _SCRIPT, folder, "--epochs", str(epochs)]
+    if forebay:
+        command = [*_RUN, "--source", folder, "--", *command]
+    # The copies go with the bench's own files.
+    env = {**os.environ, "TMPDIR": ctx.scratch, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def run(ctx: Context, out: Outcome) -> None:
+    """Adds tf_first_vs_plain and tf_later_vs_plain, with their cases."""
+    work = ctx.workload
+    part = work["tensorflow"]
+    root = os.path.join(ctx.scratch, "tfrecords")
+    each = part["shard_bytes"] // _RECORD_BYTES
+    count = each * part["shards"]
+    make_tfrecords(root, count, _RECORD_BYTES, ctx.seed, shards=part["shards"])
+    time.sleep(_SETTLE_S)
+    times: dict[str, list[float]] = {"plain": [], "first": [], "later": []}
+    with SlowFs(
+        root, open_ms=part["latency_ms"], read_ms=part["latency_ms"], stat_ms=work["stat_ms"],
+        readdir_ms=work["stat_ms"], bandwidth_mb=work["bandwidth_mb"], jitter=work["jitter"],
+        seed=ctx.seed,
+    ) as mount:  # fmt: skip
+        for i in range(ctx.repeats):
+            for forebay in (False, True):
+                said = _epochs(ctx, str(mount.path), forebay, part["epochs"] if forebay else 1)
+                for epoch in said:
+                    if (epoch["samples"], epoch["bytes"]) != (count, count * _RECORD_BYTES):
+                        raise RuntimeError(f"{epoch} was delivered, not {count} records")
+                seconds = [epoch["seconds"] for epoch in said]
+                if forebay:
+                    times["first"].append(seconds[0])
+                    times["later"].append(statistics.median(seconds[1:]))
+                else:
+                    times["plain"] += seconds
+                ctx.say(
+                    f"tf.data, {'forebay' if forebay else 'plain'}: "
+                    f"{', '.join(f'{s:.2f}' for s in seconds)} s ({i + 1}/{ctx.repeats})"
+                )
+    for name in ("first", "later"):
+        out.figures[f"tf_{name}_vs_plain"] = ratio_of_medians(times[name], times["plain"])
+        out.cases.append(
+            Case(
+                f"tf.data, {part['shards']} TFRecord shards of {part['shard_bytes'] / 1e6:.0f} MB, "
+                f"{name} epoch",
+                "MB/s",
+                [count * _RECORD_BYTES / 1e6 / t for t in times[name]],
+                rivals={
+                    "the same script, plain": count
+                    * _RECORD_BYTES
+                    / 1e6
+                    / statistics.median(times["plain"])
+                },
+            )
+        )
+    shutil.rmtree(root)
