@@ -181,6 +181,7 @@ void Book::Get(std::string_view path, uint64_t waiter, Nanos now) {
   if (full_ && entry->rare != nullptr && entry->rare->source != nullptr) {
     (void)MakeRoom(OnDisk(static_cast<uint64_t>(entry->rare->source->stat.st_size)));
   }
+  if (entry->announced > 0 && entry->wanted == 0) ++entry->early;
   Wait(*entry, waiter);
   StartCopy(*entry, true);
 }

@@ -152,7 +152,7 @@ class Book {
   void AddWant(Stream& stream, Entry& entry);
   void ReleasePassed(Stream& stream, uint64_t before);
   bool EvictOld(uint64_t bytes);
-  bool MayNotFit() const;
+  bool HasRoom(const Entry& entry);
 
   FileTable table_;
   BookOptions options_;

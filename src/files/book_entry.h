@@ -56,6 +56,7 @@ struct Book::Entry {
   uint32_t opens_base = 0;
   uint32_t wanted = 0;     // by streams, of the copy that is staged or coming
   uint32_t opened = 0;     // of those
+  uint32_t early = 0;      // readers that came before the stream did
   uint32_t announced = 0;  // streams that have it among their names
   uint32_t staging = 0;    // grows when a copy goes
   Place place = Place::kNone;

@@ -160,14 +160,16 @@ void Book::Unstage(Entry& entry) {
   Forget(entry);
 }
 
-// Whether those under way may take all the room that is left: then what is farther ahead could take
-// the place of what is nearer.
-bool Book::MayNotFit() const {
-  uint64_t left = 0;
-  for (const Place place : {Place::kKept, Place::kStaged}) {
-    left += room_.most(place) - std::min(room_.used(place), room_.most(place));
-  }
-  return unknown_ > 0 && (unknown_ + 1) * average_ > left;
+// Makes room for a file that may be staged. Those under way whose size is not known may take what
+// is left, and what is farther ahead must not take the place of what is nearer.
+bool Book::HasRoom(const Entry& entry) {
+  const bool known = entry.rare != nullptr && entry.rare->source != nullptr;
+  const uint64_t bytes = known ? OnDisk(static_cast<uint64_t>(entry.rare->source->stat.st_size))
+                               : std::max(entry.bytes, (unknown_ + 1) * average_);
+  const uint64_t most = room_.most(Place::kKept);
+  if (bytes <= most - std::min(room_.used(Place::kKept), most)) return true;
+  if (bytes > room_.most(Place::kStaged) && unknown_ > 0) return false;
+  return MakeRoom(std::min(bytes, room_.most(Place::kStaged)));
 }
 
 bool Book::PumpStream(Stream& stream, Nanos now) {
@@ -175,18 +177,14 @@ bool Book::PumpStream(Stream& stream, Nanos now) {
   if (stream.done()) return true;
   Entry* entry = stream.names[stream.order[stream.cursor - stream.first]];
   if (entry != nullptr && entry->real != nullptr) entry = entry->real;
-  const bool skip = entry == nullptr || entry->changed || entry->refused || entry->too_large ||
-                    entry->place == Place::kKept || now < entry->retry_at;
+  bool skip = entry == nullptr || entry->changed || entry->refused || entry->too_large ||
+              entry->place == Place::kKept || now < entry->retry_at;
+  if (!skip && entry->early > 0) {
+    --entry->early;  // it has been read, as far as can be told
+    skip = true;
+  }
   if (!skip && entry->place == Place::kNone && !entry->copying) {
-    if (full_ && !entry->old) {
-      const bool known = entry->rare != nullptr && entry->rare->source != nullptr;
-      const uint64_t bytes = known
-                                 ? OnDisk(static_cast<uint64_t>(entry->rare->source->stat.st_size))
-                                 : std::max(entry->bytes, uint64_t{4096});
-      if (!MakeRoom(bytes)) return false;
-    } else if (!full_ && MayNotFit()) {
-      return false;
-    }
+    if (!entry->old && !HasRoom(*entry)) return false;
     StartCopy(*entry, false);
   }
   if (!skip) AddWant(stream, *entry);

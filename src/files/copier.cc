@@ -1,7 +1,7 @@
 #include "files/copier.h"
 
 #include <fcntl.h>
-#include <sys/syscall.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -90,28 +90,39 @@ Identity IdentityOf(const SourceFile& source, std::string_view path, uint32_t cr
   return out;
 }
 
-// The attributes as they are known here: a storage that is far away is not asked again.
-bool Unchanged(const SourceFile& source) {
-  struct statx now = {};
-  if (statx(source.fd.get(), "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC,
-            STATX_SIZE | STATX_MTIME | STATX_CTIME, &now) != 0) {
-    return false;
+// Attributes of an open file; without `sync` as they are known here: an open or a look-up has just
+// brought them, and a storage that is far away is not asked again.
+bool LookAt(int fd, bool sync, SourceFile* out) {
+  struct statx st = {};
+  const int flags = AT_EMPTY_PATH | (sync ? AT_STATX_FORCE_SYNC : AT_STATX_DONT_SYNC);
+  if (statx(fd, "", flags, STATX_BASIC_STATS | STATX_BTIME, &st) != 0) return false;
+  const auto time = [](const struct statx_timestamp& from) {
+    return timespec{.tv_sec = from.tv_sec, .tv_nsec = from.tv_nsec};
+  };
+  struct stat& to = out->stat;
+  to.st_dev = makedev(st.stx_dev_major, st.stx_dev_minor);
+  to.st_ino = st.stx_ino;
+  to.st_mode = st.stx_mode;
+  to.st_nlink = st.stx_nlink;
+  to.st_uid = st.stx_uid;
+  to.st_gid = st.stx_gid;
+  to.st_rdev = makedev(st.stx_rdev_major, st.stx_rdev_minor);
+  to.st_size = static_cast<off_t>(st.stx_size);
+  to.st_blksize = st.stx_blksize;
+  to.st_blocks = static_cast<blkcnt_t>(st.stx_blocks);
+  to.st_atim = time(st.stx_atime);
+  to.st_mtim = time(st.stx_mtime);
+  to.st_ctim = time(st.stx_ctime);
+  if ((st.stx_mask & STATX_BTIME) != 0) {
+    out->birth_seconds = st.stx_btime.tv_sec;
+    out->birth_nanoseconds = st.stx_btime.tv_nsec;
   }
-  const struct stat& then = source.stat;
-  return now.stx_size == static_cast<uint64_t>(then.st_size) &&
-         now.stx_mtime.tv_sec == then.st_mtim.tv_sec &&
-         now.stx_mtime.tv_nsec == static_cast<uint32_t>(then.st_mtim.tv_nsec) &&
-         now.stx_ctime.tv_sec == then.st_ctim.tv_sec &&
-         now.stx_ctime.tv_nsec == static_cast<uint32_t>(then.st_ctim.tv_nsec);
+  return true;
 }
 
-void ReadBirth(SourceFile& source) {
-  struct statx st = {};
-  if (statx(source.fd.get(), "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_BTIME, &st) == 0 &&
-      (st.stx_mask & STATX_BTIME) != 0) {
-    source.birth_seconds = st.stx_btime.tv_sec;
-    source.birth_nanoseconds = st.stx_btime.tv_nsec;
-  }
+bool Unchanged(const SourceFile& source, bool sync) {
+  SourceFile now;
+  return LookAt(source.fd.get(), sync, &now) && SameFile(now.stat, source.stat);
 }
 
 // By the clock that files get their times from; a time to come counts as just now.
@@ -249,7 +260,7 @@ bool Copier::Open(CopyResult& result, std::byte* buffer) {
     return false;
   }
   auto source = std::make_shared<SourceFile>();
-  if (fstat(found.get(), &source->stat) != 0) {
+  if (!LookAt(found.get(), job.old, source.get())) {
     SourceFailed(result, errno);
     return false;
   }
@@ -284,7 +295,10 @@ bool Copier::Open(CopyResult& result, std::byte* buffer) {
     return false;
   }
   options_.metrics.opens->Add(1);
-  ReadBirth(*source);
+  if (!LookAt(source->fd.get(), false, source.get())) {  // an open brings newer ones
+    SourceFailed(result, errno);
+    return false;
+  }
   job.source = std::move(source);
   return true;
 }
@@ -355,16 +369,14 @@ void Copier::Block(CopyResult& result, std::byte* buffer) {
 
 void Copier::Finish(CopyResult& result) {
   // It took its time: this once the storage is asked.
-  struct stat now = {};
-  if (fstat(result.job.source->fd.get(), &now) != 0) return SourceFailed(result, errno);
-  if (!SameFile(now, result.job.source->stat)) return SetOutcome(result, Outcome::kDiscarded);
+  if (!Unchanged(*result.job.source, true)) return SetOutcome(result, Outcome::kDiscarded);
   Publish(result, result.job.part->get(), kPart, result.job.crc);
 }
 
 void Copier::Publish(CopyResult& result, int fd, const char* suffix, uint32_t crc) {
   const CopyJob& job = result.job;
   const std::string from = NameIn(job.key, suffix);
-  if (!Unchanged(*job.source)) {
+  if (!Unchanged(*job.source, false)) {
     SetOutcome(result, Outcome::kDiscarded);
   } else if (int error = WriteIdentity(fd, IdentityOf(*job.source, job.path, crc)); error != 0) {
     CacheFailed(result, error);

@@ -63,7 +63,7 @@ size_t FilesToKeepOpen() {
 
 class ServiceImpl final : public Service, private BookActions {
  public:
-  ServiceImpl(const ServiceOptions& options, CacheFolder folder, uint64_t cache_bytes);
+  ServiceImpl(const ServiceOptions& options, CacheFolder folder);
   ~ServiceImpl() override;
   Status Listen();
 
@@ -146,16 +146,16 @@ BookOptions BookOptionsOf(const ServiceOptions& options) {
   return out;
 }
 
-ServiceImpl::ServiceImpl(const ServiceOptions& options, CacheFolder folder, uint64_t cache_bytes)
+ServiceImpl::ServiceImpl(const ServiceOptions& options, CacheFolder folder)
     : options_(options),
       folder_(std::move(folder)),
-      room_(cache_bytes, options.ahead_bytes),
+      room_(options.cache_bytes, options.ahead_bytes),
       mechanism_(registry_.AddMechanism("files", "copies of whole files for unmodified programs")),
       reads_in_flight_(mechanism_.AddKnob(
           "files_reads_in_flight", KnobType::kCount, 1, kMostThreads,
           static_cast<int64_t>(options.reads_in_flight), "reads of the source at once")),
       cache_bytes_(mechanism_.AddKnob("files_cache_bytes", KnobType::kBytes, 0, INT64_MAX,
-                                      static_cast<int64_t>(cache_bytes),
+                                      static_cast<int64_t>(options.cache_bytes),
                                       "the most that copies which are kept may take")),
       ahead_bytes_(mechanism_.AddKnob("files_ahead_bytes", KnobType::kBytes, 0, INT64_MAX,
                                       static_cast<int64_t>(options.ahead_bytes),
@@ -463,7 +463,12 @@ Result<std::unique_ptr<Service>> Service::Start(const ServiceOptions& options) {
     if (!free) return free.error();
     bytes = std::min(*free / 10, uint64_t{64} << 30);
   }
-  auto service = std::make_unique<ServiceImpl>(options, *std::move(folder), bytes);
+  ServiceOptions set = options;
+  set.cache_bytes = bytes;
+  if (set.ahead_bytes == 0) {
+    set.ahead_bytes = std::clamp(bytes / 8, uint64_t{16} << 20, uint64_t{256} << 20);
+  }
+  auto service = std::make_unique<ServiceImpl>(set, *std::move(folder));
   FOREBAY_RETURN_IF_ERROR(service->Listen());
   return std::unique_ptr<Service>(std::move(service));
 }

@@ -20,7 +20,7 @@ struct ServiceOptions {
   std::string socket;  // path of the socket
   std::vector<std::string> sources;
   uint64_t cache_bytes = 0;  // 0: a tenth of the free disk, at most 64 GiB
-  uint64_t ahead_bytes = uint64_t{256} << 20;
+  uint64_t ahead_bytes = 0;  // 0: an eighth of the above, 16 to 256 MiB
   uint64_t reads_in_flight = 64;
   uint64_t slots = 1 << 21;                     // of the table, a power of two
   uint64_t partial_bytes = uint64_t{16} << 20;  // files above this are read while they are copied

@@ -1,0 +1,403 @@
+#include "files/book.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/rng.h"
+
+namespace forebay::files {
+namespace {
+
+using Outcome = CopyResult::Outcome;
+using Kind = CopyJob::Kind;
+
+// A source and a cache in memory; jobs end when the test says so.
+class BookTest : public ::testing::Test, public BookActions {
+ protected:
+  BookTest() { Make(10 * 4096, 4 * 4096); }
+
+  void Make(uint64_t kept, uint64_t staged, BookOptions options = {}) {
+    memory_.assign(FileTable::BytesFor(1 << 12) / sizeof(uint64_t) + 1, 0);
+    table_ = FileTable::Make(memory_.data(), 1 << 12);
+    jobs_.clear();
+    copies_.clear();
+    answers_.clear();
+    reads_.clear();
+    room_ = std::make_unique<Room>(kept, staged);
+    registry_ = std::make_unique<Registry>();
+    metrics_ = std::make_unique<BookMetrics>(registry_->AddMechanism("files", "test"));
+    book_ = std::make_unique<Book>(table_, options, *room_, *metrics_, *this);
+    book_->AddSource("/data");
+    book_->SetCache("/data/cache");
+  }
+
+  static std::string Path(size_t i) { return StrCat("/data/f", i); }
+  static std::pair<uint64_t, uint64_t> Id(const FileKey& key) { return {key.high, key.low}; }
+  bool There(const std::string& path) const { return copies_.contains(Id(KeyOf(path))); }
+  FileState State(const std::string& path) const {
+    const FileSlot* slot = table_.Find(KeyOf(path));
+    return slot == nullptr ? FileState::kEmpty : FileTable::StateOf(*slot);
+  }
+  // As a program does: opens the copy, or asks for it. True when it had the copy.
+  bool Open(const std::string& path) {
+    FileSlot* slot = table_.Find(KeyOf(path));
+    if (slot != nullptr && There(path)) {
+      slot->opens.fetch_add(1);
+      return true;
+    }
+    return false;
+  }
+  uint64_t Ask(const std::string& path) {
+    book_->Get(path, ++waiter_, now_);
+    return waiter_;
+  }
+  // Ends the oldest job, as a copier would.
+  void Finish(Outcome outcome = Outcome::kDone) {
+    ASSERT_FALSE(jobs_.empty());
+    CopyResult result;
+    result.job = std::move(jobs_.front());
+    jobs_.erase(jobs_.begin());
+    result.outcome = outcome;
+    CopyJob& job = result.job;
+    if (job.kind == Kind::kResolve) {
+      const auto link = links_.find(job.path);
+      result.real = link == links_.end() ? job.path : link->second;
+    } else if (outcome == Outcome::kDone && job.kind == Kind::kCopy) {
+      if (const auto link = links_.find(job.path); link != links_.end()) {
+        result.outcome = Outcome::kAlias;
+        result.real = link->second;
+      } else {
+        Copy(result);
+      }
+    } else if (outcome == Outcome::kDone && job.kind == Kind::kFinish) {
+      copies_.insert(Id(job.key));
+    }
+    book_->Done(std::move(result), now_);
+  }
+  void Copy(CopyResult& result) {
+    CopyJob& job = result.job;
+    if (job.source == nullptr) {
+      job.source = std::make_shared<SourceFile>();
+      job.source->stat.st_size =
+          static_cast<off_t>(sizes_.contains(job.path) ? sizes_[job.path] : 4000);
+      ++opens_;
+    }
+    const auto size = static_cast<uint64_t>(job.source->stat.st_size);
+    if (job.place == Place::kNone) {
+      job.reserved = OnDisk(size);
+      job.place = room_->Reserve(job.reserved, job.may_stage, job.urgent);
+      if (job.place == Place::kNone) {
+        result.outcome = Outcome::kNoRoom;
+        return;
+      }
+    }
+    if (size > (2 << 20)) {
+      result.outcome = Outcome::kLarge;
+      return;
+    }
+    ++reads_[job.path];
+    {
+      const MutexLock lock(job.ticket->mutex);
+      if (job.ticket->dropped) {
+        result.outcome = Outcome::kDropped;
+        return;
+      }
+    }
+    copies_.insert(Id(job.key));
+  }
+  void FinishAll() {
+    book_->Pump(now_);
+    for (int i = 0; !jobs_.empty() && i < 100'000; ++i) {
+      Finish();
+      book_->Pump(now_);
+    }
+    EXPECT_TRUE(jobs_.empty());
+  }
+  void Announce(uint64_t stream, size_t files) {
+    std::vector<std::string> paths;
+    for (size_t i = 0; i < files; ++i) paths.push_back(Path(i));
+    const std::vector<std::string_view> views(paths.begin(), paths.end());
+    ASSERT_TRUE(book_->Names(stream, 0, views));
+  }
+
+  void Start(CopyJob job) override {
+    const auto at = std::find_if(jobs_.begin(), jobs_.end(),
+                                 [&](const CopyJob& other) { return job.urgent && !other.urgent; });
+    jobs_.insert(at, std::move(job));
+  }
+  void Answer(uint64_t waiter, enum Answer answer, uint64_t) override {
+    EXPECT_FALSE(answers_.contains(waiter)) << "two answers";
+    answers_[waiter] = answer;
+  }
+  void Remove(const FileKey& key) override { copies_.erase(Id(key)); }
+  void RemovePart(const FileKey&) override { ++parts_removed_; }
+  bool Exists(const FileKey& key) override {
+    const auto link = copy_links_.find(Id(key));
+    return copies_.contains(link == copy_links_.end() ? Id(key) : link->second);
+  }
+  bool Link(const FileKey& alias, const FileKey& copy) override {
+    copy_links_[Id(alias)] = Id(copy);
+    return true;
+  }
+  void Say(const std::string& what) override { said_.push_back(what); }
+
+  std::vector<uint64_t> memory_;
+  FileTable table_;
+  std::unique_ptr<Room> room_;
+  std::unique_ptr<Registry> registry_;
+  std::unique_ptr<BookMetrics> metrics_;
+  std::unique_ptr<Book> book_;
+  std::vector<CopyJob> jobs_;
+  std::set<std::pair<uint64_t, uint64_t>> copies_;
+  std::map<std::pair<uint64_t, uint64_t>, std::pair<uint64_t, uint64_t>> copy_links_;
+  std::map<std::string, std::string> links_;
+  std::map<std::string, uint64_t> sizes_;
+  std::map<std::string, int> reads_;
+  std::map<uint64_t, enum Answer> answers_;
+  std::vector<std::string> said_;
+  size_t opens_ = 0;
+  size_t parts_removed_ = 0;
+  uint64_t waiter_ = 0;
+  Nanos now_ = kSecond;
+};
+
+TEST_F(BookTest, AllWhoAskGetOneCopy) {
+  const uint64_t first = Ask(Path(0));
+  const uint64_t second = Ask(Path(0));
+  ASSERT_EQ(jobs_.size(), 1);
+  EXPECT_TRUE(answers_.empty());
+  Finish();
+  EXPECT_EQ(answers_[first], Answer::kReady);
+  EXPECT_EQ(answers_[second], Answer::kReady);
+  EXPECT_EQ(State(Path(0)), FileState::kKept);
+  EXPECT_EQ(answers_[Ask(Path(0))], Answer::kReady);  // who missed it a moment ago
+  EXPECT_EQ(reads_[Path(0)], 1);
+}
+
+TEST_F(BookTest, OnlyDataFoldersAreCopied) {
+  for (const char* path : {"/etc/passwd", "/data/cache/x", "/data/../etc/passwd", "/data//x",
+                           "relative", "/database/x"}) {
+    EXPECT_EQ(answers_[Ask(path)], Answer::kSource) << path;
+  }
+  EXPECT_TRUE(jobs_.empty());
+  EXPECT_EQ(book_->files(), 0);
+}
+
+TEST_F(BookTest, AFileThatIsNotThereLeavesNoTrace) {
+  const uint64_t asked = Ask("/data/none");
+  Finish(Outcome::kMissing);
+  EXPECT_EQ(answers_[asked], Answer::kSource);
+  EXPECT_EQ(book_->files(), 0);
+  EXPECT_EQ(State("/data/none"), FileState::kEmpty);
+}
+
+TEST_F(BookTest, ErrorsOfTheSourceAreNotAskedForAgainAtOnce) {
+  const uint64_t asked = Ask(Path(0));
+  Finish(Outcome::kError);
+  EXPECT_EQ(answers_[asked], Answer::kSource);
+  (void)Ask(Path(0));  // a file that nobody announced is forgotten
+  Announce(7, 2);
+  Finish(Outcome::kError);
+  EXPECT_EQ(answers_[Ask(Path(0))], Answer::kSource);
+  now_ += 2 * kSecond;
+  const uint64_t later = Ask(Path(0));
+  Finish();
+  EXPECT_EQ(answers_[later], Answer::kReady);
+}
+
+TEST_F(BookTest, AChangeDropsWhatIsBeingCopied) {
+  const uint64_t asked = Ask(Path(0));
+  const std::string path = Path(0);
+  const std::string_view view = path;
+  book_->Changed({&view, 1}, 99);
+  EXPECT_EQ(answers_[asked], Answer::kSource);
+  EXPECT_FALSE(answers_.contains(99));  // links have to be followed first
+  ASSERT_EQ(jobs_.size(), 2);
+  std::swap(jobs_[0], jobs_[1]);
+  Finish();
+  Finish();
+  EXPECT_EQ(answers_[99], Answer::kReady);
+  EXPECT_FALSE(There(Path(0)));
+  EXPECT_EQ(State(Path(0)), FileState::kChanged);
+  EXPECT_EQ(room_->used(Place::kKept), 0);
+  EXPECT_EQ(answers_[Ask(Path(0))], Answer::kSource);
+  EXPECT_TRUE(jobs_.empty());
+}
+
+TEST_F(BookTest, AChangeReachesAllNamesOfAFile) {
+  links_["/data/link"] = Path(0);
+  const uint64_t asked = Ask("/data/link");
+  Finish();
+  Finish();
+  EXPECT_EQ(answers_[asked], Answer::kReady);
+  EXPECT_TRUE(There(Path(0)));
+  const std::string_view view = "/data/link";
+  book_->Changed({&view, 1}, 99);
+  Finish();
+  EXPECT_EQ(answers_[99], Answer::kReady);
+  EXPECT_FALSE(There(Path(0)));
+  EXPECT_EQ(State(Path(0)), FileState::kChanged);
+}
+
+TEST_F(BookTest, ATableThatIsFullEndsAllTrust) {
+  std::vector<std::string> paths;
+  for (size_t i = 0; i < (1 << 12); ++i) paths.push_back(Path(i));
+  std::vector<std::string_view> views(paths.begin(), paths.end());
+  book_->Changed(views, 99);
+  EXPECT_TRUE(table_.closed());
+  EXPECT_EQ(said_.size(), 1);
+}
+
+TEST_F(BookTest, AFullDiskStopsCopyingForAWhile) {
+  const uint64_t asked = Ask(Path(0));
+  (void)Ask(Path(1));
+  Finish(Outcome::kNoSpace);
+  Finish(Outcome::kNoSpace);
+  EXPECT_EQ(answers_[asked], Answer::kSource);
+  EXPECT_EQ(answers_[Ask(Path(2))], Answer::kSource);
+  EXPECT_EQ(said_.size(), 1);
+  EXPECT_GT(book_->Pump(now_), 0);
+  now_ += 11 * kSecond;
+  (void)Ask(Path(2));
+  EXPECT_EQ(jobs_.size(), 1);
+}
+
+TEST_F(BookTest, TwoReadersOfOneStagedCopyReadItOnce) {
+  Make(0, 4 * 4096);
+  Announce(7, 8);
+  Announce(8, 8);
+  const std::vector<uint32_t> order = {0, 1, 2, 3, 4, 5, 6, 7};
+  ASSERT_TRUE(book_->Order(7, 0, order));
+  ASSERT_TRUE(book_->Order(8, 0, order));
+  for (size_t i = 0; i < 8; ++i) {
+    FinishAll();
+    EXPECT_TRUE(Open(Path(i))) << i;
+    FinishAll();
+    EXPECT_TRUE(Open(Path(i))) << i;  // the other, later
+  }
+  for (size_t i = 0; i < 8; ++i) EXPECT_EQ(reads_[Path(i)], 1);
+  EXPECT_EQ(metrics_->unread.value(), 0);
+}
+
+TEST_F(BookTest, WhatAReaderHasPassedMakesRoom) {
+  Make(0, 4 * 4096);
+  Announce(7, 100);
+  std::vector<uint32_t> order(100);
+  for (uint32_t i = 0; i < 100; ++i) order[i] = i;
+  ASSERT_TRUE(book_->Order(7, 0, order));
+  FinishAll();
+  EXPECT_TRUE(There(Path(3)));
+  EXPECT_FALSE(There(Path(4)));
+  // It skipped them; after a while they are not waited for.
+  ASSERT_TRUE(book_->At(7, 50));
+  FinishAll();
+  now_ += kSecond;
+  FinishAll();
+  FinishAll();
+  EXPECT_TRUE(There(Path(50)));
+  EXPECT_TRUE(There(Path(53)));
+  EXPECT_EQ(metrics_->unread.value(), 4);
+  // Another order from here on.
+  std::reverse(order.begin(), order.end());
+  ASSERT_TRUE(book_->Order(7, 50, order));
+  FinishAll();
+  EXPECT_TRUE(There(Path(99)));
+  book_->EndStream(7);
+  EXPECT_EQ(answers_[Ask(Path(70))], Answer::kSource);  // nobody announces it any more
+}
+
+TEST_F(BookTest, RangesOfALargeFileComeFirst) {
+  Make(64 << 20, 0);
+  sizes_[Path(0)] = (20 << 20) + 5;
+  const uint64_t asked = Ask(Path(0));
+  Finish();
+  EXPECT_EQ(answers_[asked], Answer::kPartial);
+  book_->Pump(now_);
+  ASSERT_EQ(jobs_.size(), 21);
+  // They are under way already; one that is not would be put in front.
+  book_->Range(Path(0), 10 << 20, 2 << 20, 50);
+  EXPECT_EQ(jobs_.size(), 21);
+  for (int i = 0; i < 12; ++i) {
+    EXPECT_FALSE(answers_.contains(50));
+    Finish();
+  }
+  EXPECT_EQ(answers_[50], Answer::kReady);
+  book_->Range(Path(0), (20 << 20) + 5, 100, 51);  // at its end
+  EXPECT_EQ(answers_[51], Answer::kReady);
+  while (!jobs_.empty()) Finish();
+  EXPECT_EQ(State(Path(0)), FileState::kKept);
+  book_->Range(Path(0), 0, 100, 52);
+  EXPECT_EQ(answers_[52], Answer::kReady);
+}
+
+TEST_F(BookTest, ALargeFileThatFailsIsLeftToTheSource) {
+  Make(64 << 20, 0);
+  sizes_[Path(0)] = 20 << 20;
+  (void)Ask(Path(0));
+  Finish();
+  book_->Range(Path(0), 0, 1 << 20, 50);
+  book_->Pump(now_);
+  Finish(Outcome::kError);
+  EXPECT_EQ(answers_[50], Answer::kSource);
+  EXPECT_EQ(parts_removed_, 1);
+  EXPECT_EQ(room_->used(Place::kKept), 0);
+  while (!jobs_.empty()) Finish();  // what was under way changes nothing
+  EXPECT_FALSE(There(Path(0)));
+  EXPECT_EQ(book_->in_flight(), 0);
+}
+
+// Readers that open what was announced, in any interleaving: right budgets, few reads, no question
+// without an answer.
+TEST_F(BookTest, RandomReadersNeverReadMoreThanTheyMust) {
+  for (uint64_t seed = 0; seed < 30; ++seed) {
+    SplitMix64 rng(seed);
+    const size_t files = 20 + rng.Below(60);
+    const uint64_t kept = rng.Below(files) * 4096;
+    const uint64_t staged = (4 + rng.Below(12)) * 4096;
+    BookOptions options;
+    options.in_flight = 1 + rng.Below(16);
+    Make(kept, staged, options);
+    Announce(7, files);
+    uint64_t position = 0;
+    for (int epoch = 0; epoch < 3; ++epoch) {
+      std::vector<uint32_t> order(files);
+      for (uint32_t i = 0; i < files; ++i) order[i] = i;
+      for (size_t i = files; i > 1; --i) std::swap(order[i - 1], order[rng.Below(i)]);
+      ASSERT_TRUE(book_->Order(7, position, order));
+      for (const uint32_t file : order) {
+        for (uint64_t n = rng.Below(4); n > 0 && !jobs_.empty(); --n) Finish();
+        now_ += kMilli;
+        book_->Pump(now_);
+        ASSERT_LE(room_->used(Place::kKept), kept);
+        ASSERT_LE(room_->used(Place::kStaged), staged + staged / 4);
+        if (!Open(Path(file))) {
+          const uint64_t asked = Ask(Path(file));
+          for (int i = 0; !answers_.contains(asked) && i < 1000; ++i) {
+            book_->Pump(now_);
+            if (!jobs_.empty()) Finish();
+          }
+          ASSERT_TRUE(answers_.contains(asked)) << "seed " << seed;
+          ASSERT_EQ(answers_[asked], Answer::kReady) << "seed " << seed;
+          ASSERT_TRUE(Open(Path(file)));
+        }
+        ASSERT_TRUE(book_->At(7, ++position));
+      }
+    }
+    FinishAll();
+    int total = 0;
+    for (const auto& [path, reads] : reads_) total += reads;
+    const size_t fits = std::min<size_t>(files, kept / 4096);
+    EXPECT_LE(total, static_cast<int>(fits + 3 * (files - fits))) << "seed " << seed;
+    EXPECT_EQ(opens_, files) << "seed " << seed;
+    opens_ = 0;
+  }
+}
+
+}  // namespace
+}  // namespace forebay::files
