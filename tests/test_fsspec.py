@@ -6,6 +6,7 @@ import functools
 import io
 import os
 import pickle
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,20 +87,37 @@ def test_names_are_the_sources(folder: DataSet, service: forebay.files.Service) 
         fs.open(f"forebay://{root}/nowhere")
 
 
-def test_copies_serve_when_the_source_is_gone(
-    folder: DataSet, service: forebay.files.Service
+def origin(path: object) -> tuple[bytes, str]:
+    """What is read, and of which file."""
+    with fsspec.open(f"forebay://{path}") as file:
+        return file.read(), os.readlink(f"/proc/self/fd/{file.fileno()}")
+
+
+def test_copies_are_read_while_the_source_is_as_it_was(
+    tmp_path: Path, service: forebay.files.Service
 ) -> None:
-    sample = next(s for s in folder.samples if len(s.data) > 0)
-    path = folder.root / sample.name
-    before = copies(service)
-    assert fsspec.open(f"forebay://{path}").open().read() == sample.data
-    assert copies(service) == before + 1
-    moved = path.with_suffix(".moved")
-    path.rename(moved)
-    try:
-        assert fsspec.open(f"forebay://{path}").open().read() == sample.data
-    finally:
-        moved.rename(path)
+    path = tmp_path / "file"
+    path.write_bytes(b"before")
+    for _ in range(2):
+        data, file = origin(path)
+        assert data == b"before" and file.startswith(f"{service.cache}/copies/")
+    assert copies(service) == 1
+    assert service.status()["metrics"]["forebay_files_source_read_bytes_total"] == 6
+    path.write_bytes(b"after!")  # past us
+    for _ in range(2):
+        assert origin(path) == (b"after!", str(path))
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match="file"):
+        fsspec.open(f"forebay://{path}").open()
+
+
+def test_a_killed_service(tmp_path: Path, service: forebay.files.Service) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(name.encode() * 100)
+    assert origin(tmp_path / "a")[0] == b"a" * 100
+    os.kill(service.status()["pid"], signal.SIGKILL)
+    assert origin(tmp_path / "a")[0] == b"a" * 100
+    assert origin(tmp_path / "b") == (b"b" * 100, str(tmp_path / "b"))
 
 
 def test_it_is_for_reading(tmp_path: Path, service: forebay.files.Service) -> None:

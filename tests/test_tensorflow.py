@@ -112,10 +112,15 @@ def test_the_plugin(tmp_path: Path) -> None:
             assert "does not support" in refused(errors.UnimplementedError, change)
         assert (root / "a.tfrecord").exists() and not (root / "new").exists()
 
-        # Served from its copy.
-        (root / "a.tfrecord").rename(root / "moved")
-        got = [x.numpy() for x in tf.data.TFRecordDataset(f"{u}/a.tfrecord")]
-        assert got == records
+        # All of it was read once, and a file that changes is read as it is.
+        status = url._service.status()
+        once = sum((root / n).stat().st_size for n in ("a.tfrecord", "b.tfrecord", "sub/x.txt"))
+        assert status["metrics"]["forebay_files_source_read_bytes_total"] == once
+        (root / "sub" / "x.txt").write_text("other")
+        assert tf.io.read_file(f"{u}/sub/x.txt").numpy() == b"other"
+        os.kill(status["pid"], 9)
+        for name, lot in (("a.tfrecord", records), ("b.tfrecord", big)):
+            assert [x.numpy() for x in tf.data.TFRecordDataset(f"{u}/{name}")] == lot
     """
     data = tmp_path / "data"
     data.mkdir()

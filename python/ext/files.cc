@@ -7,6 +7,7 @@
 
 #include "common.h"
 #include "files/client.h"
+#include "files/current.h"
 #include "files/service.h"
 #include "files/session.h"
 
@@ -129,7 +130,20 @@ void BindFiles(nb::module_& m) {
               return self.client->OpenCopy(view, O_CLOEXEC, &found);
             });
           },
-          nb::arg("path"), "A descriptor of the copy of an absolute path; -1: open the source.");
+          nb::arg("path"), "A descriptor of the copy of an absolute path; -1: open the source.")
+      .def(
+          "open_current",
+          [](const FileClient& self, const nb::bytes& path) {
+            const std::string text = Text(path);
+            std::array<char, 4096> normal;
+            const size_t length = files::NormalPath({}, text, normal.data(), normal.size());
+            if (!self.on || length == 0 || !self.client->Covers({normal.data(), length})) return -1;
+            return Unlocked([&] {
+              auto found = files::Client::Found::kSource;
+              return files::OpenCurrentCopy(*self.client, normal.data(), O_CLOEXEC, &found);
+            });
+          },
+          nb::arg("path"), "As open(), but not the copy of a file that has changed since.");
   m.def(
       "files_socket",
       [](const std::string& folder, const nb::bytes& cache) {

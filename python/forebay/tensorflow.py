@@ -26,7 +26,7 @@ def plugin() -> str:
 def _register() -> None:
     tf.experimental.register_filesystem_plugin(plugin())
     # A preloaded library serves the plugin as it serves every other part of the program.
-    if "libforebay_posix" in os.environ.get("LD_PRELOAD", ""):
+    if url.preloaded():
         return
     found = url.settings()
     if found is not None:

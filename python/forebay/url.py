@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from typing import Any
 
-from . import files
+from . import _forebay, files
 from ._errors import ForebayError
 
 _log = logging.getLogger("forebay")
@@ -53,7 +54,25 @@ def settings() -> tuple[str, str, str] | None:
     return found if all(found) else None  # type: ignore[return-value]
 
 
+_client: tuple[tuple[str, str, str], Any] | None = None
+
+
+def preloaded() -> bool:
+    """Whether every open() of this program is served already."""
+    return "libforebay_posix" in os.environ.get("LD_PRELOAD", "")
+
+
 def open_fd(path: str) -> int:
-    """A descriptor of the file's copy, or of the file."""
-    settings()
-    return files.open_fd(path)
+    """A descriptor of the file's copy while the file is what was copied, or of the file."""
+    global _client
+    if not preloaded():
+        found = settings()
+        if found is not None:
+            client = _client
+            if client is None or client[0] != found:
+                client = (found, _forebay.FileClient(*(os.fsencode(text) for text in found)))
+                _client = client
+            fd = client[1].open_current(os.fsencode(os.path.abspath(path)))
+            if fd >= 0:
+                return fd
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -22,6 +22,7 @@
 
 #include "abi.h"
 #include "files/client.h"
+#include "files/current.h"
 #include "files/key.h"
 
 namespace forebay::tf {
@@ -70,7 +71,7 @@ std::unique_ptr<File> Open(const char* path) {
   const size_t length = files::NormalPath({}, path, normal, sizeof(normal));
   if (length > 0 && client.on() && client.Covers({normal, length})) {
     Client::Found found = Client::Found::kSource;
-    file->fd = client.OpenCopy({normal, length}, O_CLOEXEC, &found);
+    file->fd = files::OpenCurrentCopy(client, normal, O_CLOEXEC, &found);
     if (file->fd >= 0) return file;
     if (found == Client::Found::kPartial) file->path.assign(normal, length);
   }

@@ -1,0 +1,14 @@
+// Opening copies in programs that nobody watches: no preloaded library tells the service what they
+// change.
+#pragma once
+
+#include "files/client.h"
+
+namespace forebay::files {
+
+// As Client::OpenCopy, for a normal path that ends with a 0, but only while the source is what it
+// was when it was copied: each call asks for its attributes. The service is told of one that has
+// changed, and the source is to be opened; likewise where it cannot be asked.
+int OpenCurrentCopy(const Client& client, const char* path, int flags, Client::Found* found);
+
+}  // namespace forebay::files
