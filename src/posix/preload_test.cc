@@ -14,6 +14,7 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <mutex>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -98,6 +99,7 @@ class PreloadTest : public testing::Test {
     return root_ + "/cache/copies/" + name;
   }
   void Set(const std::string& path, FileState state) {
+    const std::lock_guard lock(mutex_);  // the service sets states, too
     FileSlot* slot = table_.Find(files::KeyOf(path));
     if (slot == nullptr) {
       table_.Add(files::KeyOf(path), state);
@@ -223,6 +225,7 @@ class PreloadTest : public testing::Test {
   void* mapping_ = nullptr;
   size_t bytes_ = 0;
   FileTable table_;
+  std::mutex mutex_;
   std::unique_ptr<FakeService> service_;
   std::unique_ptr<files::Service> real_;
 };
@@ -314,7 +317,7 @@ TEST_F(PreloadCopyTest, OutsideNobodyIsAsked) {
 TEST_F(PreloadCopyTest, AMissingCopyIsAskedForAndWaitedFor) {
   const std::string path = data_ + "/a";
   Write(path, "of the source");
-  Serve([&](const FakeService::Question& question) {
+  Serve([=, this](const FakeService::Question& question) {
     if (question.kind != Kind::kGet || question.path != path) return Say(Answer::kSource);
     Copy(path, "of the copy");
     return Say(Answer::kReady);
@@ -417,7 +420,7 @@ TEST_F(PreloadCopyTest, ALargeFileIsReadAsItIsCopied) {
   };
   fill(path, kCopied, kSize);
   fill(CopyOf(path) + ".part", 0, kCopied);
-  Serve([&](const FakeService::Question& question) {
+  Serve([=](const FakeService::Question& question) {
     if (question.kind == Kind::kGet) return Say(Answer::kPartial, kSize);
     const bool there = question.kind == Kind::kRange && question.a + question.b <= kCopied;
     return Say(there ? Answer::kReady : Answer::kSource);
@@ -430,7 +433,7 @@ TEST_F(PreloadCopyTest, ALargeFileIsReadAsItIsCopied) {
 TEST_F(PreloadCopyTest, AStreamWaitsForTheWholeCopy) {
   const std::string path = data_ + "/large";
   Write(path, "of the source");
-  Serve([&](const FakeService::Question& question) {
+  Serve([=, this](const FakeService::Question& question) {
     if (question.kind == Kind::kGet) return Say(Answer::kPartial, 13);
     Copy(path, "of the copy!!");
     return Say(Answer::kReady);
