@@ -36,7 +36,7 @@ files = sorted(tf.io.gfile.glob(f"{folder}/*.tfrecord"))
 data = tf.data.TFRecordDataset(files).map(decode, tf.data.AUTOTUNE)
 data = data.shuffle(256, seed=0).batch(32).prefetch(tf.data.AUTOTUNE)
 
-tf.random.set_seed(0)
+tf.keras.utils.set_random_seed(0)
 model = tf.keras.Sequential([
     tf.keras.layers.Conv2D(8, 3, 2, activation="relu"), tf.keras.layers.AveragePooling2D(4),
     tf.keras.layers.Flatten(), tf.keras.layers.Dense(4),

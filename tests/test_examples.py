@@ -112,6 +112,11 @@ def test_pytorch_imagefolder(tmp_path: Path, pictures: Path) -> None:
     # The reads of the first epoch are all that there are.
     table = [line.split() for line in said[-2:]]
     assert [row[6] for row in table] == ["96", "0"], said
+    # Without the line, under `forebay run`: the same numbers.
+    run_it = [sys.executable, "-m", "forebay.cli", "run", "--source", pictures, "--"]
+    environment = _environment(tmp_path, TMPDIR=str(tmp_path))
+    plain = _said([*run_it, *command, "--plain"], environment, tmp_path)
+    assert [line.split()[:4] for line in plain] == [line.split()[:4] for line in said[:2]]
 
 
 def test_lightning(tmp_path: Path, pictures: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import io
 import os
 import pickle
@@ -52,6 +53,12 @@ def copies(service: forebay.files.Service) -> int:
 def test_the_entry_point() -> None:
     text = (Path(__file__).parent.parent / "pyproject.toml").read_text()
     assert 'forebay = "forebay.fsspec_fs:ForebayFileSystem"' in text
+    try:
+        found = importlib.metadata.distribution("forebay").entry_points
+    except importlib.metadata.PackageNotFoundError:
+        return  # a build folder on the path
+    (spec,) = found.select(group="fsspec.specs", name="forebay")
+    assert spec.load() is ForebayFileSystem
 
 
 def test_reading(folder: DataSet, service: forebay.files.Service) -> None:
