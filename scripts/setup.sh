@@ -34,6 +34,8 @@ tool_of() {
     clang-format-14) echo clang-format-14 ;;
     llvm-14) echo llvm-symbolizer-14 ;;
     fuse3) echo fusermount3 ;;
+    git | sqlite3) echo "$1" ;;
+    xz-utils) echo xz ;;
     prometheus) echo prometheus ;;
     chromium-headless-shell) echo chromium ;;
   esac

@@ -8,7 +8,7 @@ scripts/build.sh
 export FOREBAY_SEEDS="${FOREBAY_SEEDS:-1000}"
 say "soak: pytest -m seeds with FOREBAY_SEEDS=$FOREBAY_SEEDS"
 mkdir -p build/reports
-python -m pytest tests -m seeds --timeout=0 --junitxml=build/reports/soak.xml
+FOREBAY_SOAK=1 python -m pytest tests -m seeds --timeout=0 --junitxml=build/reports/soak.xml
 say "soak: writers of the cache folder, killed $FOREBAY_SEEDS times"
 cmake --preset dev >build/reports/soak-cpp.log
 cmake --build --preset dev -j "$JOBS" --target forebay_tier_test >>build/reports/soak-cpp.log

@@ -24,6 +24,8 @@ _COMMANDS = {
     "status": "what this node's daemon does: data sets, processes, knobs, metrics",
     "top": "the same, live: jobs and ranks, why they wait, tiers, source, knobs",
     "cache": "list, fill, check or empty a folder of cache_dir=",
+    "mount": "show a data folder through FUSE, for static programs and containers",
+    "unmount": "end such a mount",
     "policy": "shares and limits of jobs: check a file, put it in force, show it",
     "tune": "replay what the tuner saw and decided, from a recorded log",
     "bench": "measure Forebay against its limits and its rivals",
@@ -383,6 +385,51 @@ def _run_cache(argv: Sequence[str]) -> int:
     return 2
 
 
+def _run_mount(argv: Sequence[str]) -> int:
+    parser = _command_parser(
+        "mount",
+        "Shows SRC, read-only, at the folder MNT: files are copied to a local disk as they are\n"
+        "read, and come from there from then on. For static programs and containers; others need\n"
+        "no mount: forebay run.",
+        "examples:\n"
+        "  forebay mount /lustre/imagenet /mnt/imagenet --cache /nvme/forebay --cache-size 200G\n"
+        "  docker run -v /mnt/imagenet:/data:ro ...     --allow-other if it has its own user\n"
+        "  forebay unmount /mnt/imagenet\n",
+    )
+    parser.add_argument("source", metavar="SRC", help="the data folder")
+    parser.add_argument("mountpoint", metavar="MNT", help="an existing folder outside of it")
+    parser.add_argument(
+        "--cache",
+        metavar="DIR",
+        help="keeps the copies for the next time; default: a folder that goes",
+    )
+    parser.add_argument(
+        "--cache-size", metavar="SIZE", help="of all copies; default: a tenth of the free disk"
+    )
+    parser.add_argument(
+        "--allow-other",
+        action="store_true",
+        help="let other users in (not root: needs user_allow_other in /etc/fuse.conf)",
+    )
+    parser.add_argument("--foreground", action="store_true", help="stay; Ctrl-C unmounts")
+    from .mount_command import run_mount
+
+    return run_mount(parser.parse_args(argv))
+
+
+def _run_unmount(argv: Sequence[str]) -> int:
+    parser = _command_parser(
+        "unmount",
+        "Ends a mount of 'forebay mount', also one whose process was killed.",
+        "example:\n  forebay unmount /mnt/imagenet\n",
+    )
+    parser.add_argument("mountpoint", metavar="MNT")
+    parser.add_argument("--lazy", action="store_true", help="now, though programs still use it")
+    from .mount_command import run_unmount
+
+    return run_unmount(parser.parse_args(argv))
+
+
 def _run_policy(argv: Sequence[str]) -> int:
     parser = _command_parser(
         "policy",
@@ -497,6 +544,7 @@ _RUN: dict[str, Callable[[Sequence[str]], int]] = {
     "demo": _run_demo,
     "doctor": _run_doctor,
     "index": _run_index,
+    "mount": _run_mount,
     "plan": _run_plan,
     "policy": _run_policy,
     "run": _run_run,
@@ -504,6 +552,7 @@ _RUN: dict[str, Callable[[Sequence[str]], int]] = {
     "status": _run_status,
     "top": _run_top,
     "tune": _run_tune,
+    "unmount": _run_unmount,
 }
 
 

@@ -6,7 +6,6 @@
 #include <getopt.h>
 #include <linux/fuse.h>
 #include <stdarg.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -22,13 +21,13 @@
 #include <string>
 #include <vector>
 
-#include "base/owned.h"
+#include "base/clock.h"
 #include "base/status.h"
 #include "files/client.h"
 #include "files/key.h"
 #include "files/message.h"
+#include "files/session.h"
 #include "mount/tree.h"
-#include "wire/socket.h"
 
 namespace forebay::mount {
 namespace {
@@ -36,6 +35,7 @@ namespace {
 constexpr int kUsageError = 2;
 constexpr unsigned kThreads = 256;  // each serves one request; one waits while a file is copied
 constexpr unsigned kReadAheadKb = 1024;
+constexpr Nanos kJoin = 10 * kSecond;
 
 constexpr char kHelp[] =
     R"(Usage: forebay-mount [options] SOURCE_DIR MOUNTPOINT
@@ -94,17 +94,15 @@ Result<Arguments> ParseArguments(int argc, char** argv) {
 
 Result<std::string> RealFolder(const std::string& path, const char* what) {
   const std::unique_ptr<char, decltype(&free)> real(realpath(path.c_str(), nullptr), &free);
-  if (real == nullptr) {
+  struct stat kind = {};
+  if (real == nullptr || stat(real.get(), &kind) != 0) {
     if (errno == ENOTCONN) {
-      return Status(Code::kUnavailable, StrCat(what, ' ', path,
-                                               ": a dead mount is left there; remove it with "
-                                               "'forebay unmount ",
-                                               path, "'"));
+      return Status(Code::kUnavailable,
+                    StrCat(what, ' ', path, ": a dead mount is left there; remove it with ",
+                           "'forebay unmount ", path, "'"));
     }
     return ErrnoStatus(errno, StrCat(what, ' ', path));
   }
-  struct stat kind = {};
-  if (stat(real.get(), &kind) != 0) return ErrnoStatus(errno, StrCat(what, ' ', path));
   if (!S_ISDIR(kind.st_mode)) {
     return Status(Code::kInvalidArgument, StrCat(what, ' ', path, " is not a folder"));
   }
@@ -191,21 +189,13 @@ ssize_t WriteDevice(int fd, iovec* parts, int count, void*) {
   return written;
 }
 
-// The service stays as long as this connection does.
-OwnedFd JoinService() {
+// The service stays as long as this connection does. Without it, the source is shown as it is.
+std::unique_ptr<files::Session> JoinService(const std::string& source) {
   const char* path = getenv(files::kSocketVariable);
-  if (path == nullptr) return {};
-  const Result<sockaddr_un> address = wire::SocketAddress(path);
-  if (!address) return {};
-  OwnedFd socket_fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  const files::Header hello;
-  if (!socket_fd.valid() ||
-      connect(socket_fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) !=
-          0 ||
-      send(socket_fd.get(), &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello) {
-    return {};
-  }
-  return socket_fd;
+  if (path == nullptr) return nullptr;
+  Result<std::unique_ptr<files::Session>> session = files::Session::Connect(path, kJoin);
+  if (!session || !(*session)->Hello({&source, 1}).ok()) return nullptr;
+  return *std::move(session);
 }
 
 int Serve(fuse_session* session) {
@@ -272,7 +262,7 @@ int Main(int argc, char** argv) {
     error = EAGAIN;
   }
   if (error == 0) {
-    const OwnedFd service = JoinService();
+    const std::unique_ptr<files::Session> service = JoinService(*source);
     error = Serve(session->get());
   }
   fuse_session_unmount(session->get());
