@@ -90,6 +90,7 @@ def test_names_are_the_sources(folder: DataSet, service: forebay.files.Service) 
     path = str(folder.root / folder.samples[3].name)
     assert fs.info(f"forebay://{path}") == plain.info(path)
     assert fs.unstrip_protocol(path) == f"forebay://{path}"
+    assert fs.info(f"forebay://{path[1:]}") == plain.info(path)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         fs.open(f"forebay://{root}/nowhere")
 

@@ -34,6 +34,13 @@ class ForebayFileSystem(LocalFileSystem):
     protocol = "forebay"
     local_file = False  # who asks for the source's own path would read it past us
 
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        # Always absolute: some, such as Hugging Face's streaming, lose the third slash on their way.
+        if isinstance(path, str) and path.startswith("forebay://"):
+            path = "/" + path.removeprefix("forebay://").lstrip("/")
+        return super()._strip_protocol(path)
+
     @property
     def fsid(self) -> str:
         return "forebay"
