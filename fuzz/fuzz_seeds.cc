@@ -8,6 +8,7 @@
 #include "catalog/catalog.h"
 #include "catalog/test_data.h"
 #include "decode/jpeg_test_data.h"
+#include "files/packet.h"
 #include "wire/frame.h"
 
 namespace forebay::testing {
@@ -28,6 +29,29 @@ bool PutCatalog(const std::string& folder, int number, Result<std::unique_ptr<Ca
   Put(folder, "catalog", number,
       std::string_view(reinterpret_cast<const char*>(image.data()), image.size()));
   return true;
+}
+
+// A reader that announces, asks and changes; each packet with its length before it.
+void PutQuestions(const std::string& folder) {
+  using files::Kind;
+  const std::vector<std::string_view> paths = {"/d/a", "/d/b", "/d/c/e"};
+  std::string input;
+  const auto add = [&](const std::vector<std::byte>& packet) {
+    input += '\1';
+    input += static_cast<char>(packet.size());
+    input.append(reinterpret_cast<const char*>(packet.data()), packet.size());
+    input += "\xff\x80\x01";  // time passes, a job ends
+  };
+  const std::vector<uint32_t> order = {2, 1, 0, 1};
+  add(files::PathsPacket(Kind::kNames, paths));
+  add(files::OrderPacket(0, order));
+  for (const std::string_view path : paths) {
+    add(files::PathsPacket(Kind::kGet, {&path, 1}));
+    add(files::PathsPacket(Kind::kRange, {&path, 1}, 0, 1 << 20));
+  }
+  add(files::PathsPacket(Kind::kAt, {}, 2));
+  add(files::PathsPacket(Kind::kChanged, {&paths[1], 1}));
+  Put(folder, "files", 0, input);
 }
 
 // One frame of each message that has a list, and a plain one; the first byte cuts the input.
@@ -98,6 +122,7 @@ void PutJpegs(const std::string& folder) {
 }
 
 void PutPolicies(const std::string& folder) {
+  PutQuestions(folder);
   Put(folder, "policy", 0,
       R"({"job":[{"folder":0,"match":"a*","max_bandwidth":1e9,"max_operations":5000,"memory":8,)"
       R"("min_bandwidth":2.5,"min_operations":10,"priority":-2,"share":3},{"match":"*"}],)"

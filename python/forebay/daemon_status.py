@@ -7,7 +7,7 @@ import json
 import os
 from typing import Any
 
-from . import _forebay
+from . import _forebay, files
 from ._errors import AccessError, MissingError, StorageError
 from .control_status import control_lines
 from .units import format_bytes
@@ -32,17 +32,51 @@ def run(options: argparse.Namespace) -> int:
     except (AccessError, MissingError, StorageError) as error:
         if isinstance(error, AccessError):
             raise
+        services = files.running(folder)
+        if options.json and services:
+            print(json.dumps({"files": services}, indent=2))
+            return 0
         print(f"No forebayd runs for this user on this node (looked in {where}).")
-        return 1
+        if not services:
+            return 1
+        print("\n".join(file_lines(services)))
+        return 0
     if options.prometheus:
         print(client.prometheus(), end="")
         return 0
     said = json.loads(client.describe())
+    services = files.running(folder)
     if options.json:
-        print(json.dumps(said, indent=2))
+        print(json.dumps({**said, "files": services}, indent=2))
         return 0
     print(describe(said, where))
+    if services:
+        print("\n".join(file_lines(services)))
     return 0
+
+
+def file_lines(services: list[dict[str, Any]]) -> list[str]:
+    """The file services in a few lines each."""
+    lines = ["\nfile services"]
+    for s in services:
+        m = {name.removeprefix("forebay_files_"): value for name, value in s["metrics"].items()}
+        knobs = {k["name"]: k for k in s["knobs"]}
+
+        def of(name: str, knobs: dict[str, Any] = knobs) -> str:
+            return knob_value(knobs[name], knobs[name]["value"])
+
+        lines += [
+            f"  forebay-filesd {s['pid']} in {text_of(s['cache'])}, for "
+            f"{duration(s['uptime_ms'] / 1000)}; {s['sessions']} sessions, {s['streams']} readers",
+            f"    data folders: {', '.join(text_of(source) for source in s['sources'])}",
+            f"    kept {m['kept_total']} copies, {format_bytes(m['kept_bytes'])} of "
+            f"{of('files_cache_bytes')}{' (full)' if s['full'] else ''}; ahead "
+            f"{format_bytes(m['staged_bytes'])} of {of('files_ahead_bytes')}",
+            f"    read from the source: {m['source_reads_total']} reads, "
+            f"{format_bytes(m['source_read_bytes_total'])}; asked for {m['gets_total']}, left to "
+            f"the source {m['left_total']}, errors {m['errors_total']}",
+        ]
+    return lines
 
 
 def describe(said: dict[str, Any], where: str) -> str:

@@ -104,6 +104,7 @@ FileState Book::IdleState(const Entry& entry) const {
 
 void Book::AnswerAll(Entry& entry, Answer answer, uint64_t a) {
   if (entry.rare == nullptr) return;
+  ShowRoom();
   if (answer == Answer::kSource) metrics_.left.Add(entry.rare->waiters.size());
   for (const uint64_t waiter : std::exchange(entry.rare->waiters, {})) {
     actions_.Answer(waiter, answer, a);
@@ -329,8 +330,6 @@ void Book::Done(CopyResult result, Nanos now) {
   } else {
     DoneBlock(entry, result, now);
   }
-  metrics_.kept_bytes.Set(room_.used(Place::kKept));
-  metrics_.staged_bytes.Set(room_.used(Place::kStaged));
 }
 
 void Book::DoneResolve(CopyResult& result) {
@@ -495,7 +494,13 @@ bool Book::EvictOld(uint64_t bytes) {
   return any && room_.used(Place::kKept) + bytes <= room_.most(Place::kKept);
 }
 
+void Book::ShowRoom() {
+  metrics_.kept_bytes.Set(room_.used(Place::kKept));
+  metrics_.staged_bytes.Set(room_.used(Place::kStaged));
+}
+
 Nanos Book::Pump(Nanos now) {
+  ShowRoom();
   if (now < paused_until_) return paused_until_ - now;
   if (streams_.empty() && opened_ > 0) {
     // Nobody is likely to come back for them, and they keep a mount busy.

@@ -111,6 +111,7 @@ class Book {
   bool BelowChanged(std::string_view path) const;
   bool SetState(Entry& entry, FileState state);
   FileState IdleState(const Entry& entry) const;
+  void ShowRoom();
   void AnswerAll(Entry& entry, Answer answer, uint64_t a = 0);
   void StartCopy(Entry& entry, bool urgent);
   void Submit(CopyJob job);

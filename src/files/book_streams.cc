@@ -10,6 +10,7 @@ namespace {
 constexpr uint64_t kSlack = 2048;
 constexpr size_t kLookAt = 1024;  // copies at a time
 constexpr uint64_t kMostPositions = 1 << 24;
+constexpr uint64_t kLastPosition = uint64_t{1} << 62;
 
 }  // namespace
 
@@ -31,8 +32,10 @@ bool Book::Names(uint64_t stream_id, uint64_t first, std::span<const std::string
 }
 
 bool Book::Order(uint64_t stream_id, uint64_t position, std::span<const uint32_t> numbers) {
+  if (position > kLastPosition) return false;
   Stream& stream = streams_[stream_id];
   if (position < stream.first || position > stream.end()) {
+    ReleasePassed(stream, kLastPosition + kMostPositions);
     stream.order.clear();
     stream.first = position;
   }
@@ -52,7 +55,7 @@ bool Book::Order(uint64_t stream_id, uint64_t position, std::span<const uint32_t
 
 bool Book::At(uint64_t stream_id, uint64_t position) {
   const auto found = streams_.find(stream_id);
-  if (found == streams_.end()) return false;
+  if (found == streams_.end() || position > kLastPosition) return false;
   Stream& stream = found->second;
   stream.at = std::max(stream.at, position);
   if (stream.at > kSlack) ReleasePassed(stream, stream.at - kSlack);
@@ -173,7 +176,7 @@ bool Book::HasRoom(const Entry& entry) {
 }
 
 bool Book::PumpStream(Stream& stream, Nanos now) {
-  stream.cursor = std::max(stream.cursor, std::min(stream.at, stream.end()));
+  stream.cursor = std::max({stream.cursor, stream.first, std::min(stream.at, stream.end())});
   if (stream.done()) return true;
   Entry* entry = stream.names[stream.order[stream.cursor - stream.first]];
   if (entry != nullptr && entry->real != nullptr) entry = entry->real;

@@ -33,6 +33,7 @@ constexpr uint64_t kWake = 1;
 constexpr uint64_t kFirstConnection = 2;
 constexpr size_t kMostThreads = 256;
 constexpr Nanos kLongestSleep = kSecond;
+constexpr Nanos kFirstLinger = 5 * kSecond;
 
 std::string Quoted(std::string_view text) {
   constexpr std::string_view kHex = "0123456789abcdef";
@@ -127,6 +128,7 @@ class ServiceImpl final : public Service, private BookActions {
   Connections connections_;
   uint64_t next_connection_ = kFirstConnection;
   size_t sessions_ = 0;
+  bool had_session_ = false;
   uint64_t knobs_seen_ = 0;
   Nanos last_asked_ = 0;
   Nanos started_ = 0;
@@ -258,11 +260,14 @@ Nanos ServiceImpl::Round() {
   ApplyKnobs();
   const Nanos now = SteadyClock().Now();
   const Nanos again = book_.Pump(now);
-  if (sessions_ == 0 && now - last_asked_ >= options_.linger) {
+  // Whoever has started it is about to come.
+  const Nanos linger = had_session_ ? options_.linger : std::max(options_.linger, kFirstLinger);
+  if (sessions_ == 0 && now - last_asked_ >= linger) {
     const uint64_t one = 1;
     (void)!write(ended_.get(), &one, sizeof one);
   }
-  return again == 0 ? kLongestSleep : std::min(again, kLongestSleep);
+  const Nanos longest = sessions_ == 0 ? std::clamp(linger, kMilli, kLongestSleep) : kLongestSleep;
+  return again == 0 ? longest : std::min(again, longest);
 }
 
 void ServiceImpl::ApplyKnobs() {
@@ -345,7 +350,7 @@ void ServiceImpl::Handle(uint64_t id, std::span<const std::byte> packet) {
   switch (header.kind) {
     case Kind::kHello:
       if (!connection.session) ++sessions_;
-      connection.session = true;
+      connection.session = had_session_ = true;
       for (const std::string_view source : question.paths) book_.AddSource(source);
       return Send(id, Answer::kReady, 0, folder_.path());
     case Kind::kGet:

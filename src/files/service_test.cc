@@ -401,7 +401,7 @@ TEST_F(FileServiceTest, TheFolderGoesWithATemporaryService) {
 }
 
 TEST_F(FileServiceTest, ItEndsWhenTheLastSessionHasGone) {
-  options_.linger = kSecond;
+  options_.linger = 0;
   Start();
   pollfd ended = {service_->ended_fd(), POLLIN, 0};
   EXPECT_EQ(poll(&ended, 1, 50), 0);
