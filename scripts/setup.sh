@@ -108,7 +108,9 @@ pip=("$VENV/bin/python" -m pip install --quiet --disable-pip-version-check)
 extra=()
 have cmake || extra+=("cmake>=3.22,<4")
 have ninja || extra+=(ninja)
+index=yes
 if ! "${pip[@]}" -r packages/python.txt "${extra[@]}"; then
+  index=no
   # No package index: the machine's own Python packages are the next best, and the offline bundle
   # brings the pure ones that the build needs.
   warn "pip could not install packages/python.txt; using the packages of $PYTHON" \
@@ -137,8 +139,9 @@ if absent:
               " machine with packages and copy the folder offline/ here")
 PY
 fi
-"${pip[@]}" -r packages/frameworks.txt ||
-  warn "pip could not install packages/frameworks.txt: the tests and examples of TensorFlow, Grain," \
+if [ "$index" = no ] || ! "${pip[@]}" -r packages/frameworks.txt; then
+  warn "packages/frameworks.txt is not installed: the tests and examples of TensorFlow, Grain," \
     "Lightning, pandas and PyArrow are skipped"
+fi
 : >"$stamp"
 say "setup: done"
