@@ -36,7 +36,7 @@ class ForebayFileSystem(LocalFileSystem):
 
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
-        # Always absolute: some, such as Hugging Face's streaming, lose the third slash on their way.
+        # Always absolute: some, such as Hugging Face's streaming, lose the third slash.
         if isinstance(path, str) and path.startswith("forebay://"):
             path = "/" + path.removeprefix("forebay://").lstrip("/")
         return super()._strip_protocol(path)
