@@ -87,6 +87,23 @@ def test_files_are_opened_by_their_copies(data: Path, started: files.Service) ->
     assert _read(path) == (b"new", False)
 
 
+def test_knobs_are_set_together_or_not_at_all(data: Path, started: files.Service) -> None:
+    started.set_knobs({"files_reads_in_flight": 3, "files_bytes_per_second": 20_000})
+    knobs = {knob["name"]: knob["value"] for knob in started.status()["knobs"]}
+    assert (knobs["files_reads_in_flight"], knobs["files_bytes_per_second"]) == (3, 20_000)
+    with pytest.raises(forebay.ArgumentError, match="files_reads_in_flight"):
+        started.set_knobs({"files_ahead_bytes": 5, "files_reads_in_flight": 0})
+    with pytest.raises(forebay.ArgumentError, match="no_such_knob"):
+        started.set_knobs({"no_such_knob": 5})
+    assert {k["name"]: k["value"] for k in started.status()["knobs"]} == knobs
+    # 15,000 bytes at 20,000 a second, less what is let through at once.
+    begin = time.monotonic()
+    for path in sorted(data.rglob("*.bin"))[:3]:
+        assert _read(path)[1]
+    assert time.monotonic() - begin > 0.2
+    started.set_knobs({"files_bytes_per_second": 0})
+
+
 def test_a_stream_has_files_copied_ahead(data: Path, started: files.Service) -> None:
     stream = started.stream()
     paths = sorted(data.rglob("*.bin"))

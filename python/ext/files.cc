@@ -73,6 +73,12 @@ void BindFiles(nb::module_& m) {
           },
           nb::arg("socket"), nb::arg("timeout_s") = 10.0, "Raises when none is there.")
       .def_prop_ro("socket", &Session::socket)
+      .def(
+          "set_knobs",
+          [](Session& s, const std::vector<std::string>& settings) {
+            Raise(Unlocked([&] { return s.SetKnobs(settings); }));
+          },
+          nb::arg("settings"))
       .def("status", [](Session& s) { return Value(Unlocked([&] { return s.StatusJson(); })); })
       .def(
           "get",

@@ -123,6 +123,10 @@ class Service:
         """The service's metrics, knobs and state."""
         return json.loads(self._session.status())
 
+    def set_knobs(self, values: dict[str, int]) -> None:
+        """Sets knobs of the running service: all of them, or none."""
+        self._session.set_knobs([f"{name}={value}" for name, value in values.items()])
+
     def stream(self) -> Stream:
         """For announcing one reader's order."""
         return Stream(self.socket)

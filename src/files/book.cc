@@ -87,6 +87,11 @@ Book::Entry* Book::Know(std::string_view path) {
 }
 
 bool Book::SetState(Entry& entry, FileState state) {
+  if (entry.rare != nullptr) {
+    for (Entry* alias : entry.rare->aliases) {
+      if (!alias->changed && !alias->refused) (void)SetState(*alias, state);
+    }
+  }
   if (entry.slot == nullptr) {
     entry.slot = table_.Add(entry.key, state);
     return entry.slot != nullptr;
@@ -235,7 +240,10 @@ void Book::Change(Entry& entry) {
   entry.changed = true;
   (void)SetState(entry, FileState::kChanged);
   Drop(entry);
-  if (entry.real != nullptr) actions_.Remove(entry.key);
+  if (entry.real != nullptr) {
+    actions_.Remove(entry.key);
+    actions_.RemovePart(entry.key);
+  }
   Forget(entry);
   AnswerAll(entry, Answer::kSource);
 }
@@ -421,7 +429,9 @@ void Book::FoundAlias(Entry& entry, const CopyResult& result, Nanos now) {
   real->pinned = true;
   real->announced += entry.announced;
   real->rare_part().aliases.push_back(&entry);
-  if (!SetState(entry, FileState::kKept)) return Refuse(entry);
+  const FileState state =
+      real->slot == nullptr ? FileState::kKnown : FileTable::StateOf(*real->slot);
+  if (!SetState(entry, state)) return Refuse(entry);
   for (const uint64_t waiter : std::exchange(entry.rare->waiters, {})) {
     Get(*entry.path, waiter, now);
   }

@@ -77,6 +77,7 @@ class Book {
   // The copy of an earlier run, that counts but has not been compared with its source.
   void AddOld(const FileKey& key, uint64_t bytes);
   void SetInFlight(size_t jobs) { options_.in_flight = jobs; }
+  void RoomChanged() { full_ = false; }  // it is found out anew
 
   void Get(std::string_view path, uint64_t waiter, Nanos now);
   void Range(std::string_view path, uint64_t offset, uint64_t bytes, uint64_t waiter);

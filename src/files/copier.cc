@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <climits>
 #include <cstdio>
 #include <cstring>
@@ -137,7 +138,8 @@ bool IsYoung(const struct stat& st, Nanos young) {
 
 }  // namespace
 
-Copier::Copier(const CopierOptions& options, Room& room) : options_(options), room_(room) {}
+Copier::Copier(const CopierOptions& options, Room& room)
+    : options_(options), room_(room), most_(options.threads) {}
 
 Copier::~Copier() {
   std::vector<std::jthread> threads;
@@ -160,10 +162,16 @@ std::string Copier::NameIn(const FileKey& key, const char* suffix) {
 void Copier::Submit(CopyJob job) {
   const MutexLock lock(mutex_);
   (job.urgent ? urgent_ : rest_).push_back(std::move(job));
-  if (idle_ < urgent_.size() + rest_.size() && threads_.size() < options_.threads) {
+  if (idle_ < urgent_.size() + rest_.size() && threads_.size() < most_) {
     threads_.emplace_back([this, stop = stop_.get_token()] { Work(stop); });
   }
   changed_.notify_one();
+}
+
+void Copier::SetThreads(size_t threads) {
+  const MutexLock lock(mutex_);
+  most_ = threads;
+  changed_.notify_all();
 }
 
 void Copier::Work(const std::stop_token& stop) {
@@ -174,16 +182,19 @@ void Copier::Work(const std::stop_token& stop) {
       MutexLock lock(mutex_);
       ++idle_;
       changed_.wait(lock.native(), stop, [this]() NO_THREAD_SAFETY_ANALYSIS {
-        return !urgent_.empty() || !rest_.empty();
+        return busy_ < most_ && (!urgent_.empty() || !rest_.empty());
       });
       --idle_;
       if (stop.stop_requested()) return;
+      ++busy_;
       std::deque<CopyJob>& from = urgent_.empty() ? rest_ : urgent_;
       result.job = std::move(from.front());
       from.pop_front();
     }
     Do(result, buffer.get());
     options_.done(std::move(result));
+    const MutexLock lock(mutex_);
+    --busy_;
   }
 }
 
@@ -204,8 +215,29 @@ void Copier::Do(CopyResult& result, std::byte* buffer) {
   }
 }
 
+void Copier::SetLimits(const RateLimits& limits) {
+  const MutexLock lock(limit_mutex_);
+  limiter_.SetLimits(limits, SteadyClock().Now());
+  limited_.store(!(limits == RateLimits()), std::memory_order_relaxed);
+  limit_changed_.notify_all();
+}
+
+void Copier::Admit(uint64_t bytes) {
+  const std::stop_token stop = stop_.get_token();
+  MutexLock lock(limit_mutex_);
+  while (!stop.stop_requested()) {
+    const Nanos now = SteadyClock().Now();
+    const Nanos at = limiter_.Admit(bytes, now);
+    if (at <= now) return;
+    limit_changed_.wait_for(lock.native(), stop,
+                            std::chrono::nanoseconds(std::min(at - now, kSecond)),
+                            [] { return false; });
+  }
+}
+
 int Copier::Read(const SourceFile& source, std::byte* to, uint64_t offset, uint64_t bytes) {
   while (bytes > 0) {
+    if (limited_.load(std::memory_order_relaxed)) Admit(bytes);
     const ssize_t n = pread(source.fd.get(), to, bytes, static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return errno;

@@ -21,6 +21,7 @@
 #include "base/thread_annotations.h"
 #include "files/copy_job.h"
 #include "metrics/registry.h"
+#include "plan/rate_limit.h"
 
 namespace forebay::files {
 
@@ -32,7 +33,7 @@ struct CopierMetrics {
 
 struct CopierOptions {
   int copies = -1;              // the folder; stays open as long as the copier lives
-  size_t threads = 64;          // the most
+  size_t threads = 64;          // the most, see SetThreads
   uint64_t block = 1 << 20;     // of one read
   uint64_t parallel = 2 << 20;  // files above this are copied in blocks
   Nanos young = 3 * kSecond;    // files changed more recently are left alone
@@ -49,6 +50,9 @@ class Copier {
   ~Copier();
 
   void Submit(CopyJob job);
+  // The most that work at once; those under way go on.
+  void SetThreads(size_t threads);
+  void SetLimits(const RateLimits& limits);
 
   // NAME and what is put after it.
   static std::string NameIn(const FileKey& key, const char* suffix = "");
@@ -66,6 +70,8 @@ class Copier {
   bool Open(CopyResult& result, std::byte* buffer);
   // Attributes, then the name. The copy goes when that fails.
   void Publish(CopyResult& result, int fd, const char* suffix, uint32_t crc);
+  // Waits until a read may start.
+  void Admit(uint64_t bytes);
   // 0, or an errno; ENODATA when the file ends before.
   int Read(const SourceFile& source, std::byte* to, uint64_t offset, uint64_t bytes);
 
@@ -76,8 +82,14 @@ class Copier {
   std::deque<CopyJob> urgent_ GUARDED_BY(mutex_);
   std::deque<CopyJob> rest_ GUARDED_BY(mutex_);
   size_t idle_ GUARDED_BY(mutex_) = 0;
+  size_t busy_ GUARDED_BY(mutex_) = 0;
+  size_t most_ GUARDED_BY(mutex_);
   std::vector<std::jthread> threads_ GUARDED_BY(mutex_);
   std::stop_source stop_;
+  std::atomic<bool> limited_{false};
+  Mutex limit_mutex_;
+  std::condition_variable_any limit_changed_;
+  RateLimiter limiter_ GUARDED_BY(limit_mutex_);
 };
 
 }  // namespace forebay::files

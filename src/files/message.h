@@ -28,6 +28,9 @@ enum class Kind : uint16_t {
   // One path; bytes from `a`, `b` of them. kReady: they are in CACHE/copies/NAME.part, or the copy
   // is complete; kSource.
   kRange = 8,
+  // Knobs, each "name=value" where others have paths: all of them are set, or none (kBad, and the
+  // text says why).
+  kKnobs = 9,
 };
 
 enum class Answer : uint16_t { kNone = 0, kReady = 1, kSource = 2, kPartial = 3, kBad = 4 };

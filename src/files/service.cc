@@ -23,6 +23,7 @@
 #include "files/cache_folder.h"
 #include "files/copier.h"
 #include "files/packet.h"
+#include "wire/program.h"
 #include "wire/socket.h"
 
 namespace forebay::files {
@@ -62,6 +63,10 @@ size_t FilesToKeepOpen() {
   return most > 512 ? most / 2 : 0;
 }
 
+double RateOf(const Knob& knob) {
+  return knob.value() == 0 ? kUnlimited : static_cast<double>(knob.value());
+}
+
 class ServiceImpl final : public Service, private BookActions {
  public:
   ServiceImpl(const ServiceOptions& options, CacheFolder folder);
@@ -93,6 +98,7 @@ class ServiceImpl final : public Service, private BookActions {
   void Close(uint64_t id);
   void Wake() const;
   std::string StatusJson();
+  Status SetKnobs(std::span<const std::string_view> settings);
   void ApplyKnobs();
 
   // BookActions.
@@ -118,6 +124,8 @@ class ServiceImpl final : public Service, private BookActions {
   Knob& reads_in_flight_;
   Knob& cache_bytes_;
   Knob& ahead_bytes_;
+  Knob& bytes_per_second_;
+  Knob& reads_per_second_;
   BookMetrics metrics_;
   Book book_;
   OwnedFd listener_;
@@ -162,6 +170,12 @@ ServiceImpl::ServiceImpl(const ServiceOptions& options, CacheFolder folder)
       ahead_bytes_(mechanism_.AddKnob("files_ahead_bytes", KnobType::kBytes, 0, INT64_MAX,
                                       static_cast<int64_t>(options.ahead_bytes),
                                       "the most that copies made ahead of their reader may take")),
+      bytes_per_second_(mechanism_.AddKnob("files_bytes_per_second", KnobType::kBytesPerSecond, 0,
+                                           INT64_MAX, 0,
+                                           "the most that is read of the source; 0: no limit")),
+      reads_per_second_(mechanism_.AddKnob("files_reads_per_second", KnobType::kPerSecond, 0,
+                                           INT64_MAX, 0,
+                                           "the most reads of the source; 0: no limit")),
       metrics_(mechanism_),
       book_(folder_.table(), BookOptionsOf(options), room_, metrics_, *this),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
@@ -173,7 +187,7 @@ ServiceImpl::ServiceImpl(const ServiceOptions& options, CacheFolder folder)
   folder_.EachCopy([this](const FileKey& key, uint64_t bytes) { book_.AddOld(key, bytes); });
   CopierOptions copying;
   copying.copies = folder_.copies();
-  copying.threads = kMostThreads;
+  copying.threads = options.reads_in_flight;
   copying.young = options.young;
   copying.check_crc = folder_.rebooted();
   copying.metrics.opens =
@@ -273,8 +287,12 @@ Nanos ServiceImpl::Round() {
 void ServiceImpl::ApplyKnobs() {
   registry_.ReadKnobs(&knobs_seen_, [this] {
     book_.SetInFlight(static_cast<size_t>(reads_in_flight_.value()));
+    copier_->SetThreads(static_cast<size_t>(reads_in_flight_.value()));
     room_.SetMost(static_cast<uint64_t>(cache_bytes_.value()),
                   static_cast<uint64_t>(ahead_bytes_.value()));
+    copier_->SetLimits(
+        {.bytes_per_s = RateOf(bytes_per_second_), .operations_per_s = RateOf(reads_per_second_)});
+    book_.RoomChanged();
   });
 }
 
@@ -365,10 +383,30 @@ void ServiceImpl::Handle(uint64_t id, std::span<const std::byte> packet) {
     case Kind::kOrder:
     case Kind::kAt:
       return Send(id, HandleOrder(id, question) ? Answer::kReady : Answer::kBad, 0);
+    case Kind::kKnobs: {
+      const Status set = SetKnobs(question.paths);
+      return Send(id, set.ok() ? Answer::kReady : Answer::kBad, 0, set.message());
+    }
     case Kind::kStatus:
       return Send(id, Answer::kReady, 0, StatusJson());
   }
   Send(id, Answer::kBad, 0);
+}
+
+Status ServiceImpl::SetKnobs(std::span<const std::string_view> settings) {
+  std::vector<KnobSetting> parsed;
+  for (const std::string_view setting : settings) {
+    const size_t equals = setting.find('=');
+    const std::string_view value = setting.substr(std::min(equals, setting.size() - 1) + 1);
+    uint64_t number = 0;
+    if (equals == std::string_view::npos) {
+      return Status(Code::kInvalidArgument, StrCat("'", setting, "' is no name=value"));
+    }
+    FOREBAY_RETURN_IF_ERROR(
+        wire::ParseNumber(setting.substr(0, equals), value, INT64_MAX, &number));
+    parsed.push_back({std::string(setting.substr(0, equals)), static_cast<int64_t>(number)});
+  }
+  return registry_.Apply(parsed);
 }
 
 bool ServiceImpl::HandleOrder(uint64_t id, const Question& question) {
@@ -400,10 +438,16 @@ void ServiceImpl::Close(uint64_t id) {
   last_asked_ = SteadyClock().Now();
 }
 
+// Also of what is there of a large file.
 bool ServiceImpl::Link(const FileKey& alias, const FileKey& copy) {
-  const std::string name = Copier::NameIn(alias);
-  unlinkat(folder_.copies(), name.c_str(), 0);
-  return symlinkat(Copier::NameIn(copy).c_str(), folder_.copies(), name.c_str()) == 0;
+  bool made = true;
+  for (const char* suffix : {"", ".part"}) {
+    const std::string name = Copier::NameIn(alias, suffix);
+    unlinkat(folder_.copies(), name.c_str(), 0);
+    made = made &&
+           symlinkat(Copier::NameIn(copy, suffix).c_str(), folder_.copies(), name.c_str()) == 0;
+  }
+  return made;
 }
 
 std::string ServiceImpl::StatusJson() {

@@ -331,6 +331,21 @@ TEST_F(FileServiceTest, ALargeFileIsReadWhileItIsCopied) {
   EXPECT_EQ(Value("source_reads_total"), 0);
 }
 
+TEST_F(FileServiceTest, ALargeFileIsReadThroughALinkWhileItIsCopied) {
+  options_.partial_bytes = 4 << 20;
+  const std::string bytes = Pattern(9 << 20);
+  std::filesystem::create_symlink(Write("shard", bytes), Path("link"));
+  Start();
+  Found found = Found::kSource;
+  const OwnedFd fd(client_->OpenCopy(Path("link"), 0, &found));
+  std::string out(100'000, 0);
+  ASSERT_EQ(client_->ReadPart(Path("link"), out.data(), out.size(), 5 << 20), 100'000);
+  EXPECT_TRUE(out == bytes.substr(5 << 20, out.size()));
+  ASSERT_TRUE(Soon([&] { return Value("kept_total") == 1; }));
+  EXPECT_TRUE(Read(Path("link")) == bytes);
+  EXPECT_EQ(Value("source_read_bytes_total"), bytes.size());
+}
+
 TEST_F(FileServiceTest, CopiesOfAnEarlierRunAreComparedWithTheSource) {
   const std::string same = Write("same", "same bytes");
   const std::string changed = Write("changed", "old bytes");

@@ -68,7 +68,8 @@ Result<std::string> Session::Ask(std::span<const std::byte> packet, Header* head
     const auto text = ParseAnswer({reply.data(), static_cast<size_t>(n)}, header);
     if (!text) return text.error();
     if (header->answer == Answer::kBad) {
-      return Status(Code::kInvalidArgument, "the file service does not take this");
+      return Status(Code::kInvalidArgument,
+                    text->empty() ? "the file service does not take this" : std::string(*text));
     }
     return std::string(*text);
   }
@@ -117,6 +118,11 @@ Status Session::Order(uint64_t position, std::span<const uint32_t> numbers) {
 }
 
 Status Session::At(uint64_t position) { return Tell(PathsPacket(Kind::kAt, {}, position)); }
+
+Status Session::SetKnobs(std::span<const std::string> settings) {
+  const std::vector<std::string_view> views(settings.begin(), settings.end());
+  return Tell(PathsPacket(Kind::kKnobs, views));
+}
 
 Result<std::string> Session::StatusJson() {
   Header header;

@@ -44,6 +44,8 @@ class Session {
   Status Order(uint64_t position, std::span<const uint32_t> numbers);
   Status At(uint64_t position);
   Result<std::string> StatusJson();
+  // Each "name=value": all, or none.
+  Status SetKnobs(std::span<const std::string> settings);
 
  private:
   Session(OwnedFd fd, std::string socket, Nanos timeout)
