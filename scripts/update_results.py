@@ -49,6 +49,7 @@ def main() -> int:
         "control",
         "jobs",
         "fairness",
+        "transparent",
     ):
         file = ROOT / "docs" / "results" / f"{name}.json"
         if not file.exists():
