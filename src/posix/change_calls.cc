@@ -87,6 +87,12 @@ int Link(const char* from, const char* to) {
 }
 
 int LinkAt(int folder, const char* from, int to_folder, const char* to, int flags) {
+  files::Identity source;
+  if ((flags & AT_EMPTY_PATH) != 0 && from != nullptr && from[0] == 0 && folder >= 0 &&
+      IdentityOf(folder, &source)) {
+    return LinkAt(AT_FDCWD, source.path, to_folder, to, 0);
+  }
+  if ((flags & AT_SYMLINK_FOLLOW) != 0) from = PathOfSource(folder, from, &source);
   const Change one(folder, from, FileOr((flags & AT_SYMLINK_FOLLOW) == 0));
   const Change other(to_folder, to, What::kName);
   return libc.linkat(folder, from, to_folder, to, flags);
@@ -103,11 +109,15 @@ int SymLinkAt(const char* target, int folder, const char* path) {
 }
 
 int Truncate(const char* path, long size) {
+  files::Identity source;
+  path = PathOfSource(AT_FDCWD, path, &source);
   const Change change(AT_FDCWD, path, What::kFile);
   return libc.truncate(path, size);
 }
 
 int ChangeMode(const char* path, unsigned mode) {
+  files::Identity source;
+  path = PathOfSource(AT_FDCWD, path, &source);
   const Change change(AT_FDCWD, path, What::kFile);
   return libc.chmod(path, mode);
 }
@@ -119,6 +129,8 @@ int ChangeModeOf(int fd, unsigned mode) {
 }
 
 int ChangeModeAt(int folder, const char* path, unsigned mode, int flags) {
+  files::Identity source;
+  if ((flags & AT_SYMLINK_NOFOLLOW) == 0) path = PathOfSource(folder, path, &source);
   const Change change(folder, path, FileOr((flags & AT_SYMLINK_NOFOLLOW) != 0));
   return libc.fchmodat(folder, path, mode, flags);
 }
@@ -129,6 +141,8 @@ int ChangeModeOfLink(const char* path, unsigned mode) {
 }
 
 int ChangeOwner(const char* path, unsigned user, unsigned group) {
+  files::Identity source;
+  path = PathOfSource(AT_FDCWD, path, &source);
   const Change change(AT_FDCWD, path, What::kFile);
   return libc.chown(path, user, group);
 }
@@ -150,16 +164,22 @@ int ChangeOwnerAt(int folder, const char* path, unsigned user, unsigned group, i
         folder, What::kFile, [&](const char* source) { return libc.chown(source, user, group); },
         [&] { return libc.fchownat(folder, path, user, group, flags); });
   }
+  files::Identity copied;
+  if ((flags & AT_SYMLINK_NOFOLLOW) == 0) path = PathOfSource(folder, path, &copied);
   const Change change(folder, path, FileOr((flags & AT_SYMLINK_NOFOLLOW) != 0));
   return libc.fchownat(folder, path, user, group, flags);
 }
 
 int SetTime(const char* path, const utimbuf* times) {
+  files::Identity source;
+  path = PathOfSource(AT_FDCWD, path, &source);
   const Change change(AT_FDCWD, path, What::kTimes);
   return libc.utime(path, times);
 }
 
 int SetTimes(const char* path, const timeval* times) {
+  files::Identity source;
+  path = PathOfSource(AT_FDCWD, path, &source);
   const Change change(AT_FDCWD, path, What::kTimes);
   return libc.utimes(path, times);
 }
@@ -194,12 +214,16 @@ int SetExactTimesAt(int folder, const char* path, const timespec* times, int fla
         [&](const char* source) { return libc.utimensat(AT_FDCWD, source, times, 0); },
         [&] { return libc.utimensat(folder, path, times, flags); });
   }
+  files::Identity copied;
+  if ((flags & AT_SYMLINK_NOFOLLOW) == 0) path = PathOfSource(folder, path, &copied);
   const Change change(folder, path,
                       (flags & AT_SYMLINK_NOFOLLOW) != 0 ? What::kName : What::kTimes);
   return libc.utimensat(folder, path, times, flags);
 }
 
 int SetAttribute(const char* path, const char* name, const void* value, size_t bytes, int flags) {
+  files::Identity source;
+  path = PathOfSource(AT_FDCWD, path, &source);
   const Change change(AT_FDCWD, path, What::kTimes);
   return libc.setxattr(path, name, value, bytes, flags);
 }
@@ -218,6 +242,8 @@ int SetAttributeOf(int fd, const char* name, const void* value, size_t bytes, in
 }
 
 int RemoveAttribute(const char* path, const char* name) {
+  files::Identity source;
+  path = PathOfSource(AT_FDCWD, path, &source);
   const Change change(AT_FDCWD, path, What::kTimes);
   return libc.removexattr(path, name);
 }

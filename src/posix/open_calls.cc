@@ -47,6 +47,8 @@ int LibcOpen(int folder, const char* path, int flags, unsigned mode) {
 }
 
 [[gnu::noinline]] int OpenToWrite(int folder, const char* path, int flags, unsigned mode) {
+  files::Identity room;
+  path = PathOfSource(folder, path, &room);
   OpensToWrite(folder, path);
   const int fd = LibcOpen(folder, path, flags, mode);
   OpenedToWrite(fd);
@@ -115,6 +117,8 @@ int Open(int folder, const char* path, int flags, unsigned mode) {
 _IO_FILE* OpenStream(const char* path, const char* mode) {
   if (mode == nullptr || path == nullptr) return libc.fopen(path, mode);
   if (mode[0] != 'r' || std::strchr(mode, '+') != nullptr) {
+    files::Identity source;
+    path = PathOfSource(AT_FDCWD, path, &source);
     OpensToWrite(AT_FDCWD, path);
     FILE* stream = libc.fopen(path, mode);
     if (stream != nullptr) OpenedToWrite(fileno(stream));
@@ -140,7 +144,11 @@ _IO_FILE* OpenStream(const char* path, const char* mode) {
 _IO_FILE* ReopenStream(const char* path, const char* mode, _IO_FILE* stream) {
   const bool writes =
       path != nullptr && mode != nullptr && (mode[0] != 'r' || std::strchr(mode, '+') != nullptr);
-  if (writes) OpensToWrite(AT_FDCWD, path);
+  files::Identity source;
+  if (writes) {
+    path = PathOfSource(AT_FDCWD, path, &source);
+    OpensToWrite(AT_FDCWD, path);
+  }
   FILE* result = libc.freopen(path, mode, stream);
   if (writes && result != nullptr) OpenedToWrite(fileno(result));
   return result;

@@ -218,6 +218,22 @@ bool IdentityOfCopy(int fd, files::Identity* out) {
       out);
 }
 
+const char* PathOfSource(int folder, const char* path, files::Identity* room) {
+  if (path == nullptr || off.load(std::memory_order_acquire) ||
+      (std::strncmp(path, "/proc/", 6) != 0 && std::strncmp(path, "/dev/", 5) != 0)) {
+    return path;
+  }
+  struct stat stat {};
+  if (RawCall(SYS_newfstatat, folder, RawArgument(path), RawArgument(&stat), 0) != 0 ||
+      !files::MayBeCopy(stat.st_mode) ||
+      !Good(RawCall(SYS_getxattr, RawArgument(path), RawArgument(files::kIdentityName),
+                    RawArgument(room), sizeof(*room)),
+            room)) {
+    return path;
+  }
+  return room->path;
+}
+
 bool IdentityAt(std::string_view path, bool follow, files::Identity* out) {
   char copy[files::Client::kMostCopyPath];
   if (!client.CopyPath(path, copy, sizeof(copy))) return false;

@@ -39,6 +39,9 @@ bool Concerns(std::string_view real, bool tree);
 bool IdentityOf(int fd, files::Identity* out);
 // The same when its mode is known to be a copy's.
 bool IdentityOfCopy(int fd, files::Identity* out);
+// A descriptor named by a path, as /dev/fd/3 or /proc/self/fd/3 do: when it is a copy's, the path
+// of the source, which lies in `room`; else `path` itself.
+const char* PathOfSource(int folder, const char* path, files::Identity* room);
 // Of the copy that a normal path has right now. `follow`: the path may be an alias.
 bool IdentityAt(std::string_view path, bool follow, files::Identity* out);
 

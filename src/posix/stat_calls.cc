@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <type_traits>
 
 #include "files/raw_call.h"
 #include "posix/calls.h"
@@ -84,6 +85,18 @@ void Fill(const Identity& identity, struct statx* out) {
   if (IdentityOfCopy(fd, &identity)) Fill(identity, out);
 }
 
+// Of a path that names a descriptor.
+template <typename Attributes>
+[[gnu::noinline]] void FillFromName(const char* path, Attributes* out) {
+  Identity identity;
+  if (PathOfSource(AT_FDCWD, path, &identity) == path) return;
+  if constexpr (std::is_same_v<Attributes, struct stat>) {
+    *out = identity.stat;
+  } else {
+    Fill(identity, out);
+  }
+}
+
 [[gnu::noinline]] bool AccessCopy(int folder, const char* path, int mode, bool effective) {
   char room[kMostPath];
   char copy[files::Client::kMostCopyPath];
@@ -112,12 +125,18 @@ int Stat(int folder, const char* path, struct stat* out, int flags) {
       FillFromPath(folder, path, (flags & AT_SYMLINK_NOFOLLOW) == 0, out)) {
     return 0;
   }
-  if (folder == AT_FDCWD && flags == 0) return libc.stat(path, out);
+  if (folder == AT_FDCWD && flags == 0) {
+    const int result = libc.stat(path, out);
+    if (result == 0 && files::MayBeCopy(out->st_mode)) FillFromName(path, out);
+    return result;
+  }
   if (folder == AT_FDCWD && flags == AT_SYMLINK_NOFOLLOW) return libc.lstat(path, out);
   const int result = libc.fstatat(folder, path, out, flags);
   if (result == 0 && (flags & AT_EMPTY_PATH) != 0 && files::MayBeCopy(out->st_mode) &&
       (path == nullptr || path[0] == 0)) {
     FillFromCopy(folder, out);
+  } else if (result == 0 && files::MayBeCopy(out->st_mode) && (flags & AT_SYMLINK_NOFOLLOW) == 0) {
+    FillFromName(path, out);
   }
   return result;
 }
@@ -139,6 +158,8 @@ int Statx(int folder, const char* path, int flags, unsigned mask, struct statx* 
   if (result == 0 && (flags & AT_EMPTY_PATH) != 0 && files::MayBeCopy(out->stx_mode) &&
       (path == nullptr || path[0] == 0)) {
     FillFromCopy(folder, out);
+  } else if (result == 0 && files::MayBeCopy(out->stx_mode) && (flags & AT_SYMLINK_NOFOLLOW) == 0) {
+    FillFromName(path, out);
   }
   return result;
 }

@@ -25,6 +25,11 @@ from typing import Any
 OLD = 1_000_000_000  # modification time of the tree's files
 FILES = 120
 WORKERS = 3
+# After which a descriptor of the file shows what was there before.
+CHANGES = {
+    "write", "truncate", "unlink", "link", "chmod", "utime", "setxattr", "rename", "at_rename",
+    "at_unlink", "write_again",
+}  # fmt: skip
 
 
 def make_tree(root: str, seed: int) -> None:
@@ -214,12 +219,63 @@ class Worker:
     def do_xattrs(self, name: str, how: int) -> Any:
         return sorted(os.listxattr(self.path(name, how)))
 
+    # Relative to a descriptor of the folder
+    def at(self, name: str) -> tuple[int, str]:
+        folder, base = os.path.split(os.path.join(self.root, name))
+        return os.open(folder, os.O_PATH | os.O_DIRECTORY), base
+
+    def do_at_read(self, name: str, how: int) -> Any:
+        folder, base = self.at(name)
+        try:
+            fd = os.open(base, os.O_RDONLY, dir_fd=folder)
+            try:
+                return {"sum": _sum(os.read(fd, 1 << 20)), "stat": self.shown(os.fstat(fd))}
+            finally:
+                os.close(fd)
+        finally:
+            os.close(folder)
+
+    def do_at_stat(self, name: str, how: int) -> Any:
+        folder, base = self.at(name)
+        try:
+            return self.shown(os.stat(base, dir_fd=folder, follow_symlinks=how % 2 == 0))
+        finally:
+            os.close(folder)
+
+    def do_at_rename(self, name: str, how: int, to: str) -> Any:
+        folder, base = self.at(name)
+        try:
+            os.rename(base, self.path(to, 0), src_dir_fd=folder)
+            return "ok"
+        finally:
+            os.close(folder)
+
+    def do_at_unlink(self, name: str, how: int) -> Any:
+        folder, base = self.at(name)
+        try:
+            os.unlink(base, dir_fd=folder)
+            return "ok"
+        finally:
+            os.close(folder)
+
     # Changing
     def do_write(self, name: str, how: int, mode: str, count: int, seed: int) -> Any:
         with open(self.path(name, how), mode) as file:
             if "r" in mode:
                 file.seek(min(10, count))
             return {"wrote": file.write(random.Random(seed).randbytes(count))}
+
+    def do_write_again(self, name: str, how: int, count: int, seed: int) -> Any:
+        """By the name of a descriptor that was opened for reading."""
+        fd = os.open(self.path(name, how), os.O_RDONLY)
+        try:
+            by_name = f"/{'dev/fd' if how % 2 else 'proc/self/fd'}/{fd}"
+            stat = self.shown(os.stat(by_name))
+            with open(by_name, "ab") as file:
+                file.write(random.Random(seed).randbytes(count))
+            return {"stat": stat, "now": self.do_read(name, how)}
+        finally:
+            os.close(fd)
 
     def do_truncate(self, name: str, how: int, size: int) -> Any:
         os.truncate(self.path(name, how), size)
@@ -357,14 +413,16 @@ class Driver:
                 "fd_dup", "fd_flags", "fd_write", "fd_truncate", "fd_chmod", "fd_close",
                 "child_read", "stat", "lstat", "access", "list", "readlink", "xattrs", "write",
                 "truncate", "rename", "unlink", "link", "symlink", "mkdir", "rmdir", "chmod",
-                "utime", "setxattr", "chdir",
+                "utime", "setxattr", "chdir", "at_read", "at_stat", "at_rename", "at_unlink",
+                "write_again",
             ],
             [
                 12, 4, 4, 2, 12, 6, 4, 6,
                 3, 2, 2, 1, 1, 3,
                 2, 8, 4, 3, 3, 2, 1, 5,
                 2, 4, 2, 1, 1, 1, 1, 2,
-                2, 1, 1,
+                2, 1, 1, 5, 4, 1, 1,
+                2,
             ],
         )[0]  # fmt: skip
         args: list[Any] = [name, how]
@@ -429,9 +487,11 @@ class Driver:
         elif op == "write":
             args += [rng.choice(["wb", "ab", "r+b", "xb"]), rng.choice([0, 10, 9000])]
             args += [rng.randrange(1000)]
+        elif op == "write_again":
+            args += [rng.choice([0, 10, 9000]), rng.randrange(1000)]
         elif op == "truncate":
             args += [rng.choice([0, 10, 6000])]
-        elif op in ("rename", "link"):
+        elif op in ("rename", "link", "at_rename"):
             args += [to]
         elif op == "symlink":
             args = [name, to]
@@ -447,7 +507,7 @@ class Driver:
                 args = [rng.choice(["c", "c/d", "b"]), how]
         touched = [self.inode(name), self.inode(to)]
         answer = self.ask(worker, op, args)
-        if op in ("write", "truncate", "unlink", "link", "chmod", "utime", "setxattr", "rename"):
+        if op in CHANGES:
             for inode in touched:
                 model.changed(inode)
         elif op == "sendfile":

@@ -20,7 +20,7 @@ import forebay
 
 PACKAGE = Path(forebay.__file__).resolve().parent
 SERVICE = Path(os.environ.get("FOREBAY_FILESD") or PACKAGE / "forebay-filesd")
-LIBRARY = Path(os.environ.get("FOREBAY_POSIX") or PACKAGE / "libforebay_posix.so")
+LIBRARY = Path(os.environ.get("FOREBAY_POSIX_LIBRARY") or PACKAGE / "libforebay_posix.so")
 _START_S = 20.0
 _RUN_S = 240.0
 
