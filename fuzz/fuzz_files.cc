@@ -104,6 +104,7 @@ class World : public BookActions {
           result.outcome == Outcome::kNoRoom) {
         result.outcome = Outcome::kDone;
       }
+      if (job.kind == CopyJob::Kind::kList) result.names = {"a", "b", "c", "d", "e", "f"};
     } else if (result.outcome == Outcome::kAlias) {
       result.real = "/d/b";
     } else {

@@ -190,6 +190,7 @@ void Book::Get(std::string_view path, uint64_t waiter, Nanos now) {
   if (entry->announced > 0 && entry->wanted == 0) ++entry->early;
   Wait(*entry, waiter);
   StartCopy(*entry, true);
+  if (entry->announced == 0) Observe(path, now);
 }
 
 void Book::Changed(std::span<const std::string_view> paths, uint64_t waiter) {
@@ -323,6 +324,7 @@ void Book::Retain(Entry& entry, std::shared_ptr<SourceFile> source) {
 void Book::Done(CopyResult result, Nanos now) {
   --in_flight_;
   if (result.job.kind == CopyJob::Kind::kResolve) return DoneResolve(result);
+  if (result.job.kind == CopyJob::Kind::kList) return DoneList(result);
   const auto owner = owners_.find(result.job.owner);
   if (owner == owners_.end()) {
     // A block of a copy that was given up.
@@ -537,9 +539,10 @@ Nanos Book::Pump(Nanos now) {
     if (next == nullptr) more = PumpLarge();
   }
   for (auto& [id, stream] : streams_) stream.stalled = false;
+  const bool reads = PumpFolders(now);
   if (!stalled_) {
     stalled_since_ = 0;
-    return 0;
+    return reads ? kLookAgain : 0;
   }
   if (stalled_since_ == 0) stalled_since_ = now;
   if (now - stalled_since_ > kLongStall) {

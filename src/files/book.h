@@ -105,6 +105,7 @@ class Book {
   struct Rare;
   struct Stream;
   struct Want;
+  struct Folder;
   using Entries = std::map<std::string, Entry, std::less<>>;
 
   bool Covers(std::string_view path) const;
@@ -143,6 +144,12 @@ class Book {
   bool PumpLarge();
   void EndLarge(Entry& entry);
 
+  // Of folders whose files are read in the order of their names.
+  void Observe(std::string_view path, Nanos now);
+  void DoneList(CopyResult& result);
+  void ReadOn(Folder& folder, Nanos now);
+  bool PumpFolders(Nanos now);
+
   // Of streams.
   uint32_t OpensOf(const Entry& entry) const;
   void Look(size_t most);
@@ -174,6 +181,9 @@ class Book {
   std::vector<Entry*> retained_;                      // with an open file of the source
   std::vector<Entry*> large_;                         // being copied
   std::map<std::pair<uint64_t, uint64_t>, uint64_t> old_;
+  std::map<std::string, Folder, std::less<>> folders_;
+  std::vector<Folder*> reading_;                   // those in which reading goes on
+  std::unordered_map<uint64_t, Folder*> listing_;  // by job
   size_t in_flight_ = 0;
   size_t unknown_ = 0;    // of those, files whose size is not known yet
   uint64_t average_ = 0;  // size of a copy, roughly

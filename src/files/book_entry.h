@@ -80,6 +80,21 @@ struct Book::Want {
   uint32_t staging;
 };
 
+// What is seen of a folder whose files nobody announces.
+struct Book::Folder {
+  std::string path;
+  std::string last;     // name that was asked for
+  uint32_t rising = 0;  // names that came after the one before
+  bool listed = false;
+  bool listing = false;
+  std::vector<std::string> names;  // sorted
+  size_t at = 0;                   // where the reader is
+  size_t end = 0;                  // what is before this has been seen to
+  size_t window = 0;
+  size_t trigger = 0;  // once this one was opened, it goes on
+  Nanos until = 0;     // this is looked for
+};
+
 struct Book::Stream {
   std::vector<Entry*> names;  // null: none of ours
   std::deque<uint32_t> order;

@@ -1,5 +1,6 @@
 #include "files/copier.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
@@ -26,7 +27,8 @@ using Outcome = CopyResult::Outcome;
 
 constexpr const char* kWritten = ".tmp";
 constexpr const char* kPart = ".part";
-constexpr size_t kShortPath = 1500;  // whose attribute every file system takes
+constexpr size_t kMostNames = 100'000;  // of a folder that is listed
+constexpr size_t kShortPath = 1500;     // whose attribute every file system takes
 
 bool SameTime(const timespec& a, const timespec& b) {
   return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
@@ -211,6 +213,9 @@ void Copier::Do(CopyResult& result, std::byte* buffer) {
       break;
     case CopyJob::Kind::kResolve:
       Resolve(result);
+      break;
+    case CopyJob::Kind::kList:
+      List(result);
       break;
   }
 }
@@ -445,6 +450,18 @@ void Copier::Resolve(CopyResult& result) {
     const std::string folder = found.valid() ? PathOf(found.get()) : "";
     if (!folder.empty()) result.real = folder == "/" ? path : folder + path.substr(slash);
   }
+  SetOutcome(result, Outcome::kDone);
+}
+
+void Copier::List(CopyResult& result) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> folder(opendir(result.job.path.c_str()), closedir);
+  if (folder == nullptr) return SourceFailed(result, errno);
+  while (const dirent* found = readdir(folder.get())) {
+    if (found->d_type != DT_REG && found->d_type != DT_UNKNOWN && found->d_type != DT_LNK) continue;
+    result.names.emplace_back(found->d_name);
+    if (result.names.size() > kMostNames) return SetOutcome(result, Outcome::kRefused);
+  }
+  std::sort(result.names.begin(), result.names.end());
   SetOutcome(result, Outcome::kDone);
 }
 

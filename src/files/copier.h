@@ -64,6 +64,7 @@ class Copier {
   void Block(CopyResult& result, std::byte* buffer);
   void Finish(CopyResult& result);
   static void Resolve(CopyResult& result);
+  static void List(CopyResult& result);
   // Whether the copy of an earlier run is right.
   bool KeepsOld(CopyResult& result, const struct stat& source, std::byte* buffer);
   // Opens the source and looks at it; false: `result` says why not.

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/owned.h"
 #include "base/thread_annotations.h"
@@ -36,6 +37,7 @@ struct CopyJob {
     kBlock,    // a part of a large file
     kFinish,   // gives a large copy its name
     kResolve,  // where a path leads, see CopyResult::real
+    kList,     // the files of a folder, see CopyResult::names
   };
   Kind kind = Kind::kCopy;
   bool urgent = false;         // somebody waits
@@ -76,6 +78,7 @@ struct CopyResult {
   std::string real;       // of kAlias and kResolve; empty: not known
   bool old_gone = false;  // the copy of an earlier run was not right
   uint32_t crc = 0;
+  std::vector<std::string> names;  // of kList, sorted
 };
 
 // A file as it counts for the budgets.

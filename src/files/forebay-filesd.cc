@@ -4,6 +4,7 @@
 // last has left.
 #include <poll.h>
 #include <sys/signalfd.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdio>
@@ -36,6 +37,7 @@ constexpr std::string_view kUsage =
     "/tmp/forebay-UID\n";
 
 constexpr std::string_view kName = "forebay-filesd";
+constexpr unsigned kLongestEnd = 10;  // seconds
 
 Status ParseOne(std::string_view word, wire::ProgramOptions* program, ServiceOptions* out) {
   const Result<bool> ours = wire::ParseProgramOption(word, program);
@@ -108,7 +110,11 @@ int Run(int argc, char** argv) {
                                                          pollfd{(*service)->ended_fd(), POLLIN, 0}};
                             while (poll(fds.data(), fds.size(), -1) <= 0) {
                             }
+                            // A source that hangs must not keep a service that is to end: its lock
+                            // goes with it.
+                            (void)alarm(kLongestEnd);
                             service->reset();
+                            (void)alarm(0);
                             return 0;
                           });
 }

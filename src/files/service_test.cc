@@ -297,6 +297,20 @@ TEST_F(FileServiceTest, CopiesAreMadeBeforeAnybodyAsks) {
   EXPECT_FALSE(stream->Order(5, std::vector<uint32_t>{30}).ok());  // no such number
 }
 
+TEST_F(FileServiceTest, FilesReadInTheOrderOfTheirNamesAreCopiedAhead) {
+  std::vector<std::string> paths;
+  for (int i = 0; i < 100; ++i) paths.push_back(Write(StrCat("f", 1000 + i), Pattern(4000)));
+  Start();
+  for (const std::string& path : paths) EXPECT_TRUE(Read(path) == Pattern(4000));
+  // Some had to be asked for before the order was seen; the reader is as fast as the copiers.
+  EXPECT_LT(Value("waits_total"), 100);
+  EXPECT_EQ(Value("source_reads_total"), 100);
+  // Without anybody who asks.
+  for (int i = 0; i < 40; ++i) paths.push_back(Write(StrCat("g/f", 1000 + i), Pattern(4000)));
+  for (int i = 0; i < 7; ++i) EXPECT_TRUE(Read(Path(StrCat("g/f", 1000 + i))) == Pattern(4000));
+  EXPECT_TRUE(Soon([&] { return Value("kept_total") > 107; }));
+}
+
 TEST_F(FileServiceTest, ALargeFileIsReadWhileItIsCopied) {
   options_.partial_bytes = 4 << 20;
   const std::string bytes = Pattern((9 << 20) + 12345);
