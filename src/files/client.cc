@@ -152,7 +152,7 @@ size_t Client::Plainly(const char* path) const {
   const char* at = sources_;
   for (size_t n = 0; n < source_count_; at += source_lengths_[n] + 1, ++n) {
     size_t i = source_lengths_[n];
-    if (std::strncmp(path, at, i) != 0 || path[i] != '/') continue;
+    if (SameBytes(path, at, i) != i || path[i] != '/') continue;
     // After each slash there must be a name, and none that begins with a dot: a rare thing, and not
     // worth telling ".." from it here.
     for (char before = 0; path[i] != 0; before = path[i], ++i) {

@@ -28,6 +28,22 @@ void NameOf(const FileKey& key, char (&out)[kNameLength + 1]);
 // may lead elsewhere), an empty path, one that does not fit, or a folder that is not absolute.
 size_t NormalPath(std::string_view folder, std::string_view path, char* out, size_t size);
 
+// How many of `length` bytes of `text` a string that ends with a 0 begins with. It reads the string
+// in words, so beyond its end, but never beyond its page.
+[[gnu::no_sanitize_address]] inline size_t SameBytes(const char* string, const char* text,
+                                                     size_t length) {
+  size_t i = 0;
+  for (; i + 8 <= length && (reinterpret_cast<uintptr_t>(string + i) & 4095) <= 4088; i += 8) {
+    uint64_t one = 0;
+    uint64_t other = 0;
+    __builtin_memcpy(&one, string + i, 8);
+    __builtin_memcpy(&other, text + i, 8);
+    if (one != other) break;
+  }
+  while (i < length && string[i] == text[i]) ++i;
+  return i;
+}
+
 // Whether `path` is `folder` or lies below it. Both in their normal form.
 bool IsBelow(std::string_view path, std::string_view folder);
 

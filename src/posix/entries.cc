@@ -1,9 +1,8 @@
 // The functions that stand in libc's place, by libc's names. forebay_posix.map exports them.
 //
-// On 64-bit Linux the 64-bit variants are the plain ones. What a variadic function was not given is
-// read all the same, and not used: that is a register, or a word of the caller's stack.
-#include <stdarg.h>
-
+// On 64-bit Linux the 64-bit variants are the plain ones, and what is passed to a variadic function
+// comes where it would come to a plain one. What was not passed is read all the same, and not used:
+// that is a register, or a word of the caller's stack.
 #include "posix/calls.h"
 
 using namespace forebay::posix;
@@ -18,24 +17,14 @@ using FILE = _IO_FILE;
 
 // Opens.
 
-int open(const char* path, int flags, ...) {
-  va_list more;
-  va_start(more, flags);
-  const auto mode = va_arg(more, unsigned);
-  va_end(more);
-  return Open(kHere, path, flags, mode);
-}
-int openat(int folder, const char* path, int flags, ...) {
-  va_list more;
-  va_start(more, flags);
-  const auto mode = va_arg(more, unsigned);
-  va_end(more);
+int open(const char* path, int flags, unsigned mode) { return Open(kHere, path, flags, mode); }
+int openat(int folder, const char* path, int flags, unsigned mode) {
   return Open(folder, path, flags, mode);
 }
-int open64(const char*, int, ...) __attribute__((alias("open")));
-int __open(const char*, int, ...) __attribute__((alias("open")));
-int __open64(const char*, int, ...) __attribute__((alias("open")));
-int openat64(int, const char*, int, ...) __attribute__((alias("openat")));
+int open64(const char*, int, unsigned) __attribute__((alias("open")));
+int __open(const char*, int, unsigned) __attribute__((alias("open")));
+int __open64(const char*, int, unsigned) __attribute__((alias("open")));
+int openat64(int, const char*, int, unsigned) __attribute__((alias("openat")));
 
 int __open_2(const char* path, int flags) {
   if (NeedsMode(flags)) __chk_fail();
@@ -74,13 +63,8 @@ int posix_spawn_file_actions_addopen(void* actions, int fd, const char* path, in
   return SpawnOpen(actions, fd, path, flags, mode);
 }
 
-long syscall(long number, ...) {
-  va_list more;
-  va_start(more, number);
-  long arguments[6];
-  for (long& argument : arguments) argument = va_arg(more, long);
-  va_end(more);
-  return SystemCall(number, arguments);
+long syscall(long number, long a, long b, long c, long d, long e, long f) {
+  return SystemCall(number, {a, b, c, d, e, f});
 }
 
 // Reads, and what happens to descriptors.
@@ -119,15 +103,9 @@ int dup(int fd) { return Duplicate(fd); }
 int dup2(int from, int to) { return DuplicateTo(from, to); }
 int __dup2(int, int) __attribute__((alias("dup2")));
 int dup3(int from, int to, int flags) { return DuplicateWith(from, to, flags); }
-int fcntl(int fd, int command, ...) {
-  va_list more;
-  va_start(more, command);
-  void* argument = va_arg(more, void*);
-  va_end(more);
-  return Control(fd, command, argument);
-}
-int fcntl64(int, int, ...) __attribute__((alias("fcntl")));
-int __fcntl(int, int, ...) __attribute__((alias("fcntl")));
+int fcntl(int fd, int command, void* argument) { return Control(fd, command, argument); }
+int fcntl64(int, int, void*) __attribute__((alias("fcntl")));
+int __fcntl(int, int, void*) __attribute__((alias("fcntl")));
 
 // Who a file is.
 

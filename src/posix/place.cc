@@ -29,12 +29,7 @@ constinit std::atomic<int> real_state = 0;  // 1: being written, 2: there
 // there, "//" and "/." leave it open.
 bool MayBeBelow(const char* path, const char* source, size_t length) {
   if (length == 1) return true;
-  const size_t most = strnlen(path, length);
-  size_t i = 0;
-  for (; i + 8 <= most; i += 8) {
-    if (std::memcmp(path + i, source + i, 8) != 0) break;
-  }
-  while (i < most && path[i] == source[i]) ++i;
+  const size_t i = files::SameBytes(path, source, length);
   if (i == length) return path[i] == '/' || path[i] == 0;
   return i > 0 && path[i - 1] == '/' && (path[i] == '/' || path[i] == '.');
 }
