@@ -43,6 +43,9 @@ struct Entry {
 
 constinit Entry entries[kEntries] = {};
 constinit std::atomic<uint32_t> next_entry = 0;
+constinit std::atomic<int> owner = 0;  // the process that has tracked last
+
+bool IsOwner() { return RawCall(SYS_getpid) == owner.load(std::memory_order_relaxed); }
 
 // What a read needs, taken out of an entry.
 struct File {
@@ -172,12 +175,17 @@ void TrackPartial(int fd, std::string_view path) {
     entry.sequence.store(before + 2, std::memory_order_release);
     number = static_cast<uint16_t>(i + 1);
   }
+  owner.store(static_cast<int>(RawCall(SYS_getpid)), std::memory_order_relaxed);
   partial_of[fd].store(number, std::memory_order_release);
   any_partial.store(true, std::memory_order_release);
 }
 
+void ForgetPartial(int fd) {
+  if (MayBePartial(fd) && IsOwner()) partial_of[fd].store(0, std::memory_order_relaxed);
+}
+
 void ForgetPartials(unsigned first, unsigned last) {
-  if (!any_partial.load(std::memory_order_relaxed)) return;
+  if (!any_partial.load(std::memory_order_relaxed) || !IsOwner()) return;
   for (unsigned fd = first; fd <= last && fd < kMostTracked; ++fd) {
     partial_of[fd].store(0, std::memory_order_relaxed);
   }
@@ -186,8 +194,9 @@ void ForgetPartials(unsigned first, unsigned last) {
 void SharePartial(int from, int to) {
   if (!any_partial.load(std::memory_order_relaxed) || to < 0 || to >= kMostTracked) return;
   const bool known = from >= 0 && from < kMostTracked;
-  partial_of[to].store(known ? partial_of[from].load(std::memory_order_acquire) : 0,
-                       std::memory_order_release);
+  const uint16_t number = known ? partial_of[from].load(std::memory_order_acquire) : 0;
+  if (partial_of[to].load(std::memory_order_relaxed) == number || !IsOwner()) return;
+  partial_of[to].store(number, std::memory_order_release);
 }
 
 bool ReadPartial(int fd, const iovec* parts, int count, ssize_t* result) {

@@ -27,10 +27,9 @@ inline bool MayBePartial(int fd) {
 }
 
 void TrackPartial(int fd, std::string_view path);
-// What close(), dup2() and the like do to it.
-inline void ForgetPartial(int fd) {
-  if (MayBePartial(fd)) partial_of[fd].store(0, std::memory_order_relaxed);
-}
+// What close(), dup2() and the like do to it. The child of a vfork() has its parent's memory and
+// descriptors of its own: it changes nothing here.
+void ForgetPartial(int fd);
 void ForgetPartials(unsigned first, unsigned last);
 void SharePartial(int from, int to);
 

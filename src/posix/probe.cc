@@ -376,6 +376,16 @@ int Fill(const Arguments& a) {
   return 0;
 }
 
+[[gnu::noinline]] void CloseInVfork(int fd) {
+  const pid_t child = vfork();
+  if (child == 0) {
+    close(fd);
+    close_range(3, ~0U, 0);
+    _exit(0);
+  }
+  waitpid(child, nullptr, 0);
+}
+
 // A large file in all ways of reading; its bytes are those of ByteAt().
 int Large(const Arguments& a) {
   int wrong = 0;
@@ -437,6 +447,9 @@ int Large(const Arguments& a) {
   int status = 1;
   waitpid(child, &status, 0);
   expect(status == 0 && lseek(fd, 0, SEEK_CUR) == before + 10'000, "a child reads on");
+  // The child of a vfork closes its own.
+  CloseInVfork(fd);
+  expect(pread(fd, out.data(), 100, 0) == 100 && IsRight(out.data(), 100, 0), "after a vfork");
   // The number is another file's now.
   dup2(open("/dev/zero", O_RDONLY), fd);
   out[0] = 'x';
