@@ -52,8 +52,7 @@ class Recorder:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(path)
         self._listener.listen(64)
-        self.orders: list[dict[int, str]] = []
-        self.places: list[list[int]] = []
+        self._streams: list[tuple[dict[int, str], list[int]]] = []  # as they came
         self.closed = 0
         self.first: list[str] = []  # what each stream said first: nothing else may be
         self._connections: list[socket.socket] = []
@@ -66,12 +65,12 @@ class Recorder:
             except OSError:
                 return
             self._connections.append(connection)
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            stream = {}, []
+            self._streams.append(stream)
+            threading.Thread(target=self._serve, args=(connection, *stream), daemon=True).start()
 
-    def _serve(self, connection: socket.socket) -> None:
+    def _serve(self, connection: socket.socket, order: dict, places: list) -> None:
         names: dict[int, str] = {}
-        order: dict[int, str] = {}
-        places: list[int] = []
         while True:
             try:
                 packet = connection.recv(1 << 18)
@@ -81,9 +80,6 @@ class Recorder:
                 break
             magic, kind, answer, count, size, a, _ = HEADER.unpack_from(packet)
             body = packet[HEADER.size :]
-            if kind and not any(each is order for each in self.orders):
-                self.orders.append(order)
-                self.places.append(places)
             assert (magic, answer, size) == (0x31594246, 0, len(body))
             if kind == 4:
                 if not names:
@@ -106,6 +102,14 @@ class Recorder:
             except OSError:
                 pass
         self.closed += 1
+
+    @property
+    def orders(self) -> list[dict[int, str]]:
+        return [order for order, _ in self._streams if order]
+
+    @property
+    def places(self) -> list[list[int]]:
+        return [places for order, places in self._streams if order or places]
 
     def settle(self) -> None:
         """Everything that was sent has been read; for streams that are closed."""
@@ -440,6 +444,23 @@ def test_unknown_sampler_is_followed(data: list[str], service: Recorder, workers
     assert hooked == plain
     service.settle()
     assert service.told() == [data[i] for i in hooked[1]]
+
+
+def test_sampler_that_was_patched_runs_once(
+    data: list[str], service: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def backwards(self: SequentialSampler) -> Iterator[int]:
+        calls.append(1)
+        return iter(range(len(self) - 1, -1, -1))
+
+    monkeypatch.setattr(SequentialSampler, "__iter__", backwards)
+    with watching():
+        order = [i for batch in make(data, "sequential", 0) for i, *_ in batch]
+    assert (order, len(calls)) == (list(range(COUNT))[::-1], 1)
+    service.settle()
+    assert service.told() == data[::-1]
 
 
 def test_batches_as_a_list(data: list[str], service: Recorder) -> None:

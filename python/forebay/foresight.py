@@ -117,7 +117,10 @@ def replay(sampler: Any, batched: bool) -> Replay | None:
         inner = sampler.sampler
         if sampler.drop_last:
             keep = sampler.batch_size
-    # Exactly these: a subclass may draw as it likes.
+    # Exactly these, as PyTorch has them: another's __iter__ may draw as it likes, and is not to run
+    # more often than the program wants.
+    if not getattr(type(inner).__iter__, "__module__", "").startswith("torch."):
+        return None
     if type(inner) in (SequentialSampler, DistributedSampler):
         return Replay(copy.copy(inner), keep, True)
     if type(inner) not in (RandomSampler, SubsetRandomSampler, WeightedRandomSampler):

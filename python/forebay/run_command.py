@@ -190,12 +190,14 @@ def run(arguments: argparse.Namespace) -> int:
         from .files import Service
 
         library()
+        # Nobody else comes to a folder of our own: it need not wait for them.
+        more: dict[str, Any] = {} if arguments.cache else {"linger": 1}
         service = Service.start(
             cache=arguments.cache,
             cache_bytes=cache_bytes,
             sources=sources,
             ahead_bytes=ahead_bytes,
-            **({} if arguments.cache else {"linger": 1}),  # nobody else comes to a folder of ours
+            **more,
         )
         status = service.status()
         env = environment(service.environment(), not arguments.no_hook)

@@ -181,11 +181,15 @@ def _half_fit(ctx: Context, out: Outcome, paths: list[str]) -> None:
             for forebay in (False, True):
                 mount.reset()
                 read: list[int] = []
+
+                def after_epoch(read: list[int] = read) -> None:
+                    read.append(mount.stats()["bytes_read"])
+
                 said = _script(
                     ctx, str(mount.path), forebay, "--workers", str(part["workers"]), "--epochs",
                     str(part["epochs"]), "--checksum",
                     options=("--cache-size", str(half), "--ahead", str(part["ahead_bytes"])),
-                    after_epoch=lambda read=read: read.append(mount.stats()["bytes_read"]),
+                    after_epoch=after_epoch,
                 )  # fmt: skip
                 stats = mount.stats()
                 later[forebay] = read[-1] - read[0]
