@@ -35,6 +35,7 @@ long ReadAt(int fd, void* out, size_t bytes, long offset);
 long ReadVector(int fd, const iovec* parts, int count);
 long ReadVectorAt(int fd, const iovec* parts, int count, long offset);
 long ReadVectorAt2(int fd, const iovec* parts, int count, long offset, int flags);
+long CopyRange(int in, long* in_at, int out, long* out_at, size_t bytes, unsigned flags);
 int Close(int fd);
 int CloseRange(unsigned first, unsigned last, int flags);
 void CloseFrom(int first);

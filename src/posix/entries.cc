@@ -94,6 +94,10 @@ long __pread_chk(int fd, void* out, size_t bytes, long offset, size_t room) {
 }
 long __pread64_chk(int, void*, size_t, long, size_t) __attribute__((alias("__pread_chk")));
 
+long copy_file_range(int in, long* in_at, int out, long* out_at, size_t bytes, unsigned flags) {
+  return CopyRange(in, in_at, out, out_at, bytes, flags);
+}
+
 int close(int fd) { return Close(fd); }
 int __close(int) __attribute__((alias("close")));
 int close_range(unsigned first, unsigned last, int flags) { return CloseRange(first, last, flags); }

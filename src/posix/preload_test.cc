@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -399,6 +400,21 @@ TEST_F(PreloadCopyTest, DescriptorsHaveTheNumbersTheyWouldHave) {
   const std::string copied = Both("a", "text", "text");
   Write(data_ + "/b", "text");
   EXPECT_EQ(Run(With::kLibrary, {"numbers", copied, data_ + "/b", data_ + "/none"}).text, "same\n");
+}
+
+TEST_F(PreloadTest, ACopyInAnotherFileSystemIsCopiedAsItsSourceWouldBe) {
+  char far[] = "/dev/shm/forebay_posix_XXXXXX";
+  ASSERT_NE(mkdtemp(far), nullptr);
+  fs::create_directory_symlink(far, root_ + "/cache");
+  const bool has_attributes = setxattr(far, "user.forebay.try", "x", 1, 0) == 0;
+  if (has_attributes) {
+    MakeCache();
+    Serve();
+    ExpectSame({"range", Both("a", "of the source", "of the source")});
+    EXPECT_EQ(table_.Find(files::KeyOf(data_ + "/a"))->opens.load(), 1U);
+  }
+  fs::remove_all(far);
+  if (!has_attributes) GTEST_SKIP() << "no second file system with extended attributes";
 }
 
 TEST_F(PreloadCopyTest, AnotherLibraryMayOpenBeforeOursHasStarted) {

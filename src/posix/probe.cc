@@ -275,6 +275,23 @@ int ChangeAround(const Arguments& a) {
   return 0;
 }
 
+// Copies a file within the kernel.
+int Range(const Arguments& a) {
+  const std::string other = a[0] + ".out";
+  const int in = open(a[0].c_str(), O_RDONLY);
+  const int out = open(other.c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600);
+  off_t from = 3;
+  off_t to = 1;
+  const ssize_t at = copy_file_range(in, &from, out, &to, 4, 0);
+  std::printf("%zd %d from %ld to %ld\n", at, at < 0 ? errno : 0, from, to);
+  const ssize_t all = copy_file_range(in, nullptr, out, nullptr, 1 << 20, 0);
+  std::printf("%zd %d at %ld and %ld\n", all, all < 0 ? errno : 0, lseek(in, 0, SEEK_CUR),
+              lseek(out, 0, SEEK_CUR));
+  lseek(out, 0, SEEK_SET);
+  std::printf("%s\n", Close(out).c_str());
+  return unlink(other.c_str());
+}
+
 std::string Expected(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
 // Files that hold their own names, read by threads and by the children that they fork.
@@ -490,7 +507,7 @@ int main(int argc, char** argv) {
   const std::map<std::string, int (*)(const Arguments&)> all = {
       {"read", Read},     {"stat", Stat},           {"fstat", FstatOf},   {"exec", Exec},
       {"change", Change}, {"around", ChangeAround}, {"threads", Threads}, {"signals", Signals},
-      {"fill", Fill},     {"large", Large},         {"numbers", Numbers}};
+      {"fill", Fill},     {"range", Range},         {"large", Large},     {"numbers", Numbers}};
   if (argc < 3) return 2;
   const auto found = all.find(argv[1]);
   if (found == all.end()) return 2;

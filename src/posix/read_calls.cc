@@ -1,15 +1,47 @@
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
+#include <cerrno>
+
+#include "files/raw_call.h"
 #include "posix/calls.h"
 #include "posix/libc.h"
 #include "posix/partial.h"
+#include "posix/place.h"
 
 namespace forebay::posix {
 namespace {
 
 constexpr int kOnlyMark = 4;  // CLOSE_RANGE_CLOEXEC: they stay open until exec
+
+// Whether the source and `out` lie in one file system, and the copy `in` in another.
+bool OnlyTheCopyIsFar(int in, int out) {
+  files::Identity identity;
+  struct stat stat {};
+  return IdentityOf(in, &identity) &&
+         files::RawCall(SYS_fstat, out, files::RawArgument(&stat)) == 0 &&
+         stat.st_dev == identity.stat.st_dev;
+}
+
+// One piece, by memory: what was copied, or -1.
+ssize_t CopyPiece(int in, off_t* in_at, int out, off_t* out_at, size_t bytes) {
+  char buffer[16 << 10];
+  const size_t most = bytes < sizeof(buffer) ? bytes : sizeof(buffer);
+  const ssize_t got =
+      in_at != nullptr ? libc.pread(in, buffer, most, *in_at) : libc.read(in, buffer, most);
+  if (got <= 0) return got;
+  const auto piece = static_cast<size_t>(got);
+  const ssize_t put =
+      out_at != nullptr ? pwrite(out, buffer, piece, *out_at) : write(out, buffer, piece);
+  const ssize_t done = put > 0 ? put : 0;
+  if (in_at == nullptr && done < got) lseek(in, done - got, SEEK_CUR);
+  if (in_at != nullptr) *in_at += done;
+  if (out_at != nullptr) *out_at += done;
+  return put;
+}
 
 }  // namespace
 
@@ -52,6 +84,23 @@ long ReadVectorAt2(int fd, const iovec* parts, int count, long offset, int flags
     }
   }
   return libc.preadv2(fd, parts, count, offset, flags);
+}
+
+long CopyRange(int in, long* in_at, int out, long* out_at, size_t bytes, unsigned flags) {
+  const ssize_t copied = libc.copy_file_range(in, in_at, out, out_at, bytes, flags);
+  if (copied >= 0 || errno != EXDEV) return copied;
+  if (flags != 0 || !OnlyTheCopyIsFar(in, out)) {
+    errno = EXDEV;
+    return -1;
+  }
+  size_t done = 0;
+  while (done < bytes) {
+    const ssize_t piece = CopyPiece(in, in_at, out, out_at, bytes - done);
+    if (piece < 0 && done == 0) return -1;
+    if (piece <= 0) break;
+    done += static_cast<size_t>(piece);
+  }
+  return static_cast<long>(done);
 }
 
 int Close(int fd) {
