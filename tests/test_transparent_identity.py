@@ -60,6 +60,7 @@ def check_cpython(tests: list[str], tmp_path: Path, young_ms: int) -> None:
     python, library = cpython.find()
     if python is None:
         pytest.skip("no Python here has its own tests (package libpython3.11-testsuite)")
+    tests = cpython.there(tests, library)
     data = tmp_path / "data"
     data.mkdir()
     plain = outcomes(python, tests, data / "plain", plain_environment())

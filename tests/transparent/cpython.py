@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,9 +29,11 @@ LONG = [
 
 
 def find() -> tuple[str | None, Path]:
-    """A Python that has its own tests, and the folder of its library."""
-    for python in (getattr(sys, "_base_executable", sys.executable), shutil.which("python3.11")):
-        if not python or not os.access(python, os.X_OK):
+    """A Python that has its own tests, and the folder of its library. Debian's first: its package
+    has them all.
+    """
+    for python in ("/usr/bin/python3.11", getattr(sys, "_base_executable", sys.executable)):
+        if not os.access(python, os.X_OK):
             continue
         asked = subprocess.run(
             [python, "-c", "import os, test.test_fileio; print(os.path.dirname(os.__file__))"],
@@ -43,3 +44,9 @@ def find() -> tuple[str | None, Path]:
         if asked.returncode == 0:
             return python, Path(asked.stdout.strip())
     return None, Path()
+
+
+def there(tests: list[str], library: Path) -> list[str]:
+    """Those of the tests that this Python has: some installations lack a few."""
+    folder = library / "test"
+    return [t for t in tests if (folder / f"{t}.py").exists() or (folder / t).is_dir()]
