@@ -506,6 +506,19 @@ bool Book::EvictOld(uint64_t bytes) {
   return any && room_.used(Place::kKept) + bytes <= room_.most(Place::kKept);
 }
 
+void Book::Rest() {
+  for (Entry* entry : std::exchange(retained_, {})) CloseSource(*entry);
+  for (Entry* entry : std::vector<Entry*>(large_)) {
+    {
+      const MutexLock lock(entry->rare->ticket->mutex);
+      entry->rare->ticket->dropped = true;
+    }
+    actions_.Remove(entry->key);
+    EndLarge(*entry);
+    AnswerAll(*entry, Answer::kSource);
+  }
+}
+
 void Book::ShowRoom() {
   metrics_.kept_bytes.Set(room_.used(Place::kKept));
   metrics_.staged_bytes.Set(room_.used(Place::kStaged));

@@ -89,6 +89,9 @@ class Book {
   bool At(uint64_t stream, uint64_t position);
   void EndStream(uint64_t stream);
 
+  // Everybody has gone: nothing of the source stays open, and large files are not copied on.
+  void Rest();
+
   void Done(CopyResult result, Nanos now);
   // Starts what can be started. Returns when to come again: 0, when something has happened.
   Nanos Pump(Nanos now);

@@ -273,7 +273,9 @@ void ServiceImpl::Loop(const std::stop_token& stop) {
 Nanos ServiceImpl::Round() {
   ApplyKnobs();
   const Nanos now = SteadyClock().Now();
-  const Nanos again = book_.Pump(now);
+  // What runs ahead of readers is of no use without any.
+  const bool rests = had_session_ && sessions_ == 0 && book_.streams() == 0;
+  const Nanos again = rests ? 0 : book_.Pump(now);
   // Whoever has started it is about to come.
   const Nanos linger = had_session_ ? options_.linger : std::max(options_.linger, kFirstLinger);
   if (sessions_ == 0 && now - last_asked_ >= linger) {
@@ -432,9 +434,10 @@ void ServiceImpl::Send(uint64_t id, enum Answer answer, uint64_t a, std::string_
 void ServiceImpl::Close(uint64_t id) {
   const auto found = connections_.find(id);
   if (found == connections_.end()) return;
-  if (found->second.session) --sessions_;
+  const bool last = found->second.session && --sessions_ == 0;
   connections_.erase(found);
   book_.EndStream(id);
+  if (last) book_.Rest();
   last_asked_ = SteadyClock().Now();
 }
 
