@@ -336,6 +336,12 @@ bool Copier::Open(CopyResult& result, std::byte* buffer) {
     SourceFailed(result, errno);
     return false;
   }
+  // Some file systems say 0 of files that they make up when they are read.
+  char first = 0;
+  if (st.st_size == 0 && pread(source->fd.get(), &first, 1, 0) != 0) {
+    SetOutcome(result, Outcome::kRefused);
+    return false;
+  }
   job.source = std::move(source);
   return true;
 }

@@ -125,6 +125,13 @@ class FileServiceTest : public ::testing::Test {
   std::unique_ptr<Client> client_;
 };
 
+TEST_F(FileServiceTest, AFileThatDoesNotSayHowLongItIsIsLeftToTheSource) {
+  options_.sources = {"/proc/sys/kernel"};
+  Start();
+  EXPECT_EQ(Read("/proc/sys/kernel/ostype"), "source");
+  EXPECT_EQ(Value("kept_total"), 0);
+}
+
 TEST_F(FileServiceTest, AFileIsReadOnceAndOpenedByItsCopy) {
   const std::string bytes = Pattern(100'000);
   const std::string path = Write("a/b.jpg", bytes);
