@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,13 +38,17 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where copies go, unless --cache says otherwise."""
     folder = tmp_path / "local"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.delenv("SLURM_TMPDIR", raising=False)
-    yield folder
-    # The service removes its folder once nobody is left.
+    return folder
+
+
+def wait_until_empty(folder: Path) -> None:
+    """The service removes its folder a moment after its last client has left."""
     deadline = time.monotonic() + 20
     while os.listdir(folder):
         assert time.monotonic() < deadline, os.listdir(folder)
@@ -74,6 +77,7 @@ def test_files_come_from_copies(old: Path, local: Path) -> None:
     assert path.startswith(str(local / "forebay-")) and "/copies/" in path
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("forebay: 1 files copied to local disk")
+    wait_until_empty(local)
 
 
 @needs_library
@@ -171,6 +175,34 @@ def test_program_runs_when_the_service_cannot(old: Path, local: Path, tmp_path: 
     assert str(tmp_path / "file") in done.stderr
 
 
+KILLING = """
+import os, signal, sys
+def read(name):
+    with open(os.path.join(sys.argv[1], name), "rb") as file:
+        return len(file.read())
+print(read("1.bin"))
+cache = os.environ["FOREBAY_FILES_CACHE"].encode()
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\\0")
+    except OSError:
+        continue
+    if words[0].endswith(b"forebay-filesd") and b"--cache=" + cache in words:
+        os.kill(int(pid), signal.SIGKILL)
+print(read("1.bin"), read("2.bin"))
+sys.exit(6)
+"""
+
+
+@needs_library
+def test_service_that_is_killed(old: Path, local: Path) -> None:
+    done = run("--source", str(old), "--", sys.executable, "-c", KILLING, str(old))
+    assert (done.returncode, done.stdout) == (6, "5000\n5000 5000\n")
+    assert done.stderr.startswith("forebay: the file service did not last to the end")
+    assert os.listdir(local) == []
+
+
 TELLING = """
 import signal, sys, time
 def told(number, frame):
@@ -196,6 +228,7 @@ def test_signals_reach_the_program(old: Path, local: Path, number: signal.Signal
         process.send_signal(number)
         assert process.stdout.read() == f"{number.name}\n"  # once
         assert process.wait(30) == 5
+    wait_until_empty(local)
 
 
 def test_environment_of_the_program(

@@ -211,12 +211,14 @@ def run(arguments: argparse.Namespace) -> int:
         code = execute(command, env)
     finally:
         if service is not None:
-            end(service, status, arguments.quiet)
+            end(service, status, arguments.quiet, arguments.cache is None)
     return code
 
 
-def end(service: Any, before: dict[str, Any], quiet: bool) -> None:
+def end(service: Any, before: dict[str, Any], quiet: bool, temporary: bool) -> None:
     """Says what the service did, and lets it go. Ctrl-C does not leave the copies behind."""
+    from . import files
+
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         line = None if quiet else summary(before, service.status())
@@ -226,5 +228,7 @@ def end(service: Any, before: dict[str, Any], quiet: bool) -> None:
     except Exception as error:  # noqa: BLE001 - the program's exit code is what counts
         if not quiet:
             say(f"the file service did not last to the end: {' '.join(str(error).split())}")
+        if temporary:  # nobody else removes its copies
+            files.clear_dead(os.path.dirname(service.cache))
     finally:
         signal.signal(signal.SIGINT, handler)
