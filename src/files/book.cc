@@ -103,7 +103,7 @@ bool Book::SetState(Entry& entry, FileState state) {
 // Of a file without a copy: a program had better ask only where asking is of use.
 FileState Book::IdleState(const Entry& entry) const {
   if (entry.changed) return FileState::kChanged;
-  if (entry.refused) return FileState::kSource;
+  if (entry.refused || entry.too_large) return FileState::kSource;
   return full_ && entry.announced == 0 ? FileState::kSource : FileState::kKnown;
 }
 
@@ -164,7 +164,7 @@ void Book::Get(std::string_view path, uint64_t waiter, Nanos now) {
     entry = entry->real;
     if (entry->changed) Change(named);
   }
-  if (named.changed || entry->refused) return leave();
+  if (named.changed || entry->refused || entry->too_large) return leave();
   if (entry->place != Place::kNone) {
     if (actions_.Exists(named.key)) return actions_.Answer(waiter, Answer::kReady, 0);
     if (entry == &named || !actions_.Exists(entry->key)) {
@@ -447,13 +447,13 @@ void Book::FoundNoRoom(Entry& entry, CopyResult& result) {
   }
   // One that is larger than what others leave says nothing of small ones.
   if (bytes <= options_.partial) full_ = true;
-  if (entry.announced > 0 && bytes <= room_.most(Place::kStaged)) {
+  entry.too_large = bytes > room_.most(Place::kStaged);
+  if (entry.announced > 0 && !entry.too_large) {
     Retain(entry, std::move(result.job.source));
     entry.bytes = bytes;
     (void)SetState(entry, FileState::kKnown);
     Rewind(entry);
   } else {
-    entry.too_large = true;
     (void)SetState(entry, FileState::kSource);
   }
   AnswerAll(entry, Answer::kSource);

@@ -312,6 +312,28 @@ TEST_F(BookTest, WhatAReaderHasPassedMakesRoom) {
   EXPECT_EQ(answers_[Ask(Path(70))], Answer::kSource);  // nobody announces it any more
 }
 
+TEST_F(BookTest, WhatHadNoRoomIsStagedOnceItIsAnnounced) {
+  Make(0, 4 * 4096);
+  sizes_[Path(1)] = 100'000;  // more than both budgets
+  const uint64_t asked = Ask(Path(0));
+  Finish();
+  EXPECT_EQ(answers_[asked], Answer::kSource);
+  EXPECT_EQ(State(Path(0)), FileState::kSource);
+  EXPECT_EQ(answers_[Ask(Path(1))], Answer::kSource);
+  EXPECT_TRUE(jobs_.empty());  // once it is full, nothing is tried
+  Announce(7, 3);
+  EXPECT_EQ(State(Path(0)), FileState::kKnown);
+  const std::vector<uint32_t> order = {0, 1, 2};
+  ASSERT_TRUE(book_->Order(7, 0, order));
+  FinishAll();
+  EXPECT_TRUE(There(Path(0)));
+  EXPECT_FALSE(There(Path(1)));
+  EXPECT_TRUE(There(Path(2)));
+  EXPECT_EQ(State(Path(1)), FileState::kSource);
+  EXPECT_EQ(answers_[Ask(Path(1))], Answer::kSource);
+  EXPECT_TRUE(jobs_.empty());
+}
+
 TEST_F(BookTest, RangesOfALargeFileComeFirst) {
   Make(64 << 20, 0);
   sizes_[Path(0)] = (20 << 20) + 5;
