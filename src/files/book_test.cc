@@ -392,6 +392,13 @@ TEST_F(BookTest, RandomReadersNeverReadMoreThanTheyMust) {
       for (uint32_t i = 0; i < files; ++i) order[i] = i;
       for (size_t i = files; i > 1; --i) std::swap(order[i - 1], order[rng.Below(i)]);
       ASSERT_TRUE(book_->Order(7, position, order));
+      // Several workers read what was announced a bit out of order.
+      if (seed % 2 == 1) {
+        for (size_t i = 0; i + 8 <= files; i += 8) {
+          std::reverse(order.begin() + static_cast<ptrdiff_t>(i),
+                       order.begin() + static_cast<ptrdiff_t>(i + 8));
+        }
+      }
       for (const uint32_t file : order) {
         for (uint64_t n = rng.Below(4); n > 0 && !jobs_.empty(); --n) Finish();
         now_ += kMilli;
@@ -408,7 +415,11 @@ TEST_F(BookTest, RandomReadersNeverReadMoreThanTheyMust) {
           ASSERT_EQ(answers_[asked], Answer::kReady) << "seed " << seed;
           ASSERT_TRUE(Open(Path(file)));
         }
-        ASSERT_TRUE(book_->At(7, ++position));
+        ++position;
+        // Some readers say where they are only now and then.
+        if (seed % 2 == 0 || position % 32 == 0) {
+          ASSERT_TRUE(book_->At(7, position));
+        }
       }
     }
     FinishAll();
