@@ -148,6 +148,7 @@ void Book::StartCopy(Entry& entry, bool urgent) {
   rare.owner = job.owner;
   owners_.emplace(job.owner, &entry);
   entry.copying = true;
+  if (entry.old) comparing_.emplace(entry.key.high, entry.key.low);
   Submit(std::move(job));
 }
 
@@ -177,7 +178,11 @@ void Book::Get(std::string_view path, uint64_t waiter, Nanos now) {
   if (entry->large() != nullptr && entry->large()->size > options_.partial) {
     return actions_.Answer(waiter, Answer::kPartial, entry->large()->size);
   }
-  if (entry->copying) return Wait(*entry, waiter);
+  if (entry->copying) {
+    Wait(*entry, waiter);
+    if (entry->large() != nullptr) HurryLarge(*entry);
+    return;
+  }
   const bool asks = entry->announced > 0 || entry->old || !full_;
   if (!asks) {
     (void)SetState(*entry, FileState::kSource);
@@ -355,6 +360,7 @@ void Book::DoneResolve(CopyResult& result) {
 
 void Book::DoneCopy(Entry& entry, CopyResult& result, Nanos now) {
   CopyJob& job = result.job;
+  comparing_.erase({entry.key.high, entry.key.low});
   if (entry.old) {
     // It was right and counts as it is, or it has been removed.
     const auto old = old_.find({entry.key.high, entry.key.low});
@@ -493,21 +499,26 @@ void Book::Failed(Entry& entry, const CopyResult& result, Nanos now) {
 
 bool Book::EvictOld(uint64_t bytes) {
   bool any = false;
-  while (!old_.empty() && room_.used(Place::kKept) + bytes > room_.most(Place::kKept)) {
-    const auto at = old_.begin();
-    const FileKey key{.high = at->first.first, .low = at->first.second};
-    const uint64_t size = at->second;
-    // One that is being compared now has an entry that says so; it is rare enough to wait for.
-    actions_.Remove(key);
-    room_.Release(Place::kKept, size);
-    old_.erase(at);
+  for (auto at = old_.begin();
+       at != old_.end() && room_.used(Place::kKept) + bytes > room_.most(Place::kKept);) {
+    if (comparing_.contains(at->first)) {
+      ++at;
+      continue;
+    }
+    actions_.Remove({.high = at->first.first, .low = at->first.second});
+    room_.Release(Place::kKept, at->second);
+    at = old_.erase(at);
     any = true;
   }
   return any && room_.used(Place::kKept) + bytes <= room_.most(Place::kKept);
 }
 
-void Book::Rest() {
+void Book::CloseIdle() {
   for (Entry* entry : std::exchange(retained_, {})) CloseSource(*entry);
+}
+
+void Book::Rest() {
+  CloseIdle();
   for (Entry* entry : std::vector<Entry*>(large_)) {
     {
       const MutexLock lock(entry->rare->ticket->mutex);
@@ -530,10 +541,10 @@ Nanos Book::Pump(Nanos now) {
   if (streams_.empty() && opened_ > 0) {
     // Nobody is likely to come back for them, and they keep a mount busy.
     if (idle_since_ == 0) idle_since_ = now;
-    if (now - idle_since_ < options_.open_idle) return options_.open_idle - (now - idle_since_);
-    for (Entry* entry : std::exchange(retained_, {})) CloseSource(*entry);
+    if (now - idle_since_ >= options_.open_idle) CloseIdle();
+  } else {
+    idle_since_ = 0;
   }
-  idle_since_ = 0;
   stalled_ = false;
   bool more = true;
   while (more && in_flight_ < options_.in_flight) {
@@ -543,6 +554,7 @@ Nanos Book::Pump(Nanos now) {
       if (stream.done() || stream.stalled) continue;
       if (next == nullptr || stream.lead() < next->lead()) next = &stream;
     }
+    if (PumpBegun()) continue;
     more = next != nullptr && PumpStream(*next, now);
     if (next != nullptr && !more) {
       next->stalled = true;

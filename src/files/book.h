@@ -9,6 +9,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -96,6 +97,9 @@ class Book {
   // Starts what can be started. Returns when to come again: 0, when something has happened.
   Nanos Pump(Nanos now);
 
+  // Files of the source that are open for the next time.
+  void CloseIdle();
+
   size_t in_flight() const { return in_flight_; }
   bool full() const { return full_; }
   size_t files() const { return entries_.size(); }
@@ -144,7 +148,10 @@ class Book {
   // Of large files.
   void StartBlock(Entry& entry, size_t block, bool urgent);
   bool NextBlock(Entry& entry);
+  bool PumpBegun();
   bool PumpLarge();
+  void HurryLarge(Entry& entry);
+  void EndParts(Entry& entry);
   void EndLarge(Entry& entry);
 
   // Of folders whose files are read in the order of their names.
@@ -184,6 +191,7 @@ class Book {
   std::vector<Entry*> retained_;                      // with an open file of the source
   std::vector<Entry*> large_;                         // being copied
   std::map<std::pair<uint64_t, uint64_t>, uint64_t> old_;
+  std::set<std::pair<uint64_t, uint64_t>> comparing_;  // of those
   std::map<std::string, Folder, std::less<>> folders_;
   std::vector<Folder*> reading_;                   // those in which reading goes on
   std::unordered_map<uint64_t, Folder*> listing_;  // by job

@@ -25,7 +25,31 @@ void Book::FoundLarge(Entry& entry, CopyResult& result) {
   owners_.emplace(rare.owner, &entry);
   entry.copying = entry.pinned = true;
   large_.push_back(&entry);
-  if (rare.large->size > options_.partial) AnswerAll(entry, Answer::kPartial, rare.large->size);
+  // Its slot counts the parts: without one nobody could tell them apart.
+  if (!SetState(entry, FileState::kComing)) {
+    EndLarge(entry);
+    return Refuse(entry);
+  }
+  if (rare.large->size > options_.partial) {
+    AnswerAll(entry, Answer::kPartial, rare.large->size);
+  } else if (!rare.waiters.empty()) {
+    HurryLarge(entry);
+  }
+}
+
+// Somebody waits for all of it.
+void Book::HurryLarge(Entry& entry) {
+  for (size_t block = 0; block < entry.large()->blocks.size(); ++block) {
+    if (entry.large()->blocks[block] == Large::kAbsent) StartBlock(entry, block, true);
+  }
+}
+
+// Whoever has read of the part, which goes, asks again.
+void Book::EndParts(Entry& entry) {
+  if (entry.slot != nullptr) entry.slot->parts.fetch_add(1, std::memory_order_acq_rel);
+  for (Entry* alias : entry.rare->aliases) {
+    if (alias->slot != nullptr) alias->slot->parts.fetch_add(1, std::memory_order_acq_rel);
+  }
 }
 
 void Book::EndLarge(Entry& entry) {
@@ -36,6 +60,10 @@ void Book::EndLarge(Entry& entry) {
   rare.owner = 0;
   entry.copying = false;
   std::erase(large_, &entry);
+  EndParts(entry);
+  if (entry.slot != nullptr && FileTable::StateOf(*entry.slot) == FileState::kComing) {
+    (void)SetState(entry, IdleState(entry));
+  }
   actions_.RemovePart(entry.key);
   room_.Release(large->place, large->reserved);
   for (const Large::Reader& reader : large->readers) {
@@ -70,6 +98,13 @@ bool Book::NextBlock(Entry& entry) {
     return true;
   }
   return false;
+}
+
+// What somebody may wait for as a whole is not begun and left lying: oldest first.
+bool Book::PumpBegun() {
+  return std::any_of(large_.begin(), large_.end(), [this](Entry* entry) {
+    return entry->large()->size <= options_.partial && NextBlock(*entry);
+  });
 }
 
 // One block of each in turn.
@@ -119,6 +154,7 @@ void Book::DoneBlock(Entry& entry, CopyResult& result, Nanos now) {
     entry.copying = false;
     std::erase(large_, &entry);
     const std::unique_ptr<Large> ended = std::move(entry.rare->large);
+    EndParts(entry);
     Placed(entry, result);
     for (const Large::Reader& reader : ended->readers) {
       actions_.Answer(reader.waiter, Answer::kReady, 0);

@@ -19,6 +19,8 @@ namespace {
 
 // Nobody waits longer for the service: then the source is as good.
 constexpr int64_t kPatienceMs = 10'000;
+// After such a wait the service is left alone for a while.
+constexpr int64_t kQuietMs = 30'000;
 // A change is told in passing; a service that is this slow is gone.
 constexpr int64_t kChangePatienceMs = 5'000;
 // What one question asks for at most. More would wait for all of it before the first byte.
@@ -40,6 +42,12 @@ int OpenAt(const char* path, int flags) {
 }
 
 void CloseFd(int fd) { RawCall(SYS_close, fd); }
+
+// That a block of this very part is there; never 0.
+uint64_t SeenOf(const FileKey& key, uint64_t parts, uint64_t block) {
+  constexpr uint64_t kOdd = 0x9E3779B97F4A7C15;
+  return ((key.low ^ (parts * kOdd)) + (block + 1) * 0xC2B2AE3D27D4EB4F) | 1;
+}
 
 // A connected socket, or a negative errno.
 int Connect(const char* path, int64_t patience_ms) {
@@ -266,7 +274,10 @@ int64_t Client::ReadPart(std::string_view path, void* out, size_t bytes, uint64_
   if (!on() || bytes == 0 || offset > UINT64_MAX / 4) return -EAGAIN;
   const FileKey key = KeyOf(path);
   const FileSlot* slot = table_.Find(key);
-  const FileState state = slot == nullptr ? FileState::kKnown : FileTable::StateOf(*slot);
+  if (slot == nullptr) return -EAGAIN;
+  // A part of this name that is another than the one asked about has holes.
+  const uint64_t parts = slot->parts.load(std::memory_order_acquire);
+  const FileState state = FileTable::StateOf(*slot);
   if (state == FileState::kChanged || state == FileState::kSource) return -EAGAIN;
   const bool whole = state == FileState::kKept || state == FileState::kStaged;
   if (!whole) {
@@ -278,17 +289,20 @@ int64_t Client::ReadPart(std::string_view path, void* out, size_t bytes, uint64_
       bytes = (last + 1) * kBlock - offset;
     }
     const bool known = seen != nullptr && first == last &&
-                       seen->block.load(std::memory_order_relaxed) == first + 1;
+                       seen->block.load(std::memory_order_relaxed) == SeenOf(key, parts, first);
     if (!known) {
       uint64_t a = first * kBlock;
       uint64_t b = (last - first + 1) * kBlock;
       if (Ask(Kind::kRange, path, &a, &b) != Answer::kReady) return -EAGAIN;
-      if (seen != nullptr) seen->block.store(last + 1, std::memory_order_relaxed);
+      if (seen != nullptr) {
+        seen->block.store(SeenOf(key, parts, last), std::memory_order_relaxed);
+      }
     }
   }
   char name[kMostCopyPath];
-  for (const char* ending : {whole ? "" : ".part", ""}) {
-    if (CopyName(key, ending, name, sizeof(name)) == 0) return -EAGAIN;
+  for (const bool part : {true, false}) {
+    if (part && whole) continue;
+    if (CopyName(key, part ? ".part" : "", name, sizeof(name)) == 0) return -EAGAIN;
     const int fd = OpenAt(name, O_RDONLY | O_CLOEXEC);
     if (fd == -ENOENT) continue;  // complete by now, or dropped
     if (fd < 0) return -EAGAIN;
@@ -301,6 +315,7 @@ int64_t Client::ReadPart(std::string_view path, void* out, size_t bytes, uint64_
       done += static_cast<size_t>(got);
     }
     CloseFd(fd);
+    if (part && slot->parts.load(std::memory_order_acquire) != parts) return -EAGAIN;
     return done > 0 ? static_cast<int64_t>(done) : -EAGAIN;
   }
   return -EAGAIN;
@@ -309,7 +324,9 @@ int64_t Client::ReadPart(std::string_view path, void* out, size_t bytes, uint64_
 Answer Client::Ask(Kind kind, std::string_view path, uint64_t* a, uint64_t* b) const {
   if (path.size() > 4096) return Answer::kBad;
   const int64_t patience = kind == Kind::kChanged ? kChangePatienceMs : kPatienceMs;
-  const int64_t end = NowMs() + patience;
+  const int64_t now = NowMs();
+  if (kind != Kind::kChanged && now < table_.quiet_until_ms()) return Answer::kBad;
+  const int64_t end = now + patience;
   const int fd = Connect(socket_, patience);
   if (fd < 0) return Answer::kBad;
 
@@ -343,6 +360,11 @@ Answer Client::Ask(Kind kind, std::string_view path, uint64_t* a, uint64_t* b) c
     }
   }
   CloseFd(fd);
+  if (answer == Answer::kBad && kind != Kind::kChanged && NowMs() >= end) {
+    // It may be stopped: one wait is enough, for all who share the table.
+    FileTable table = table_;
+    table.KeepQuiet(NowMs() + kQuietMs);
+  }
   return answer;
 }
 

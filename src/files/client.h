@@ -68,7 +68,7 @@ class Client {
   // The same for one that is no folder: asks nobody when the service knows already.
   void FileChanged(std::string_view path) const;
 
-  // The block of a file that was last seen to be there, and 1; kept by whoever reads the file.
+  // Which block of which part was last seen to be there; kept by whoever reads the file.
   static constexpr uint64_t kBlock = 1 << 20;
   struct Seen {
     std::atomic<uint64_t> block{0};

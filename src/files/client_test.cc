@@ -215,6 +215,7 @@ TEST_F(FileClientTest, PartsOfALargeFileComeAsTheyAreCopied) {
   EXPECT_EQ(found_, Client::Found::kPartial);
   EXPECT_EQ(size, text.size());
   Put("/data/a", text, ".part");
+  FileSlot* slot = table_.Add(KeyOf("/data/a"), FileState::kComing);
   Client::Seen seen;
   char out[4096];
   for (uint64_t offset : {0, 4096, 8192}) {
@@ -226,11 +227,50 @@ TEST_F(FileClientTest, PartsOfALargeFileComeAsTheyAreCopied) {
   // Complete meanwhile: the last name, and nobody is asked.
   std::filesystem::rename(Copy("/data/a", ".part"), Copy("/data/a"));
   EXPECT_EQ(client_.ReadPart("/data/a", out, sizeof(out), 100, &seen), 4096);
-  FileSlot* slot = table_.Add(KeyOf("/data/a"), FileState::kKept);
+  FileTable::Set(*slot, FileState::kKept);
   EXPECT_EQ(client_.ReadPart("/data/a", out, sizeof(out), (3 << 20) - 10, &seen), 10);
   EXPECT_EQ(service.questions().size(), 3U);
   FileTable::Set(*slot, FileState::kChanged);
   EXPECT_EQ(client_.ReadPart("/data/a", out, sizeof(out), 0, &seen), -EAGAIN);
+}
+
+TEST_F(FileClientTest, AnotherPartOfTheSameNameIsAskedAbout) {
+  FileSlot* slot = table_.Add(KeyOf("/data/a"), FileState::kComing);
+  FileSlot* other = table_.Add(KeyOf("/data/b"), FileState::kComing);
+  Put("/data/a", std::string(8192, 'x'), ".part");
+  Put("/data/b", std::string(8192, 'y'), ".part");
+  bool another = false;
+  FakeService service(socket_, [&](const FakeService::Question&) {
+    // It goes while the answer is under way, and one with holes takes its name.
+    if (another) slot->parts.fetch_add(1);
+    return Say(Answer::kReady);
+  });
+  Client::Seen seen;
+  char out[4096];
+  EXPECT_EQ(client_.ReadPart("/data/a", out, sizeof(out), 0, &seen), 4096);
+  EXPECT_EQ(client_.ReadPart("/data/a", out, sizeof(out), 0, &seen), 4096);
+  EXPECT_EQ(service.questions().size(), 1U);
+  slot->parts.fetch_add(1);
+  EXPECT_EQ(client_.ReadPart("/data/a", out, sizeof(out), 0, &seen), 4096);
+  EXPECT_EQ(service.questions().size(), 2U);
+  // What was seen of one file says nothing of another.
+  EXPECT_EQ(client_.ReadPart("/data/b", out, sizeof(out), 0, &seen), 4096);
+  EXPECT_EQ(service.questions().size(), 3U);
+  another = true;
+  EXPECT_EQ(client_.ReadPart("/data/a", out, sizeof(out), 0, nullptr), -EAGAIN);
+  FileTable::Set(*other, FileState::kChanged);
+  EXPECT_EQ(client_.ReadPart("/data/b", out, sizeof(out), 0, &seen), -EAGAIN);
+}
+
+TEST_F(FileClientTest, AServiceThatKeptSomebodyWaitingIsLeftAlone) {
+  FakeService service(socket_, [](const FakeService::Question&) { return Say(Answer::kSource); });
+  EXPECT_EQ(client_.OpenCopy("/data/a", 0, &found_), -1);
+  EXPECT_EQ(service.questions().size(), 1U);
+  table_.KeepQuiet(INT64_MAX);
+  EXPECT_EQ(client_.OpenCopy("/data/a", 0, &found_), -1);
+  EXPECT_EQ(service.questions().size(), 1U);
+  client_.Changed("/data/a");  // it is told all the same
+  EXPECT_EQ(service.questions().size(), 2U);
 }
 
 TEST_F(FileClientTest, ThreadsAndChildrenOpenAtOnce) {

@@ -1,6 +1,7 @@
 #include "files/service.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
@@ -311,7 +312,13 @@ void ServiceImpl::TakeDone() {
 void ServiceImpl::Accept() {
   while (true) {
     OwnedFd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!fd.valid()) return;
+    if (!fd.valid()) {
+      if (errno == EMFILE || errno == ENFILE) {
+        book_.CloseIdle();
+        (void)poll(nullptr, 0, 5);  // not at once again
+      }
+      return;
+    }
     if (!wire::CheckPeer(fd.get())) continue;
     const uint64_t id = next_connection_++;
     connections_[id].fd = std::move(fd);

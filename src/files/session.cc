@@ -59,7 +59,11 @@ Result<std::string> Session::Ask(std::span<const std::byte> packet, Header* head
   std::vector<std::byte> reply(kMostPacket);
   while (true) {
     const Nanos left = deadline - SteadyClock().Now();
-    if (left <= 0) return Status(Code::kUnavailable, "the file service does not answer");
+    if (left <= 0) {
+      // A late answer would be taken for the next question's.
+      (void)shutdown(fd_.get(), SHUT_RDWR);
+      return Status(Code::kUnavailable, "the file service does not answer");
+    }
     pollfd ready = {fd_.get(), POLLIN, 0};
     if (poll(&ready, 1, static_cast<int>(std::min(left, kSecond) / kMilli) + 1) <= 0) continue;
     const ssize_t n = recv(fd_.get(), reply.data(), reply.size(), MSG_DONTWAIT);

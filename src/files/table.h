@@ -30,7 +30,8 @@ struct FileSlot {
   std::atomic<uint64_t> low;
   std::atomic<uint32_t> state;  // a FileState; stored after the key, with release
   std::atomic<uint32_t> opens;  // of the copy, by all clients
-  uint64_t reserved;
+  // Grows whenever a part that was read while it was copied goes, before another may take its name.
+  std::atomic<uint64_t> parts;
 };
 static_assert(sizeof(FileSlot) == 32);
 
@@ -41,7 +42,11 @@ struct FileTableHeader {
   // Not 0: no copy may be used any more. A client sets it when it cannot tell the service of a
   // change.
   std::atomic<uint32_t> closed;
-  uint32_t reserved[11];
+  uint32_t unused;
+  // Milliseconds of the monotonic clock: a question was not answered in time, so nobody asks
+  // before.
+  std::atomic<int64_t> quiet_until_ms;
+  uint64_t reserved[4];
 };
 static_assert(sizeof(FileTableHeader) == 64);
 
@@ -63,6 +68,10 @@ class FileTable {
   bool valid() const { return header_ != nullptr; }
   bool closed() const { return header_->closed.load(std::memory_order_acquire) != 0; }
   void Close() { header_->closed.store(1, std::memory_order_release); }
+  int64_t quiet_until_ms() const { return header_->quiet_until_ms.load(std::memory_order_relaxed); }
+  void KeepQuiet(int64_t until_ms) {
+    header_->quiet_until_ms.store(until_ms, std::memory_order_relaxed);
+  }
   uint64_t size() const { return header_->slots; }
 
   FileSlot* Find(const FileKey& key) const;  // nullptr: not there

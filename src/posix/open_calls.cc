@@ -18,7 +18,7 @@ using files::Client;
 
 // stdio reads past us, so a stream waits for the whole of a file that is being copied, up to here;
 // a larger one is read from the source.
-constexpr uint64_t kMostAwaited = 256 << 20;
+constexpr uint64_t kMostAwaited = 32 << 20;
 
 bool Writes(int flags) {
   return (flags & O_PATH) == 0 &&

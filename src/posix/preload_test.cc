@@ -436,6 +436,7 @@ TEST_F(PreloadCopyTest, ALargeFileIsReadAsItIsCopied) {
   };
   fill(path, kCopied, kSize);
   fill(CopyOf(path) + ".part", 0, kCopied);
+  table_.Add(files::KeyOf(path), FileState::kComing);
   Serve([=](const FakeService::Question& question) {
     if (question.kind == Kind::kGet) return Say(Answer::kPartial, kSize);
     const bool there = question.kind == Kind::kRange && question.a + question.b <= kCopied;
