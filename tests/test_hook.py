@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import random
+import site
 import socket
 import struct
 import subprocess
@@ -563,9 +564,8 @@ def test_service_that_dies_in_the_middle(data: list[str], service: Recorder) -> 
 
 def test_program_that_closes_all_descriptors(data: list[str], service: Recorder) -> None:
     """Whatever gets the stream's number afterwards is not written to."""
-    from _forebay_file_stream import Stream  # as the hook has loaded it
 
-    stream = Stream(service.path)
+    stream = hook._beside("file_stream").Stream(service.path)
     fd = stream._socket.fileno()
     assert fd >= 100  # out of the program's way
     os.close(fd)
@@ -582,9 +582,8 @@ def test_program_that_closes_all_descriptors(data: list[str], service: Recorder)
 
 
 def test_a_forked_child_has_no_part_in_a_stream(data: list[str], service: Recorder) -> None:
-    from _forebay_file_stream import Stream
 
-    stream = Stream(service.path)
+    stream = hook._beside("file_stream").Stream(service.path)
     pid = os.fork()
     if pid == 0:
         try:
@@ -614,39 +613,35 @@ def test_many_files_are_told_piece_by_piece(
 # ---- how it starts
 
 
-def start_folder(tmp_path: Path) -> Path:
-    """A folder as pip leaves it: the .pth file, what it imports, and the package beside."""
-    package = Path(hook.__file__).parent
-    installed = package.parent
-    if not (installed / "forebay_hook.pth").exists():
-        pytest.skip("the package is not installed, only on the path")
-    return installed
+_here = Path(hook.__file__).parent.parent
+needs_installed = pytest.mark.skipif(
+    str(_here) not in site.getsitepackages() or not (_here / "forebay_hook.pth").exists(),
+    reason="the package is on the path, not installed",
+)
 
 
-def python(code: str, installed: Path, env: dict[str, str]) -> str:
-    begin = f"import site; site.addsitedir({str(installed)!r})\n"
+def python(code: str, env: dict[str, str]) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", begin + textwrap.dedent(code)],
+        [sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,
         text=True,
         env={**os.environ, **env},
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
-def test_start_costs_nothing_without_the_variable(tmp_path: Path) -> None:
-    installed = start_folder(tmp_path)
+@needs_installed
+def test_start_costs_nothing_without_the_variable() -> None:
     code = """
         import sys
         print(any(type(f).__name__ == "_Finder" for f in sys.meta_path))
         print(sorted(m for m in sys.modules if "forebay" in m))
     """
-    assert python(code, installed, {"FOREBAY_HOOK": ""}) == "False\n[]\n"
-    said = python(code, installed, {"FOREBAY_HOOK": "1", "FOREBAY_FILES_SOCKET": "/nowhere"})
+    assert python(code, {"FOREBAY_HOOK": ""}) == "False\n[]\n"
+    said = python(code, {"FOREBAY_HOOK": "1", "FOREBAY_FILES_SOCKET": "/nowhere"})
     assert said == "True\n['_forebay_hook', '_forebay_start']\n"
 
 
@@ -687,18 +682,14 @@ if __name__ == "__main__":
 """
 
 
+@needs_installed
 def test_script_from_start_to_end(data: list[str], service: Recorder, tmp_path: Path) -> None:
     """Workers that are spawned: they start Python, and with it the hook, anew."""
-    installed = start_folder(tmp_path)
-    site = tmp_path / "site"
-    site.mkdir()
-    # -c and site.addsitedir() do not reach spawned workers; a usercustomize of the test does.
-    (site / "usercustomize.py").write_text(f"import site; site.addsitedir({str(installed)!r})\n")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     outputs = []
     for value in ("", "1"):
-        env = {**os.environ, "FOREBAY_HOOK": value, "PYTHONPATH": str(site)}
+        env = {**os.environ, "FOREBAY_HOOK": value}
         done = subprocess.run(
             [sys.executable, str(script), "spawn", *data],
             capture_output=True, text=True, env=env, timeout=200, check=False,
