@@ -50,8 +50,9 @@ static_assert(sizeof(Header) == 32);
 constexpr uint32_t kMostPacket = 128 << 10;
 
 // What `forebay run` tells the programs it starts.
-constexpr const char* kCacheVariable = "FOREBAY_FILES_CACHE";      // an absolute path
-constexpr const char* kSocketVariable = "FOREBAY_FILES_SOCKET";    // an absolute path
-constexpr const char* kSourcesVariable = "FOREBAY_FILES_SOURCES";  // normal paths, with : between
+constexpr const char* kCacheVariable = "FOREBAY_FILES_CACHE";    // an absolute path
+constexpr const char* kSocketVariable = "FOREBAY_FILES_SOCKET";  // an absolute path
+// Normal paths with : between; a folder that is reached through a link is there by both its names.
+constexpr const char* kSourcesVariable = "FOREBAY_FILES_SOURCES";
 
 }  // namespace forebay::files

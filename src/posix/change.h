@@ -36,7 +36,8 @@ class Change {
 };
 
 // An open for writing: before it the path, and afterwards what was opened.
-void OpensToWrite(int folder, const char* path);
-void OpenedToWrite(int fd);
+// Not inlined: a signal handler's stack may have no room for two paths at once.
+[[gnu::noinline]] void OpensToWrite(int folder, const char* path);
+[[gnu::noinline]] void OpenedToWrite(int fd);
 
 }  // namespace forebay::posix

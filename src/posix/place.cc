@@ -21,10 +21,6 @@ constinit std::atomic<bool> off = true;
 // Whether a relative path can lie in a data folder.
 constinit std::atomic<bool> folder_matters = true;
 
-// The data folders without links in their paths; written once, when the first change comes.
-constinit char real_sources[kMostPath] = {};
-constinit std::atomic<int> real_state = 0;  // 1: being written, 2: there
-
 // Whether an absolute path may lie below a normal one. It is compared up to where the two part:
 // there, "//" and "/." leave it open.
 bool MayBeBelow(const char* path, const char* source, size_t length) {
@@ -71,32 +67,6 @@ size_t RealOf(int folder, const char* path, int flags, char (&out)[kMostPath]) {
   const size_t length = ReadLinkOf(static_cast<int>(fd), out);
   RawCall(SYS_close, fd);
   return length;
-}
-
-// Data folders whose path cannot be told right now are left out.
-void FillRealSources(char (&out)[kMostPath], bool* complete) {
-  size_t used = 0;
-  *complete = true;
-  for (const char* at = client.sources(); *at != 0; at += std::strlen(at) + 1) {
-    char real[kMostPath];
-    const size_t length = RealOf(AT_FDCWD, at, O_DIRECTORY, real);
-    if (length == 0) {
-      *complete = false;
-    } else if (used + length + 2 <= sizeof(out)) {
-      std::memcpy(out + used, real, length + 1);
-      used += length + 1;
-    }
-  }
-  out[used] = 0;
-}
-
-bool BelowAny(const char* sources, std::string_view path, bool tree) {
-  for (const char* at = sources; *at != 0;) {
-    const std::string_view source(at);
-    if (files::IsBelow(path, source) || (tree && files::IsBelow(source, path))) return true;
-    at += source.size() + 1;
-  }
-  return false;
 }
 
 bool Good(long got, files::Identity* out) {
@@ -184,19 +154,7 @@ size_t RealPath(int folder, const char* path, bool follow, char (&out)[kMostPath
 
 bool Concerns(std::string_view real, bool tree) {
   if (real.empty() || off.load(std::memory_order_acquire) || !client.on()) return false;
-  if (client.Covers(real) || client.Knows(real)) return true;
-  if (tree && BelowAny(client.sources(), real, true)) return true;
-  if (real_state.load(std::memory_order_acquire) == 2) return BelowAny(real_sources, real, tree);
-  // Neither a lock nor a wait: who comes meanwhile looks for itself.
-  char found[kMostPath];
-  bool complete = false;
-  FillRealSources(found, &complete);
-  int none = 0;
-  if (complete && real_state.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {
-    std::memcpy(real_sources, found, sizeof(found));
-    real_state.store(2, std::memory_order_release);
-  }
-  return BelowAny(found, real, tree);
+  return client.Covers(real) || client.Knows(real) || (tree && Related(real));
 }
 
 bool IdentityOf(int fd, files::Identity* out) {
