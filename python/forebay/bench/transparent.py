@@ -221,13 +221,13 @@ def _half_fit(ctx: Context, out: Outcome, paths: list[str]) -> None:
 
 
 def open_loop() -> str | None:
-    """The measuring program: $FOREBAY_OPEN_LOOP, beside Python, or in a build folder."""
+    """The measuring program: $FOREBAY_OPEN_LOOP, in the package, or in a build folder."""
     named = os.environ.get("FOREBAY_OPEN_LOOP")
     if named:
         return named
-    beside = Path(sys.executable).parent / "open_loop"
-    if beside.exists():
-        return str(beside)
+    installed = Path(__file__).parents[1] / "open_loop"
+    if installed.exists():
+        return str(installed)
     root = Path(__file__).resolve().parents[3]
     built = glob.glob(str(root / "build" / "*" / "bench" / "preload" / "open_loop"))
     return max(built, key=os.path.getmtime, default=None)
