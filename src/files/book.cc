@@ -447,9 +447,13 @@ void Book::FoundAlias(Entry& entry, const CopyResult& result, Nanos now) {
 
 void Book::FoundNoRoom(Entry& entry, CopyResult& result) {
   const uint64_t bytes = result.job.reserved;
-  if (EvictOld(bytes) || (entry.announced > 0 && MakeRoom(bytes))) {
+  const bool waited = !entry.rare->waiters.empty();
+  bool fits = EvictOld(bytes) || (entry.announced > 0 && MakeRoom(bytes));
+  // Making room may have gone far enough for who waits.
+  if (!fits && waited) fits = room_.Fits(bytes, entry.announced > 0, true);
+  if (fits) {
     entry.rare->source = std::move(result.job.source);
-    return StartCopy(entry, !entry.rare->waiters.empty());
+    return StartCopy(entry, waited);
   }
   // One that is larger than what others leave says nothing of small ones.
   if (bytes <= options_.partial) full_ = true;

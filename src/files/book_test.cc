@@ -285,6 +285,25 @@ TEST_F(BookTest, TwoReadersOfOneStagedCopyReadItOnce) {
   EXPECT_EQ(metrics_->unread.value(), 0);
 }
 
+TEST_F(BookTest, WhoWaitsGetsItsCopyThoughWhatIsAheadTakesTheRoom) {
+  BookOptions options;
+  options.in_flight = 4;
+  Make(0, 8 * 4096, options);
+  Announce(7, 40);
+  std::vector<uint32_t> order(40);
+  for (uint32_t i = 0; i < 40; ++i) order[i] = i;
+  ASSERT_TRUE(book_->Order(7, 20, order));  // the reader is not where it seems to be
+  FinishAll();
+  EXPECT_TRUE(There(Path(7)));
+  for (size_t i = 8; i < 40; ++i) {
+    if (Open(Path(i))) continue;
+    const uint64_t asked = Ask(Path(i));
+    while (!jobs_.empty()) Finish();
+    EXPECT_EQ(answers_[asked], Answer::kReady) << i;
+    EXPECT_TRUE(Open(Path(i)));
+  }
+}
+
 TEST_F(BookTest, WhatAReaderHasPassedMakesRoom) {
   Make(0, 4 * 4096);
   Announce(7, 100);

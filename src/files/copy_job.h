@@ -91,6 +91,7 @@ class Room {
   // From the first budget, or the second if it may be.
   // While somebody waits the second may be overdrawn by a quarter.
   Place Reserve(uint64_t bytes, bool may_stage, bool urgent = false);
+  bool Fits(uint64_t bytes, bool may_stage, bool urgent) const;
   void Release(Place place, uint64_t bytes);
   // What is there from an earlier run counts, even if it is too much.
   void Found(uint64_t bytes);
@@ -100,6 +101,7 @@ class Room {
 
  private:
   static size_t Of(Place place) { return place == Place::kKept ? 0 : 1; }
+  Place Find(uint64_t bytes, bool may_stage, bool urgent) const REQUIRES(mutex_);
   mutable Mutex mutex_;
   uint64_t most_[2] GUARDED_BY(mutex_);
   uint64_t used_[2] GUARDED_BY(mutex_) = {0, 0};

@@ -4,18 +4,26 @@
 
 namespace forebay::files {
 
-Place Room::Reserve(uint64_t bytes, bool may_stage, bool urgent) {
-  const MutexLock lock(mutex_);
+Place Room::Find(uint64_t bytes, bool may_stage, bool urgent) const {
   for (const Place place : {Place::kKept, Place::kStaged}) {
     if (place == Place::kStaged && !may_stage) break;
     const size_t i = Of(place);
     const uint64_t over = place == Place::kStaged && urgent ? most_[i] / 4 : 0;
-    if (bytes <= most_[i] && used_[i] <= most_[i] + over - bytes) {
-      used_[i] += bytes;
-      return place;
-    }
+    if (bytes <= most_[i] && used_[i] <= most_[i] + over - bytes) return place;
   }
   return Place::kNone;
+}
+
+Place Room::Reserve(uint64_t bytes, bool may_stage, bool urgent) {
+  const MutexLock lock(mutex_);
+  const Place place = Find(bytes, may_stage, urgent);
+  if (place != Place::kNone) used_[Of(place)] += bytes;
+  return place;
+}
+
+bool Room::Fits(uint64_t bytes, bool may_stage, bool urgent) const {
+  const MutexLock lock(mutex_);
+  return Find(bytes, may_stage, urgent) != Place::kNone;
 }
 
 void Room::Release(Place place, uint64_t bytes) {
