@@ -329,7 +329,7 @@ void Book::Retain(Entry& entry, std::shared_ptr<SourceFile> source) {
 void Book::Done(CopyResult result, Nanos now) {
   --in_flight_;
   if (result.job.kind == CopyJob::Kind::kResolve) return DoneResolve(result);
-  if (result.job.kind == CopyJob::Kind::kList) return DoneList(result);
+  if (result.job.kind == CopyJob::Kind::kList) return DoneList(result, now);
   const auto owner = owners_.find(result.job.owner);
   if (owner == owners_.end()) {
     // A block of a copy that was given up.

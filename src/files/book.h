@@ -156,7 +156,7 @@ class Book {
 
   // Of folders whose files are read in the order of their names.
   void Observe(std::string_view path, Nanos now);
-  void DoneList(CopyResult& result);
+  void DoneList(CopyResult& result, Nanos now);
   void ReadOn(Folder& folder, Nanos now);
   bool PumpFolders(Nanos now);
 

@@ -50,7 +50,7 @@ void Book::Observe(std::string_view path, Nanos now) {
   if (goes_on) ReadOn(folder, now);
 }
 
-void Book::DoneList(CopyResult& result) {
+void Book::DoneList(CopyResult& result, Nanos now) {
   const auto found = listing_.find(result.job.owner);
   if (found == listing_.end()) return;
   Folder& folder = *found->second;
@@ -62,6 +62,9 @@ void Book::DoneList(CopyResult& result) {
   const auto place = std::lower_bound(folder.names.begin(), folder.names.end(), folder.last);
   folder.at = static_cast<size_t>(place - folder.names.begin());
   folder.end = folder.at + 1;
+  if (folder.rising < kRising) return;
+  folder.window = 4;
+  ReadOn(folder, now);
 }
 
 void Book::ReadOn(Folder& folder, Nanos now) {
