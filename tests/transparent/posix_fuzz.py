@@ -45,6 +45,9 @@ def make_tree(root: str, seed: int) -> None:
         os.chmod(path, rng.choice([0o644, 0o444, 0o755, 0o600]))
     os.symlink("f0", os.path.join(root, "link_maybe_dangling"))
     os.symlink("a", os.path.join(root, "link_folder"))
+    with open(root + "_outside", "wb") as out:
+        out.write(rng.randbytes(3000))
+    os.symlink(root + "_outside", os.path.join(root, "link_outside"))
     for base, folders, files in os.walk(root, topdown=False):
         for name in files + folders:
             os.utime(os.path.join(base, name), (OLD, OLD), follow_symlinks=False)
@@ -277,12 +280,28 @@ class Worker:
         finally:
             os.close(fd)
 
+    def do_outside(self, what: str, seed: int) -> Any:
+        """A file outside of the data folders, that a link in them leads to."""
+        outside = self.root + "_outside"
+        if what == "w":
+            with open(outside, "r+b") as file:
+                file.write(random.Random(seed).randbytes(100))
+        elif what == "rename":
+            with open(outside + "_new", "wb") as file:
+                file.write(random.Random(seed).randbytes(200))
+            os.rename(outside + "_new", outside)
+        return [self.do_read("link_outside", 0), self.shown(os.stat(self.path("link_outside", 0)))]
+
     def do_truncate(self, name: str, how: int, size: int) -> Any:
         os.truncate(self.path(name, how), size)
         return "ok"
 
     def do_rename(self, name: str, how: int, to: str) -> Any:
         os.rename(self.path(name, how), self.path(to, 0))
+        return "ok"
+
+    def do_move_folder(self, name: str, to: str) -> Any:
+        os.rename(self.path(name, 0), self.path(to, 0))
         return "ok"
 
     def do_unlink(self, name: str, how: int) -> Any:
@@ -347,6 +366,7 @@ class _Model:
     def __init__(self) -> None:
         self.reading: dict[tuple[int, int], int] = {}  # (worker, slot) -> inode
         self.stale: set[tuple[int, int]] = set()
+        self.moved: set[tuple[int, int]] = set()  # a folder above has another name now
 
     def changed(self, inode: int | None) -> None:
         self.stale |= {key for key, held in self.reading.items() if held == inode}
@@ -414,7 +434,7 @@ class Driver:
                 "child_read", "stat", "lstat", "access", "list", "readlink", "xattrs", "write",
                 "truncate", "rename", "unlink", "link", "symlink", "mkdir", "rmdir", "chmod",
                 "utime", "setxattr", "chdir", "at_read", "at_stat", "at_rename", "at_unlink",
-                "write_again",
+                "write_again", "move_folder", "outside",
             ],
             [
                 12, 4, 4, 2, 12, 6, 4, 6,
@@ -422,13 +442,15 @@ class Driver:
                 2, 8, 4, 3, 3, 2, 1, 5,
                 2, 4, 2, 1, 1, 1, 1, 2,
                 2, 1, 1, 5, 4, 1, 1,
-                2,
+                2, 1, 2,
             ],
         )[0]  # fmt: skip
         args: list[Any] = [name, how]
         key = (worker, slot)
         if op.startswith("fd_") or op == "child_read":
             if key in model.stale and op not in ("fd_close", "fd_flags"):
+                return None
+            if key in model.moved and op == "fd_chmod":
                 return None
             args = [slot]
             if op == "fd_read":
@@ -451,6 +473,8 @@ class Driver:
             if op == "fd_dup" and inode is not None and args[1] != slot:
                 model.reading[worker, args[1]] = inode
                 model.stale.discard((worker, args[1]))
+                if key in model.moved:
+                    model.moved.add((worker, args[1]))
             elif op == "fd_close":
                 model.reading.pop(key, None)
                 model.stale.discard(key)
@@ -478,6 +502,7 @@ class Driver:
                 model.changed(before)
             if isinstance(answer, dict) and "same" in answer:
                 model.stale.discard(key)
+                model.moved.discard(key)
                 model.reading[key] = self.inode(name) or -1
             return [op, [slot, name, how, flags], answer]
         if op == "sendfile":
@@ -489,6 +514,10 @@ class Driver:
             args += [rng.randrange(1000)]
         elif op == "write_again":
             args += [rng.choice([0, 10, 9000]), rng.randrange(1000)]
+        elif op == "move_folder":
+            args = list(rng.choice([("a", "c"), ("c", "a"), ("a/deep", "b/deep"), ("b/deep", "c")]))
+        elif op == "outside":
+            args = [rng.choice(["r", "r", "w", "rename"]), rng.randrange(1000)]
         elif op == "truncate":
             args += [rng.choice([0, 10, 6000])]
         elif op in ("rename", "link", "at_rename"):
@@ -512,6 +541,8 @@ class Driver:
                 model.changed(inode)
         elif op == "sendfile":
             model.changed(touched[1])
+        elif op == "move_folder":
+            model.moved |= set(model.reading)
         return [op, args, answer]
 
     def close(self) -> None:
