@@ -366,6 +366,25 @@ def test_program_or_service_killed(number: int, tmp_path: Path) -> None:
         assert (served.returncode, served.stdout, served.stderr) == (0, plain.stdout, b"")
 
 
+if "FOREBAY_SOAK" in os.environ:
+
+    @pytest.mark.seeds
+    def test_service_stopped(tmp_path: Path) -> None:
+        """It costs a program one wait, not one a file."""
+        data = data_folder(tmp_path / "data", 30, 7)
+        command = "find . -type f | sort | xargs cat | md5sum"
+        plain = run(["sh", "-c", command], plain_environment(), data)
+        with FileService([data]) as service:
+            os.kill(service.pid, signal.SIGSTOP)
+            try:
+                started = time.monotonic()
+                served = run(["sh", "-c", command], service.environment(), data)
+                assert (served.stdout, served.stderr) == (plain.stdout, b"")
+                assert time.monotonic() - started < 100
+            finally:
+                os.kill(service.pid, signal.SIGCONT)
+
+
 @pytest.mark.parametrize("cache_bytes", [1, 400_000])
 def test_tier_full(cache_bytes: int, tmp_path: Path) -> None:
     data = data_folder(tmp_path / "data", 40, 5)
