@@ -147,7 +147,7 @@ READERS = {
     "cp": "cp -a . $OUT/copy && diff -r --no-dereference . $OUT/copy && cd $OUT/copy && "
     "find . ! -name . -printf '%p %s %m %T@ %n %y %l\\n' | sort",
     "cp_one": "cp base/rng.h $OUT && cp -v --preserve=all twin_a twin_b run.sh holes $OUT && "
-    "cd $OUT && stat -c '%n %s %a %h %Y' *",
+    "cd $OUT && stat -c '%n %s %a %h %Y' twin_a twin_b run.sh holes && stat -c '%n %s %a' rng.h",
     "find": "find . -printf '%p %s %m %T@ %C@ %i %n %U %G %y %l %b %D\\n' | sort",
     "stat": "find . -print0 | sort -z | xargs -0 stat -c '%n %A %a %b %B %d %D %f %g %h %i %N %o "
     "%s %t %T %u %w %Y %Z'",
