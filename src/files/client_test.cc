@@ -239,7 +239,7 @@ TEST_F(FileClientTest, AnotherPartOfTheSameNameIsAskedAbout) {
   FileSlot* other = table_.Add(KeyOf("/data/b"), FileState::kComing);
   Put("/data/a", std::string(8192, 'x'), ".part");
   Put("/data/b", std::string(8192, 'y'), ".part");
-  bool another = false;
+  std::atomic<bool> another{false};  // read by the service's thread
   FakeService service(socket_, [&](const FakeService::Question&) {
     // It goes while the answer is under way, and one with holes takes its name.
     if (another) slot->parts.fetch_add(1);
