@@ -188,13 +188,18 @@ def test_leftovers_of_killed_runs_are_removed(
     _await(lambda: not os.path.exists(lives.cache), "SIGTERM leaves the folder")
 
 
-def test_wrong_arguments_are_named(data: Path, place: str, tmp_path: Path) -> None:
+def test_wrong_arguments_are_named(
+    data: Path, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_TMPDIR", raising=False)
+    monkeypatch.setenv("TMPDIR", os.fspath(tmp_path))
     with pytest.raises(forebay.MissingError, match="nowhere"):
         files.Service.start(sources=[tmp_path / "nowhere"], folder=place)
     with pytest.raises(forebay.ArgumentError, match="cache_bytes"):
         files.Service.start(sources=[data], folder=place, cache_bytes="many")
     with pytest.raises(forebay.ArgumentError, match="no_such_thing"):
         files.Service.start(sources=[data], folder=place, no_such_thing=1)
+    assert os.listdir(tmp_path) == ["data"]
     with pytest.raises(forebay.ForebayError, match="extended attributes"):
         _without_attributes(data, place)
     assert not os.path.exists(place)

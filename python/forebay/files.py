@@ -82,6 +82,9 @@ class Service:
         service. ``settings`` are more of forebay-filesd's options.
         """
         folders = data_folders(sources)
+        for name, value in (("cache_bytes", cache_bytes), ("ahead_bytes", ahead_bytes)):
+            if value is not None:
+                settings[name] = parse_bytes(value, name)
         fresh = cache is None
         if fresh:
             where = fresh_folder()
@@ -93,9 +96,6 @@ class Service:
                 raise AccessError(f"the cache folder {where}: {error.strerror}") from error
         if fresh:
             settings["temporary"] = 1
-        for name, value in (("cache_bytes", cache_bytes), ("ahead_bytes", ahead_bytes)):
-            if value is not None:
-                settings[name] = parse_bytes(value, name)
         try:
             session = _forebay.FileSession.start(
                 program(),
@@ -105,7 +105,7 @@ class Service:
                 [f"{name}={value}" for name, value in settings.items()],
                 timeout,
             )
-        except ForebayError:
+        except BaseException:  # Ctrl-C, too
             if fresh:
                 shutil.rmtree(where, ignore_errors=True)
             raise
