@@ -33,6 +33,8 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir()
     for i in range(8):
         (folder / f"{i}.bin").write_bytes(bytes([i]) * 5000)
+    (folder / "more").mkdir()
+    (folder / "more" / "written.bin").write_bytes(b"old")
     time.sleep(3.2)
     return folder
 
@@ -193,6 +195,61 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 print(read("1.bin"), read("2.bin"))
 sys.exit(6)
 """
+
+
+UNWATCHED = """
+import os, subprocess, sys
+path = sys.argv[1]
+def look():
+    fd = os.open(path, os.O_RDONLY)
+    return "/copies/" in os.path.realpath(f"/proc/self/fd/{fd}"), os.read(fd, 9)
+print(look())
+write = ["/bin/sh", "-c", 'printf other > "$0"', path]
+subprocess.run(write, env={"PATH": "/usr/bin:/bin"}, check=True)
+print(look(), os.stat(path).st_size)
+path = os.path.join(os.path.dirname(os.path.dirname(path)), "1.bin")
+print(look()[0])
+"""
+
+
+@needs_library
+def test_what_a_program_without_the_library_writes_is_seen(old: Path, local: Path) -> None:
+    path = str(old / "more" / "written.bin")
+    done = run("--source", str(old), "--", sys.executable, "-c", UNWATCHED, path)
+    assert done.stdout.splitlines() == ["(True, b'old')", "(False, b'other') 5", "True"]
+    wait_until_empty(local)
+
+
+ELSEWHERE = """
+import os, subprocess, sys
+os.chdir(sys.argv[1])
+subprocess.run(["true"], cwd="/usr", check=True)
+fd = os.open("1.bin", os.O_RDONLY)
+print("/copies/" in os.path.realpath(f"/proc/self/fd/{fd}"))
+"""
+
+
+@needs_library
+def test_the_folder_of_a_child_is_its_own(old: Path, local: Path) -> None:
+    done = run("--source", str(old), "--", sys.executable, "-c", ELSEWHERE, str(old))
+    assert done.stdout == "True\n"
+    wait_until_empty(local)
+
+
+@needs_library
+def test_another_mount_namespace_has_files_of_its_own(
+    old: Path, local: Path, tmp_path: Path
+) -> None:
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespace can be made here")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "1.bin").write_text("another")
+    script = 'cat "$0"/1.bin | head -c 1; unshare -m sh -c \'mount --bind "$1" "$0"; cat "$0"/1.bin\''
+    script += ' "$0" "$1"'
+    done = run("--source", str(old), "--", "sh", "-c", script, str(old), str(other))
+    assert done.stdout == "\1another", done.stderr
+    wait_until_empty(local)
 
 
 @needs_library

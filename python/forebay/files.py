@@ -18,6 +18,7 @@ from . import _forebay
 from ._errors import AccessError, ArgumentError, ForebayError, MissingError, StorageError
 from .units import parse_bytes
 
+NAMESPACE = "FOREBAY_FILES_NAMESPACE"
 CACHE, SOCKET, SOURCES = "FOREBAY_FILES_CACHE", "FOREBAY_FILES_SOCKET", "FOREBAY_FILES_SOURCES"
 
 _NOT_YET_LOCKED_S = 600.0  # a folder without a lock may be of a run that begins
@@ -213,6 +214,11 @@ def _clear_one(path: str) -> None:
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Its name is its folder's: nobody comes back to it.
+        socket = _forebay.files_socket("", os.fsencode(path))
+        for left in (socket, *(socket.removesuffix(".sock") + end for end in (".lock", ".log"))):
+            with contextlib.suppress(OSError):
+                os.unlink(left)
         shutil.rmtree(path, ignore_errors=True)
     except OSError:
         pass  # it is in use

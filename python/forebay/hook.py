@@ -69,7 +69,8 @@ class _Finder:
         if self in sys.meta_path:
             sys.meta_path.remove(self)  # type: ignore[arg-type]
         for finder in list(sys.meta_path):
-            spec = finder.find_spec(name, path, target)
+            find = getattr(finder, "find_spec", None)
+            spec = find(name, path, target) if find is not None else None
             if spec is not None:
                 if spec.loader is not None:
                     spec.loader = _Loader(spec.loader)  # type: ignore[assignment]

@@ -7,6 +7,7 @@ wrong with Forebay is said in one line, and the program runs all the same.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import signal
@@ -14,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ._errors import ArgumentError, MissingError
+from ._errors import ArgumentError, MissingError, UnsupportedError
 from .units import format_bytes, parse_bytes
 
 LIBRARY = "libforebay_posix.so"
@@ -107,7 +108,16 @@ def library() -> str:
 def environment(told: dict[str, str], hook: bool) -> dict[str, str]:
     """What the program gets beside its own."""
     env = {**os.environ, **told}
+    from .files import NAMESPACE
+
     path = library()
+    if " " in path or ":" in path:
+        raise UnsupportedError(
+            f"{path}: libraries with a space or a colon in their path cannot be preloaded; "
+            "install Forebay elsewhere"
+        )
+    with contextlib.suppress(OSError):
+        env[NAMESPACE] = os.readlink("/proc/self/ns/mnt")
     others = [p for p in os.environ.get("LD_PRELOAD", "").replace(":", " ").split() if p != path]
     env["LD_PRELOAD"] = ":".join([path, *others])
     env.pop("FOREBAY_HOOK", None)

@@ -33,6 +33,14 @@ class Client {
   void Stop();
   bool on() const { return table_.valid() && !table_.closed(); }
 
+  // A program that is about to start tells of no changes: from now on, copies may not be trusted
+  // without a look at the source.
+  void SetUnwatched() const {
+    FileTable table = table_;
+    if (table.valid()) table.SetUnwatched();
+  }
+  bool unwatched() const { return table_.valid() && table_.unwatched(); }
+
   // Whether a normal path lies in a data folder, and not in the cache.
   bool Covers(std::string_view path) const;
   // The length of an absolute path that is normal as it stands and lies in a data folder, which is

@@ -12,12 +12,11 @@ bool SameTime(const timespec& a, const timespec& b) {
   return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
 }
 
-// Not by its number: file systems in user space may give another one each time.
+}  // namespace
+
 bool SameFile(const struct stat& a, const struct stat& b) {
   return a.st_size == b.st_size && SameTime(a.st_mtim, b.st_mtim) && SameTime(a.st_ctim, b.st_ctim);
 }
-
-}  // namespace
 
 int OpenCurrentCopy(const Client& client, const char* path, int flags, Client::Found* found) {
   const int fd = client.OpenCopy(path, flags, found);

@@ -2,6 +2,8 @@
 // change.
 #pragma once
 
+#include <sys/stat.h>
+
 #include "files/client.h"
 
 namespace forebay::files {
@@ -10,5 +12,9 @@ namespace forebay::files {
 // was when it was copied: each call asks for its attributes. The service is told of one that has
 // changed, and the source is to be opened; likewise where it cannot be asked.
 int OpenCurrentCopy(const Client& client, const char* path, int flags, Client::Found* found);
+
+// Whether nothing was written in between: sizes and times agree. Not the number: file systems in
+// user space may give another one each time.
+bool SameFile(const struct stat& a, const struct stat& b);
 
 }  // namespace forebay::files

@@ -54,5 +54,8 @@ constexpr const char* kCacheVariable = "FOREBAY_FILES_CACHE";    // an absolute 
 constexpr const char* kSocketVariable = "FOREBAY_FILES_SOCKET";  // an absolute path
 // Normal paths with : between; a folder that is reached through a link is there by both its names.
 constexpr const char* kSourcesVariable = "FOREBAY_FILES_SOURCES";
+// Of the mount namespace whose paths they are, as /proc/self/ns/mnt says; another one may show
+// other files by the same names.
+constexpr const char* kNamespaceVariable = "FOREBAY_FILES_NAMESPACE";
 
 }  // namespace forebay::files

@@ -42,7 +42,8 @@ struct FileTableHeader {
   // Not 0: no copy may be used any more. A client sets it when it cannot tell the service of a
   // change.
   std::atomic<uint32_t> closed;
-  uint32_t unused;
+  // Not 0: a program was started that tells of no changes, so copies are compared with the source.
+  std::atomic<uint32_t> unwatched;
   // Milliseconds of the monotonic clock: a question was not answered in time, so nobody asks
   // before.
   std::atomic<int64_t> quiet_until_ms;
@@ -68,6 +69,8 @@ class FileTable {
   bool valid() const { return header_ != nullptr; }
   bool closed() const { return header_->closed.load(std::memory_order_acquire) != 0; }
   void Close() { header_->closed.store(1, std::memory_order_release); }
+  bool unwatched() const { return header_->unwatched.load(std::memory_order_acquire) != 0; }
+  void SetUnwatched() { header_->unwatched.store(1, std::memory_order_release); }
   int64_t quiet_until_ms() const { return header_->quiet_until_ms.load(std::memory_order_relaxed); }
   void KeepQuiet(int64_t until_ms) {
     header_->quiet_until_ms.store(until_ms, std::memory_order_relaxed);

@@ -18,6 +18,7 @@
 
 #include "base/owned.h"
 #include "base/status.h"
+#include "files/current.h"
 #include "files/identity.h"
 
 namespace forebay::mount {
@@ -59,17 +60,17 @@ Tree::Tree(Options options, const files::Client& client)
     : options_(std::move(options)), client_(client), nodes_(options_.source) {}
 
 int Tree::Attributes(const std::string& path, struct stat* out) const {
+  if (lstat(path.c_str(), out) != 0) return errno;
+  // Nobody tells of changes from outside; the kernel asks for attributes when it is time to look.
   char copy[files::Client::kMostCopyPath];
-  if (client_.on() && client_.Covers(path) && client_.CopyPath(path, copy, sizeof copy)) {
-    files::Identity identity;
-    // Of a symbolic link, what is there stands for the file that it leads to.
-    if (files::ReadIdentityAt(copy, &identity) == 0 &&
-        std::string_view(identity.path, identity.path_length) == path) {
-      *out = identity.stat;
-      return 0;
-    }
+  files::Identity identity;
+  if (client_.on() && client_.Covers(path) && client_.CopyPath(path, copy, sizeof copy) &&
+      files::ReadIdentityAt(copy, &identity) == 0 &&
+      std::string_view(identity.path, identity.path_length) == path &&
+      !files::SameFile(identity.stat, *out)) {
+    client_.FileChanged(path);
   }
-  return lstat(path.c_str(), out) == 0 ? 0 : errno;
+  return 0;
 }
 
 int Tree::ReadAll(const OpenFile& file, char* out, size_t size, off_t offset, size_t* got) const {

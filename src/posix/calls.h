@@ -29,6 +29,15 @@ int MakeTemporary(char* pattern, int suffix, int flags, bool with_suffix, bool w
 int SpawnOpen(void* actions, int fd, const char* path, int flags, unsigned mode);
 long SystemCall(long number, const long (&arguments)[6]);
 
+// start_calls.cc
+int Execute(const char* path, char* const* arguments, char* const* variables);
+int ExecuteFound(const char* file, char* const* arguments, char* const* variables);
+int ExecuteOpen(int fd, char* const* arguments, char* const* variables);
+int ExecuteHere(const char* path, char* const* arguments);
+int ExecuteFoundHere(const char* file, char* const* arguments);
+int Spawn(int* process, const char* path, const void* actions, const void* attributes,
+          char* const* arguments, char* const* variables, bool find);
+
 // read_calls.cc
 long Read(int fd, void* out, size_t bytes);
 long ReadAt(int fd, void* out, size_t bytes, long offset);

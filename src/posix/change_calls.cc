@@ -2,6 +2,9 @@
 #include <sys/time.h>
 #include <utime.h>
 
+#include <cerrno>
+
+#include "files/raw_call.h"
 #include "posix/calls.h"
 #include "posix/change.h"
 #include "posix/libc.h"
@@ -19,6 +22,13 @@ template <typename OfPath, typename OfFd>
 int ChangeOf(int fd, What what, OfPath of_path, OfFd of_fd) {
   files::Identity identity;
   if (IdentityOf(fd, &identity)) {
+    struct stat now {};
+    if (files::RawCall(SYS_newfstatat, AT_FDCWD, files::RawArgument(identity.path),
+                       files::RawArgument(&now), 0) != 0 ||
+        now.st_dev != identity.stat.st_dev || now.st_ino != identity.stat.st_ino) {
+      errno = ESTALE;  // the name is another file's by now: better none than that one
+      return -1;
+    }
     const Change change(AT_FDCWD, identity.path, what);
     return of_path(identity.path);
   }

@@ -63,6 +63,26 @@ int posix_spawn_file_actions_addopen(void* actions, int fd, const char* path, in
   return SpawnOpen(actions, fd, path, flags, mode);
 }
 
+int execve(const char* path, char* const* arguments, char* const* variables) {
+  return Execute(path, arguments, variables);
+}
+int execvpe(const char* file, char* const* arguments, char* const* variables) {
+  return ExecuteFound(file, arguments, variables);
+}
+int fexecve(int fd, char* const* arguments, char* const* variables) {
+  return ExecuteOpen(fd, arguments, variables);
+}
+int execv(const char* path, char* const* arguments) { return ExecuteHere(path, arguments); }
+int execvp(const char* file, char* const* arguments) { return ExecuteFoundHere(file, arguments); }
+int posix_spawn(int* process, const char* path, const void* actions, const void* attributes,
+                char* const* arguments, char* const* variables) {
+  return Spawn(process, path, actions, attributes, arguments, variables, false);
+}
+int posix_spawnp(int* process, const char* file, const void* actions, const void* attributes,
+                 char* const* arguments, char* const* variables) {
+  return Spawn(process, file, actions, attributes, arguments, variables, true);
+}
+
 long syscall(long number, long a, long b, long c, long d, long e, long f) {
   return SystemCall(number, {a, b, c, d, e, f});
 }

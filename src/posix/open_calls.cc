@@ -37,7 +37,11 @@ int OpenInside(int folder, const char* path, int flags, bool whole, char (&room)
     if (whole && size <= kMostAwaited && TheClient().AwaitAll(normal, size)) {
       fd = TheClient().OpenCopy(normal, flags, &found);
     }
-    if (fd < 0) *partial = normal;
+    if (fd < 0 && !TheClient().unwatched()) *partial = normal;
+  }
+  if (fd >= 0 && !IsCurrent(fd, normal.data())) [[unlikely]] {
+    files::RawCall(SYS_close, fd);
+    return -1;
   }
   return fd;
 }
@@ -187,6 +191,31 @@ long SystemCall(long number, const long (&a)[6]) {
     case SYS_statx:
       return Statx(static_cast<int>(a[0]), path, static_cast<int>(a[2]),
                    static_cast<unsigned>(a[3]), reinterpret_cast<struct statx*>(a[4]));
+#ifdef SYS_creat
+    case SYS_creat:
+      return Open(AT_FDCWD, reinterpret_cast<const char*>(a[0]), O_CREAT | O_WRONLY | O_TRUNC,
+                  static_cast<unsigned>(a[1]));
+#endif
+#ifdef SYS_rename
+    case SYS_rename:
+      return Rename(reinterpret_cast<const char*>(a[0]), path);
+#endif
+#ifdef SYS_renameat
+    case SYS_renameat:
+      return RenameAt(static_cast<int>(a[0]), path, static_cast<int>(a[2]),
+                      reinterpret_cast<const char*>(a[3]), 0, false);
+#endif
+#ifdef SYS_unlink
+    case SYS_unlink:
+      return Unlink(reinterpret_cast<const char*>(a[0]));
+#endif
+    case SYS_unlinkat:
+      return UnlinkAt(static_cast<int>(a[0]), path, static_cast<int>(a[2]));
+    case SYS_truncate:
+      return Truncate(reinterpret_cast<const char*>(a[0]), a[1]);
+    case SYS_execve:
+      Starts(reinterpret_cast<char* const*>(a[2]));
+      return libc.syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
     case SYS_renameat2:
       return RenameAt(static_cast<int>(a[0]), path, static_cast<int>(a[2]),
                       reinterpret_cast<const char*>(a[3]), static_cast<unsigned>(a[4]), true);

@@ -18,6 +18,7 @@ using files::RawCall;
 
 constinit files::Client client;
 constinit std::atomic<bool> off = true;
+constinit std::atomic<int> own_process = 0;
 // Whether a relative path can lie in a data folder.
 constinit std::atomic<bool> folder_matters = true;
 
@@ -69,6 +70,19 @@ size_t RealOf(int folder, const char* path, int flags, char (&out)[kMostPath]) {
   return length;
 }
 
+// Of another, nothing is known: neither which files it shows, nor which of ours it changes.
+bool SameNamespace(const char* wanted) {
+  if (wanted == nullptr || wanted[0] == 0) return true;
+  char found[64];
+  const long length = RawCall(SYS_readlinkat, AT_FDCWD, RawArgument("/proc/self/ns/mnt"),
+                              RawArgument(found), sizeof(found));
+  return length <= 0 || std::string_view(found, static_cast<size_t>(length)) == wanted;
+}
+
+bool SameTime(const timespec& a, const timespec& b) {
+  return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
+}
+
 bool Good(long got, files::Identity* out) {
   return got >= 0 && files::CheckIdentity(static_cast<size_t>(got), out);
 }
@@ -76,6 +90,8 @@ bool Good(long got, files::Identity* out) {
 }  // namespace
 
 void StartPlace() {
+  own_process.store(static_cast<int>(RawCall(SYS_getpid)), std::memory_order_relaxed);
+  if (!SameNamespace(getenv(files::kNamespaceVariable))) return;
   if (client.Start(getenv(files::kCacheVariable), getenv(files::kSocketVariable),
                    getenv(files::kSourcesVariable))) {
     FolderChanged();
@@ -122,7 +138,10 @@ std::string_view Inside(int folder, const char* path, char (&room)[kMostPath]) {
 void FolderChanged() {
   char folder[kMostPath];
   const size_t length = WorkingFolder(folder);
-  folder_matters.store(length == 0 || Related({folder, length}), std::memory_order_relaxed);
+  const bool matters = length == 0 || Related({folder, length});
+  // The child of a vfork has a working folder of its own, and this variable is its parent's.
+  if (!matters && RawCall(SYS_getpid) != own_process.load(std::memory_order_relaxed)) return;
+  folder_matters.store(matters, std::memory_order_relaxed);
 }
 
 void RootChanged() { off.store(true, std::memory_order_release); }
@@ -187,7 +206,37 @@ const char* PathOfSource(int folder, const char* path, files::Identity* room) {
   return room->path;
 }
 
+void Starts(char* const* variables) {
+  if (off.load(std::memory_order_acquire)) return;
+  bool preloads = false;
+  bool knows = false;
+  constexpr std::string_view kPreload = "LD_PRELOAD=";
+  for (; variables != nullptr && *variables != nullptr; ++variables) {
+    const std::string_view variable(*variables);
+    preloads = preloads || (variable.starts_with(kPreload) &&
+                            variable.find("libforebay_posix") != std::string_view::npos);
+    knows = knows || (variable.starts_with(files::kCacheVariable) &&
+                      variable[std::strlen(files::kCacheVariable)] == '=');
+  }
+  if (!preloads || !knows) client.SetUnwatched();
+}
+
+bool IsCurrent(int fd, const char* path) {
+  if (!client.unwatched()) return true;
+  files::Identity identity;
+  struct stat now {};
+  if (IdentityOfCopy(fd, &identity) &&
+      RawCall(SYS_newfstatat, AT_FDCWD, RawArgument(path), RawArgument(&now), 0) == 0 &&
+      now.st_size == identity.stat.st_size && SameTime(now.st_mtim, identity.stat.st_mtim) &&
+      SameTime(now.st_ctim, identity.stat.st_ctim)) {
+    return true;
+  }
+  client.FileChanged(path);
+  return false;
+}
+
 bool IdentityAt(std::string_view path, bool follow, files::Identity* out) {
+  if (client.unwatched()) return false;
   char copy[files::Client::kMostCopyPath];
   if (!client.CopyPath(path, copy, sizeof(copy))) return false;
   return Good(RawCall(follow ? SYS_getxattr : SYS_lgetxattr, RawArgument(copy),

@@ -35,6 +35,12 @@ size_t RealPath(int folder, const char* path, bool follow, char (&out)[kMostPath
 // all that lies below.
 bool Concerns(std::string_view real, bool tree);
 
+// A program is about to be started with these variables. One without ours tells of no changes.
+void Starts(char* const* variables);
+// Whether a copy, just opened for a normal path that ends with a 0, may be used: where programs run
+// that tell of no changes, it is compared with the source.
+bool IsCurrent(int fd, const char* path);
+
 // Whether a descriptor is a copy's, and whose.
 bool IdentityOf(int fd, files::Identity* out);
 // The same when its mode is known to be a copy's.

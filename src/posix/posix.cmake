@@ -19,6 +19,7 @@ add_library(forebay_posix SHARED
   posix/place.cc
   posix/read_calls.cc
   posix/start.cc
+  posix/start_calls.cc
   posix/stat_calls.cc)
 target_include_directories(forebay_posix PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
 target_compile_options(forebay_posix PRIVATE ${posix_flags} ${posix_plain})
