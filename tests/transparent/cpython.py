@@ -24,7 +24,7 @@ LONG = [
     "test_wait3", "test_wait4", "test_popen", "test_pty", "test_concurrent_futures",
     "test_threading", "test_codecs", "test_array", "test_hashlib", "test_logging",
     "test_source_encoding", "test_cmd_line", "test_cmd_line_script", "test_venv", "test_site",
-    "test_importlib", "test_eintr", "test_selectors", "test_asyncio", "test_socket",
+    "test_importlib", "test_eintr", "test_selectors", "test_asyncio",
 ]  # fmt: skip
 
 
