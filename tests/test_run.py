@@ -245,7 +245,9 @@ def test_another_mount_namespace_has_files_of_its_own(
     other = tmp_path / "other"
     other.mkdir()
     (other / "1.bin").write_text("another")
-    script = 'cat "$0"/1.bin | head -c 1; unshare -m sh -c \'mount --bind "$1" "$0"; cat "$0"/1.bin\''
+    script = (
+        'cat "$0"/1.bin | head -c 1; unshare -m sh -c \'mount --bind "$1" "$0"; cat "$0"/1.bin\''
+    )
     script += ' "$0" "$1"'
     done = run("--source", str(old), "--", "sh", "-c", script, str(old), str(other))
     assert done.stdout == "\1another", done.stderr
@@ -253,11 +255,17 @@ def test_another_mount_namespace_has_files_of_its_own(
 
 
 @needs_library
-def test_service_that_is_killed(old: Path, local: Path) -> None:
+def test_service_that_is_killed(
+    old: Path, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = tmp_path / "run"
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     done = run("--source", str(old), "--", sys.executable, "-c", KILLING, str(old))
     assert (done.returncode, done.stdout) == (6, "5000\n5000 5000\n")
     assert done.stderr.startswith("forebay: the file service did not last to the end")
     assert os.listdir(local) == []
+    assert not list(runtime.rglob("files-*"))
 
 
 TELLING = """

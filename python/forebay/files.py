@@ -195,12 +195,37 @@ def fresh_folder() -> str:
 
 
 def clear_dead(base: str) -> None:
-    """Removes the folders in ``base`` whose service was killed."""
+    """Removes the folders in ``base`` whose service was killed, and such services' sockets."""
+    _clear_sockets(_forebay.SharedEngine.default_folder())
     ours = re.compile(rf"forebay-{os.geteuid()}-[a-zA-Z0-9_]{{8}}")
     with contextlib.suppress(OSError), os.scandir(base) as entries:
         for entry in entries:
             if ours.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
                 _clear_one(entry.path)
+
+
+def _clear_sockets(folder: str) -> None:
+    """Nobody comes back to the name of a folder that was used once."""
+    names = []
+    with contextlib.suppress(OSError):
+        names = [n for n in os.listdir(folder) if re.fullmatch(r"files-[0-9a-f]{16}\.lock", n)]
+    for name in names:
+        path = os.path.join(folder, name)
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            # Held by a service for its life, and by who starts one.
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(lock).st_ino == os.stat(path).st_ino:
+                for end in (".sock", ".log", ".lock"):
+                    with contextlib.suppress(OSError):
+                        os.unlink(path.removesuffix(".lock") + end)
+        except OSError:
+            pass
+        finally:
+            os.close(lock)
 
 
 def _clear_one(path: str) -> None:
@@ -214,11 +239,6 @@ def _clear_one(path: str) -> None:
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Its name is its folder's: nobody comes back to it.
-        socket = _forebay.files_socket("", os.fsencode(path))
-        for left in (socket, *(socket.removesuffix(".sock") + end for end in (".lock", ".log"))):
-            with contextlib.suppress(OSError):
-                os.unlink(left)
         shutil.rmtree(path, ignore_errors=True)
     except OSError:
         pass  # it is in use
