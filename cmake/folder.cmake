@@ -7,8 +7,8 @@ if(FOREBAY_TESTS)
 endif()
 
 # With FOREBAY_PCH the standard library is parsed once for all folders, and once with GTest for all
-# tests: a quarter of what the sanitizers' builds take. Builds without it see that each file includes
-# what it uses.
+# tests: a quarter of what the builds of `make test` take. Those without it (users', the fuzzers') see
+# that each file includes what it uses.
 if(FOREBAY_PCH)
   set(FOREBAY_PCH_HEADERS <algorithm> <array> <atomic> <chrono> <condition_variable> <cstdint>
       <deque> <functional> <map> <memory> <mutex> <optional> <span> <string> <string_view> <thread>

@@ -31,7 +31,7 @@ fi
 
 # Of the package's build, so that the core is compiled once for both.
 build_package() {
-  SKBUILD_CMAKE_DEFINE="FOREBAY_PYTHON=ON;FOREBAY_TESTS=ON;FOREBAY_WERROR=ON" scripts/build.sh
+  SKBUILD_CMAKE_DEFINE="FOREBAY_PYTHON=ON;FOREBAY_TESTS=ON;FOREBAY_WERROR=ON;FOREBAY_PCH=ON" scripts/build.sh
 }
 
 cpp_tests() {
@@ -40,7 +40,7 @@ cpp_tests() {
   if [ "$preset" = dev ]; then
     build_package
     folder=build/python
-    cmake -S . -B "$folder" -DFOREBAY_TESTS=ON -DFOREBAY_WERROR=ON >"$log" 2>&1 || { cat "$log"; return 1; }
+    cmake -S . -B "$folder" -DFOREBAY_TESTS=ON -DFOREBAY_WERROR=ON -DFOREBAY_PCH=ON >"$log" 2>&1 || { cat "$log"; return 1; }
   else
     cmake --preset "$preset" >"$log" 2>&1 || { cat "$log"; return 1; }
   fi
@@ -71,6 +71,22 @@ run_fuzz() {
   timeout --foreground --kill-after=20 900 fuzz/run.sh "${FUZZ_SECONDS:-6}"
 }
 
+# The Python tests wait more than they compute: meanwhile the next build goes on, behind them. What
+# fails there fails again, and is told, in its own phase.
+background=
+build_meanwhile() {
+  {
+    cmake --preset asan-ubsan && nice -n 19 cmake --build build/asan-ubsan -j "$JOBS" --target forebay_tests
+  } >build/reports/meanwhile.log 2>&1 &
+  background=$!
+}
+end_background() {
+  [ -n "$background" ] || return 0
+  wait "$background" || true
+  background=
+}
+trap 'if [ -n "$background" ]; then kill "$background" 2>/dev/null || true; fi' EXIT
+
 summary=()
 failed=()
 expected_reports=()
@@ -85,6 +101,10 @@ for phase in "${phases[@]}"; do
   esac
   say "test: $phase"
   start=$SECONDS
+  case "$phase" in
+    pytest) case " ${phases[*]} " in *" pytest asan-ubsan "*) build_meanwhile ;; esac ;;
+    *) end_background ;;
+  esac
   # A subshell in a condition would switch -e off inside it; this way each phase keeps it.
   set +e
   (

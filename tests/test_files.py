@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -31,6 +32,15 @@ def _gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
         return True
+
+
+def _is_free(lock: str) -> bool:
+    with open(lock) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+    return True
 
 
 @pytest.fixture
@@ -180,6 +190,7 @@ def test_leftovers_of_killed_runs_are_removed(
     pid = killed.status()["pid"]
     os.kill(pid, signal.SIGKILL)
     _await(lambda: _gone(pid), "it cannot be killed")
+    _await(lambda: _is_free(os.path.join(killed.cache, "lock")), "its last thread keeps the lock")
     lives = files.Service.start(sources=[data], folder=place, linger=0)
     assert os.path.dirname(lives.cache) == os.fspath(tmp_path)
     assert not os.path.exists(killed.cache)

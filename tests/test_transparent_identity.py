@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -63,9 +64,13 @@ def check_cpython(tests: list[str], tmp_path: Path, young_ms: int) -> None:
     tests = cpython.there(tests, library)
     data = tmp_path / "data"
     data.mkdir()
-    plain = outcomes(python, tests, data / "plain", plain_environment())
-    with FileService([data, library], young_ms=young_ms) as service:
+    with (
+        FileService([data, library], young_ms=young_ms) as service,
+        ThreadPoolExecutor(1) as meanwhile,
+    ):
+        without = meanwhile.submit(outcomes, python, tests, data / "plain", plain_environment())
         served = outcomes(python, tests, data / "served", service.environment())
+        plain = without.result()
         assert service.copies() > len(tests)
         # What depends on the machine's mood gets another try, alone, both ways.
         different = {n for n in plain.keys() | served.keys() if plain.get(n) != served.get(n)}
@@ -340,7 +345,7 @@ def test_random_calls(number: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.seeds
-@FEW_SEEDS
+@pytest.mark.parametrize("number", range(seed_count()))
 def test_program_or_service_killed(number: int, tmp_path: Path) -> None:
     """Either dies at any time: who is left, and who comes next, reads what is there."""
     rng = random.Random(number)
@@ -380,7 +385,7 @@ if "FOREBAY_SOAK" in os.environ:
                 started = time.monotonic()
                 served = run(["sh", "-c", command], service.environment(), data)
                 assert (served.stdout, served.stderr) == (plain.stdout, b"")
-                assert time.monotonic() - started < 100
+                assert time.monotonic() - started < 25
             finally:
                 os.kill(service.pid, signal.SIGCONT)
 
@@ -423,6 +428,7 @@ def test_disk_full(tmp_path: Path) -> None:
             for _ in range(2):
                 served = run(command, service.environment())
                 assert (served.returncode, served.stdout, served.stderr) == (0, plain.stdout, b"")
+            assert service.metric("forebay_files_full_total") > 0
     finally:
         run(["umount", "-l", str(disk)], plain_environment())
 
@@ -452,11 +458,9 @@ def test_source_unmounted(tmp_path: Path) -> None:
             run(["fusermount3", "-u", "-z", str(mountpoint)], plain_environment())
             out, err = program.communicate(timeout=100)
             assert (program.returncode, err) == (0, b"")
-            errors = 0
             for line in out.decode().splitlines():
                 name, *values = line.split(" ")
                 for value in " ".join(values).replace("errno ", "errno_").split(" "):
-                    errors += value.startswith("errno_")
                     assert value in (expected[name], "errno_2", "errno_107"), line
     finally:
         slow.close()

@@ -10,12 +10,13 @@ from pathlib import Path
 # Some seconds altogether: these run in every make test.
 SHORT = [
     "test_fileio", "test_file", "test_bufio", "test_mmap", "test_shutil", "test_glob",
-    "test_genericpath", "test_posixpath", "test_stat", "test_tempfile", "test_fcntl",
-    "test_fileinput", "test_univnewlines", "test_largefile", "test_gzip", "test_lzma",
-    "test_dbm_dumb", "test_pathlib", "test_os", "test_import",
+    "test_genericpath", "test_posixpath", "test_stat", "test_fcntl",
+    "test_fileinput", "test_univnewlines", "test_largefile", "test_gzip",
+    "test_dbm_dumb", "test_pathlib", "test_os",
 ]  # fmt: skip
 # With these it takes minutes: make soak.
 LONG = [
+    "test_tempfile", "test_lzma", "test_import",
     "test_io", "test_posix", "test_zipfile", "test_tarfile", "test_subprocess",
     "test_multiprocessing_fork", "test_multiprocessing_spawn", "test_bz2", "test_sqlite3",
     "test_select", "test_poll", "test_signal", "test_dbm", "test_mailbox", "test_filecmp",

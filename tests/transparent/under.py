@@ -6,6 +6,7 @@ wait for its files to grow old, and the service can be killed.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import struct
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import forebay
+from forebay import _forebay
 
 PACKAGE = Path(forebay.__file__).resolve().parent
 SERVICE = Path(os.environ.get("FOREBAY_FILESD") or PACKAGE / "forebay-filesd")
@@ -98,6 +100,10 @@ class FileService:
         """How often programs opened a copy, also of files that have been changed since."""
         table = (self.cache / "table").read_bytes()  # src/files/table.h
         return sum(opens for *_, opens, _ in struct.iter_unpack("<QQIIQ", table[64:]))
+
+    def metric(self, name: str) -> int:
+        status = json.loads(_forebay.FileSession.connect(str(self.socket), 5.0).status())
+        return int(status["metrics"][name])
 
     def kill(self) -> None:
         self._process.kill()
