@@ -95,7 +95,6 @@ class ControlLoop {
   std::vector<JobView> jobs_ GUARDED_BY(mutex_);
   std::optional<control::Policy> policy_ GUARDED_BY(mutex_);
   Status policy_status_ GUARDED_BY(mutex_);
-  double capacity_ GUARDED_BY(mutex_) = 0;
 
   std::jthread thread_;
 };
