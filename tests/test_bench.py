@@ -141,7 +141,8 @@ TINY: dict[str, dict[str, Any]] = {
             "files": 60, "latency_ms": 0.2, "workers": 2, "epochs": 3, "repeats": 1,
             "ahead_bytes": 100_000,
         },
-        "warm": {"files": 4, "bytes": [20_000, 4096], "seconds": 0.01, "repeats": 2},
+        "warm": {"files": 4, "bytes": [20_000, 4096], "seconds": 0.01, "processes": 1,
+                 "repeats": 2},
     },
 }  # fmt: skip
 
