@@ -64,7 +64,10 @@ function(forebay_folder NAME)
       target_compile_options(forebay_${NAME}_test PRIVATE -O2)  # builds sooner than -O3
     endif()
     target_link_libraries(forebay_${NAME}_test PRIVATE forebay_${NAME} GTest::gtest GTest::gtest_main)
-    forebay_precompile(forebay_${NAME}_test forebay_base_test <gtest/gtest.h>)
+    # With precompiled headers g++ 12 warns of the standard library's own code.
+    if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+      forebay_precompile(forebay_${NAME}_test forebay_base_test <gtest/gtest.h>)
+    endif()
     gtest_discover_tests(forebay_${NAME}_test DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT 300)
   endif()
 endfunction()

@@ -694,7 +694,9 @@ def test_script_from_start_to_end(data: list[str], service: Recorder, tmp_path: 
             [sys.executable, str(script), "spawn", *data],
             capture_output=True, text=True, env=env, timeout=200, check=False,
         )  # fmt: skip
-        assert done.returncode == 0 and done.stderr == "", done.stderr
+        # Python's own tracker of semaphores may complain at the end, also without the hook.
+        said = [line for line in done.stderr.splitlines() if "resource_tracker" not in line]
+        assert done.returncode == 0 and not said, done.stderr
         outputs.append(done.stdout.split())
     service.settle()
     (plain, _, _), (hooked, watched, package) = outputs
