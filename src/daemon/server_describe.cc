@@ -7,32 +7,14 @@
 #include <string_view>
 
 #include "daemon/server.h"
+#include "wire/quoted.h"
 
 namespace forebay {
 namespace {
 
 constexpr Nanos kLookWait = 2 * kSecond;
 
-// As a JSON string. Bytes that are no ASCII come as \u00XX, one for each byte: names of files may
-// be in no encoding at all.
-std::string Quoted(std::string_view text) {
-  constexpr std::string_view kHex = "0123456789abcdef";
-  std::string out = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (byte < 0x20 || byte > 0x7e) {
-      out += "\\u00";
-      out += kHex[byte >> 4];
-      out += kHex[byte & 15];
-    } else {
-      out += c;
-    }
-  }
-  return out + '"';
-}
+using wire::Quoted;
 
 // As the value of a Prometheus label, which must be UTF-8.
 std::string Label(std::string_view text) {

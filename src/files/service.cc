@@ -25,6 +25,7 @@
 #include "files/copier.h"
 #include "files/packet.h"
 #include "wire/program.h"
+#include "wire/quoted.h"
 #include "wire/socket.h"
 
 namespace forebay::files {
@@ -37,24 +38,7 @@ constexpr size_t kMostThreads = 256;
 constexpr Nanos kLongestSleep = kSecond;
 constexpr Nanos kFirstLinger = 5 * kSecond;
 
-std::string Quoted(std::string_view text) {
-  constexpr std::string_view kHex = "0123456789abcdef";
-  std::string out = "\"";
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      out += '\\';
-      out += c;
-    } else if (byte < 0x20 || byte > 0x7e) {
-      out += "\\u00";
-      out += kHex[byte >> 4];
-      out += kHex[byte & 15];
-    } else {
-      out += c;
-    }
-  }
-  return out + '"';
-}
+using wire::Quoted;
 
 // Half of what may be open, for files of the source that are read again.
 size_t FilesToKeepOpen() {
