@@ -19,7 +19,7 @@ from pathlib import Path
 
 ORDER = (
     "base metrics io catalog plan source tier transport decode cuda tune stage pipeline control"
-    " wire files mount client sim daemon posix capi tools"
+    " peer wire files mount client sim daemon posix capi tools"
 ).split()
 
 PURE = [
@@ -33,6 +33,7 @@ PURE = [
     "control/json.*",
     "control/policy*",
     "control/capacity.*",
+    "peer/directory.*",
 ]
 IMPURE_HEADERS = {
     "atomic",

@@ -1,0 +1,62 @@
+// Membership: which nodes of the job are there, and where.
+//
+// Nothing else has to be started: node 0 listens for the others, or every node knows all addresses,
+// or etcd's leases tell. A member that is silent for the lease is gone; one that comes back is a
+// new incarnation. When the registrar itself is gone the last view stays, and connections tell.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "peer/cluster.h"
+
+namespace forebay::peer {
+
+struct Member {
+  uint32_t node = 0;
+  uint64_t incarnation = 0;  // random; another one: the process was started anew
+  std::string address;       // of its transport
+  uint64_t memory = 0;       // bytes that it can keep for the cluster
+  uint64_t folder = 0;
+  bool alive = true;
+  bool operator==(const Member&) const = default;
+};
+
+// The same for all nodes that have the same version.
+struct View {
+  uint64_t version = 0;         // 0: nothing known yet
+  uint32_t nodes = 1;           // of the job
+  std::vector<Member> members;  // by node; those that never came are missing
+  bool complete() const { return members.size() == nodes; }
+};
+
+struct MembershipOptions {
+  ClusterSpec cluster;
+  Member self;
+  Nanos lease = 5 * kSecond;  // silent for so long: dead
+  std::string secret;         // of the job, see secret.h
+  Status Validate() const;
+};
+
+// Has threads of its own; calls are safe from any thread and never wait for the network.
+class Membership {
+ public:
+  virtual ~Membership() = default;  // leaves: others see it at once
+  virtual View Current() const = 0;
+  // Readable (poll) after the view has changed, until Current is called.
+  virtual int event_fd() const = 0;
+  // A connection to the node failed: whoever decides looks again. `why` is for logs.
+  virtual void Suspect(uint32_t node, uint64_t incarnation, const std::string& why) = 0;
+  // Ok, or why this node knows nothing new: "node 0 at 10.0.0.1:7421 does not answer".
+  virtual Status health() const = 0;
+  virtual std::string Describe() const = 0;
+};
+
+// Returns at once; the view fills as members come.
+Result<std::unique_ptr<Membership>> Join(const MembershipOptions& options);
+
+}  // namespace forebay::peer

@@ -1,0 +1,100 @@
+// What peers say to each other: the headers of transport messages, in little-endian order.
+//
+// Every field is checked as it is read; a message that does not parse closes the connection. Before
+// a connection has proven the job's secret only kHello, kAnswer and kProof are taken.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/status.h"
+#include "catalog/catalog.h"
+#include "peer/secret.h"
+#include "transport/transport.h"
+
+namespace forebay::peer {
+
+inline constexpr uint32_t kProtocol = 1;
+// Samples of one kGet, and of one reply: small ones travel together.
+inline constexpr size_t kMostWanted = 64;
+// A reply gathers samples up to so many bytes; larger ones travel alone, without a copy.
+inline constexpr uint64_t kGatherBytes = 64 << 10;
+inline constexpr size_t kHaveBytes = 2048;  // of a bitmap, in one message
+
+struct HelloMessage {  // initiator to acceptor
+  uint32_t protocol = kProtocol;
+  uint32_t node = 0;
+  uint64_t incarnation = 0;
+  Digest nonce{};
+};
+struct AnswerMessage {  // acceptor to initiator: its nonce, and its proof
+  uint32_t node = 0;
+  uint64_t incarnation = 0;
+  Digest nonce{};
+  Digest proof{};
+};
+struct ProofMessage {  // initiator to acceptor
+  Digest proof{};
+};
+struct DatasetMessage {  // I have this data set, under this number on this connection
+  uint32_t number = 0;
+  uint64_t name = 0;  // TierDataset: which bytes the sample numbers stand for
+  uint32_t samples = 0;
+};
+struct Wanted {
+  uint32_t request = 0;  // the asker's; comes back
+  SampleId sample = 0;
+};
+struct GetMessage {
+  uint32_t dataset = 0;   // the receiver's number
+  uint8_t held_only = 0;  // 1: refuse what would have to be read from the source
+  uint8_t urgent = 0;     // a consumer waits for it
+  std::vector<Wanted> wanted;
+};
+struct Given {
+  uint32_t request = 0;
+  uint32_t length = 0;
+  uint32_t crc = 0;  // CRC-32C of the sample's bytes, as the source's reader computed it
+};
+struct DataMessage {  // the payload: the samples' bytes, one after the other
+  std::vector<Given> given;
+};
+enum class Refusal : uint8_t { kNotHeld = 0, kBusy = 1, kNoSuchSample = 2, kReadFailed = 3 };
+struct RefusedMessage {
+  uint32_t request = 0;
+  Refusal why = Refusal::kNotHeld;
+};
+struct CancelMessage {  // the asker no longer wants it
+  uint32_t request = 0;
+};
+struct HaveMessage {     // what the sender's tiers hold
+  uint32_t dataset = 0;  // the sender's number
+  SampleId first = 0;
+  std::vector<std::byte> bits;  // at most kHaveBytes
+};
+struct ChangesMessage {
+  uint32_t dataset = 0;  // the sender's number
+  std::vector<SampleId> got;
+  std::vector<SampleId> lost;
+};
+struct PingMessage {
+  uint64_t stamp = 0;
+  uint8_t reply = 0;
+};
+
+using Message =
+    std::variant<HelloMessage, AnswerMessage, ProofMessage, DatasetMessage, GetMessage, DataMessage,
+                 RefusedMessage, CancelMessage, HaveMessage, ChangesMessage, PingMessage>;
+
+// At most Transport::kMaxHeader bytes for messages within the bounds above.
+std::vector<std::byte> Encode(const Message& message);
+// kInvalidArgument for anything that Encode does not make; bounds are checked before memory is
+// taken.
+Result<Message> Decode(std::span<const std::byte> bytes);
+
+}  // namespace forebay::peer
