@@ -62,6 +62,9 @@ def main() -> None:
             print(f"epoch {epoch}  loss {total / len(loader) / dist.get_world_size():.3f}")
     if rank == 0:
         print(loader.report())
+    # PyTorch 2.13: where DDP's reducer is the group's last owner, its end can wait for a thread of
+    # Gloo that waits for the interpreter.
+    del model
     dist.destroy_process_group()
 
 
