@@ -92,9 +92,18 @@ void* InsteadOf(const char* name) {
   return reinterpret_cast<void*>(&Missing);
 }
 
+// Whether the function is glibc's own.
+bool IsLibcs(AnyFunction& function) {
+  Dl_info found, own;
+  void* const known = dlsym(RTLD_NEXT, "gnu_get_libc_version");
+  return known != nullptr && dladdr(function.Find(), &found) != 0 && dladdr(known, &own) != 0 &&
+         found.dli_fbase == own.dli_fbase;
+}
+
 }  // namespace
 
 constinit Libc libc;
+constinit std::atomic<bool> libc_is_next = false;
 
 int Missing() {
   errno = ENOSYS;
@@ -119,6 +128,9 @@ void Libc::FindAll() {
 #define X(name) name.Find();
 #include "posix/libc_functions.inc"
 #undef X
+  libc_is_next.store(&__libc_single_threaded != nullptr && sizeof(long) == 8 && IsLibcs(open) &&
+                         IsLibcs(openat) && IsLibcs(read) && IsLibcs(close),
+                     std::memory_order_relaxed);
 }
 
 }  // namespace forebay::posix

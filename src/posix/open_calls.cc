@@ -47,6 +47,9 @@ int OpenInside(int folder, const char* path, int flags, bool whole, char (&room)
 }
 
 int LibcOpen(int folder, const char* path, int flags, unsigned mode) {
+  if (CallsAlone()) [[likely]]
+    return static_cast<int>(DirectCall(SYS_openat, folder, files::RawArgument(path), flags,
+                                       NeedsMode(flags) ? mode : 0));
   return folder == AT_FDCWD ? libc.open(path, flags, mode) : libc.openat(folder, path, flags, mode);
 }
 

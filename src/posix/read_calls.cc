@@ -51,6 +51,8 @@ long Read(int fd, void* out, size_t bytes) {
     ssize_t result = 0;
     if (ReadPartial(fd, &part, 1, &result)) return result;
   }
+  if (CallsAlone()) [[likely]]
+    return DirectCall(SYS_read, fd, files::RawArgument(out), static_cast<long>(bytes));
   return libc.read(fd, out, bytes);
 }
 
@@ -105,6 +107,8 @@ long CopyRange(int in, long* in_at, int out, long* out_at, size_t bytes, unsigne
 
 int Close(int fd) {
   ForgetPartial(fd);
+  if (CallsAlone()) [[likely]]
+    return static_cast<int>(DirectCall(SYS_close, fd));
   return libc.close(fd);
 }
 
