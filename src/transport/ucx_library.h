@@ -1,0 +1,21 @@
+// What libforebay_ucx.so shows to the code that loads it. Both come from one build.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "transport/transport.h"
+
+namespace forebay {
+
+struct UcxLibrary {
+  const char* build;  // of the same sources by the same compiler, or it is not used
+  std::string (*version)();
+  Result<std::unique_ptr<Transport>> (*make)(const TransportOptions& options,
+                                             TransportHandler& handler);
+};
+inline constexpr char kUcxBuild[] = "forebay transport 1, " __VERSION__;
+inline constexpr char kUcxEntry[] = "forebay_ucx_library";
+using UcxEntry = const UcxLibrary* (*)();
+
+}  // namespace forebay

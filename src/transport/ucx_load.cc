@@ -1,0 +1,80 @@
+// Loads libforebay_ucx.so when the first transport is made, so that a process without peers has
+// nothing of UCX in it.
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "base/thread_annotations.h"
+#include "transport/transport.h"
+#include "transport/ucx_library.h"
+
+namespace forebay {
+namespace {
+
+constexpr char kName[] = "libforebay_ucx.so";
+
+// Beside the module or program that this code is in, or above it (libforebay.so is in lib/).
+std::vector<std::string> Places() {
+  if (const char* given = std::getenv("FOREBAY_UCX_LIBRARY"); given != nullptr) return {given};
+  std::vector<std::string> places;
+  Dl_info info{};
+  if (dladdr(reinterpret_cast<const void*>(&UcxVersion), &info) != 0 && info.dli_fname != nullptr) {
+    const std::string file = info.dli_fname;
+    const size_t slash = file.rfind('/');
+    const std::string folder = slash == std::string::npos ? "." : file.substr(0, slash);
+    places.push_back(StrCat(folder, "/", kName));
+    places.push_back(StrCat(folder, "/../", kName));
+  }
+  places.push_back(kName);
+  return places;
+}
+
+Result<const UcxLibrary*> Load() {
+  static Mutex mutex;
+  static const UcxLibrary* loaded = nullptr;
+  MutexLock lock(mutex);
+  if (loaded != nullptr) return loaded;
+  std::string why;
+  for (const std::string& place : Places()) {
+    // Never unloaded: UCX has threads and exit handlers of its own.
+    void* const handle = dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (handle == nullptr) {
+      const char* const error = dlerror();
+      // The first one that is there but does not load says why: UCX is not installed.
+      if (why.empty() || std::strstr(why.c_str(), kName) != nullptr) {
+        why = error != nullptr ? error : place;
+      }
+      continue;
+    }
+    const auto entry = reinterpret_cast<UcxEntry>(dlsym(handle, kUcxEntry));
+    const UcxLibrary* const library = entry != nullptr ? entry() : nullptr;
+    if (library == nullptr || std::strcmp(library->build, kUcxBuild) != 0) {
+      return Status(Code::kUnavailable, StrCat(place, " is of another build of Forebay"));
+    }
+    loaded = library;
+    return loaded;
+  }
+  return Status(Code::kUnavailable,
+                StrCat("UCX cannot be used (", why,
+                       "); install libucx0, and a Forebay that was built where libucx-dev is"));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Transport>> MakeUcxTransport(const TransportOptions& options,
+                                                    TransportHandler& handler) {
+  FOREBAY_RETURN_IF_ERROR(options.Validate());
+  const Result<const UcxLibrary*> library = Load();
+  if (!library) return library.error();
+  return (*library)->make(options, handler);
+}
+
+Result<std::string> UcxVersion() {
+  const Result<const UcxLibrary*> library = Load();
+  if (!library) return library.error();
+  return (*library)->version();
+}
+
+}  // namespace forebay
