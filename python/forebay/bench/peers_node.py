@@ -1,0 +1,186 @@
+"""What runs on each node of bench peers and of the tests of faults: a rank that takes orders.
+
+python -m forebay.bench.peers_node SPEC      (JSON)
+
+Orders come as lines of JSON on standard input, answers go as lines of JSON to standard output:
+``{"epochs": 2}`` runs two epochs without stopping between them, ``{"stats": 1}`` tells what the
+engine counted, ``{"quit": 1}`` or the end of the input ends it. Every batch may also be written to
+a file, as it is delivered.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any, Protocol
+
+import numpy as np
+
+import forebay
+from forebay import _forebay
+
+
+@dataclass
+class Spec:
+    """What a rank does; travels as JSON."""
+
+    root: str
+    batch: int
+    rank: int
+    world: int
+    seed: int = 1
+    kind: str = "forebay"
+    """Or ``"torch"``: DistributedSampler and DataLoader, straight from the source."""
+    workers: int = 0
+    """PyTorch's."""
+    step_ms: float = 0.0
+    """Of a batch, from when it was taken; the bytes are checksummed in it."""
+    memory: int = 0
+    memory_tier: int = 0
+    cache_dir: str = ""
+    cache_bytes: int = 0
+    locality: bool = False
+    touch: bool = True
+    """Checksum every byte."""
+    knobs: dict[str, int] = field(default_factory=dict)
+    log: str = ""
+    """A file; a line for each batch: epoch, number, time, wait, checksum, samples."""
+
+
+class Rank(Protocol):
+    def epoch(self) -> Iterator[tuple[int, int, list[int], Callable[[], int]]]:
+        """(epoch, bytes, samples, checksum) of each batch."""
+
+    def stats(self) -> dict[str, Any]: ...
+
+
+class ForebayRank:
+    def __init__(self, spec: Spec) -> None:
+        self._engine = forebay.Engine(
+            memory=spec.memory or None, memory_tier=spec.memory_tier or None,
+            cache_dir=spec.cache_dir or None, cache_bytes=spec.cache_bytes or None,
+        )  # fmt: skip
+        if spec.knobs:
+            self._engine.set_knobs(spec.knobs)
+        more: dict[str, Any] = {"locality": True} if spec.locality else {}
+        self._loader = forebay.DataLoader(
+            spec.root, spec.batch, shuffle=True, seed=spec.seed, rank=spec.rank,
+            world_size=spec.world, engine=self._engine, progress=False, **more,
+        )  # fmt: skip
+
+    def epoch(self) -> Iterator[tuple[int, int, list[int], Callable[[], int]]]:
+        number = self._loader.epoch
+        for batch in self._loader:
+            yield number, batch.nbytes, batch.indices.tolist(), batch.checksum
+
+    def stats(self) -> dict[str, Any]:
+        reports = [vars_of(report) for report in self._loader.stats()]
+        return {
+            "metrics": self._engine.metrics(),
+            "epochs": reports,
+            "report": self._loader.report(),
+            "peers": peers_of(self._engine),
+        }
+
+
+class TorchRank:
+    """As a user writes it; samples are (bytes, class)."""
+
+    def __init__(self, spec: Spec) -> None:
+        from torch.utils.data import DataLoader, DistributedSampler
+
+        from .torch_rival import RawFolder, as_list
+
+        dataset = RawFolder(spec.root)
+        self._sampler: Any = DistributedSampler(
+            dataset, num_replicas=spec.world, rank=spec.rank, shuffle=True, seed=spec.seed
+        )
+        self._loader = DataLoader(
+            dataset, batch_size=spec.batch, sampler=self._sampler, num_workers=spec.workers,
+            collate_fn=as_list,
+        )  # fmt: skip
+        self._batch = spec.batch
+        self._epoch = 0
+
+    def epoch(self) -> Iterator[tuple[int, int, list[int], Callable[[], int]]]:
+        number = self._epoch
+        self._epoch += 1
+        self._sampler.set_epoch(number)
+        order = list(self._sampler)
+        for i, batch in enumerate(self._loader):
+            arrays = [np.frombuffer(data, np.uint8) for data, _ in batch]
+            samples = order[i * self._batch : (i + 1) * self._batch]
+
+            def checksum(arrays: list[np.ndarray] = arrays) -> int:
+                return [_forebay.crc32c(array) for array in arrays][-1]
+
+            yield number, sum(a.nbytes for a in arrays), samples, checksum
+
+    def stats(self) -> dict[str, Any]:
+        return {}
+
+
+def vars_of(report: Any) -> dict[str, Any]:
+    """The plain values of an epoch's report."""
+    named = {name: getattr(report, name) for name in getattr(report, "__dataclass_fields__", {})}
+    return {k: v for k, v in named.items() if isinstance(v, int | float | str)}
+
+
+def peers_of(engine: Any) -> Any:
+    """What the engine says of its peers; None where it has none."""
+    peers = getattr(engine, "peers", None)
+    return peers() if callable(peers) else peers
+
+
+def run_epoch(spec: Spec, rank: Rank, log: IO[str] | None) -> dict[str, Any]:
+    step_s = spec.step_ms / 1e3
+    batches: list[list[Any]] = []
+    start = last = time.monotonic()
+    total = number = 0
+    for number, size, samples, checksum in rank.epoch():  # noqa: B007
+        taken = time.monotonic()
+        total += size
+        crc = checksum() if spec.touch else 0
+        entry = [number, len(batches), taken, taken - last, crc, samples]
+        if log is not None:
+            print(json.dumps(entry), file=log, flush=True)
+        batches.append(entry)
+        if step_s:
+            time.sleep(max(0.0, taken + step_s - time.monotonic()))
+        last = time.monotonic()
+    return {
+        "epoch": number, "start": start, "end": time.monotonic(), "bytes": total,
+        "batches": batches,
+    }  # fmt: skip
+
+
+def main() -> int:
+    spec = Spec(**json.loads(sys.argv[1]))
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr,
+                        format=f"node {spec.rank}: %(message)s")  # fmt: skip
+
+    def say(answer: dict[str, Any]) -> None:
+        print(json.dumps(answer), flush=True)
+
+    rank: Rank = ForebayRank(spec) if spec.kind == "forebay" else TorchRank(spec)
+    say({"ready": os.getpid()})
+    log = open(spec.log, "a") if spec.log else None  # noqa: SIM115
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "epochs" in order:
+            spec.step_ms = order.get("step_ms", spec.step_ms)
+            say({"epochs": [run_epoch(spec, rank, log) for _ in range(order["epochs"])]})
+        elif "stats" in order:
+            say(rank.stats())
+        else:
+            break
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
