@@ -9,6 +9,7 @@
 #include "catalog/test_data.h"
 #include "decode/jpeg_test_data.h"
 #include "files/packet.h"
+#include "peer/message.h"
 #include "wire/frame.h"
 
 namespace forebay::testing {
@@ -52,6 +53,34 @@ void PutQuestions(const std::string& folder) {
   add(files::PathsPacket(Kind::kAt, {}, 2));
   add(files::PathsPacket(Kind::kChanged, {&paths[1], 1}));
   Put(folder, "files", 0, input);
+}
+
+void PutPeerMessages(const std::string& folder) {
+  peer::GetMessage get;
+  get.wanted = {{1, 2}, {3, 4}};
+  peer::DataMessage data;
+  data.given = {{1, 100, 7}, {3, 200, 8}};
+  peer::HaveMessage have;
+  have.bits.assign(9, std::byte{0x5a});
+  peer::ChangesMessage changes;
+  changes.got = {1, 2, 3};
+  changes.lost = {4};
+  const std::vector<peer::Message> messages = {peer::HelloMessage(),
+                                               peer::AnswerMessage(),
+                                               peer::ProofMessage(),
+                                               peer::DatasetMessage(),
+                                               peer::RefusedMessage(),
+                                               peer::CancelMessage(),
+                                               peer::PingMessage(),
+                                               get,
+                                               data,
+                                               have,
+                                               changes};
+  for (size_t i = 0; i < messages.size(); ++i) {
+    const std::vector<std::byte> bytes = peer::Encode(messages[i]);
+    Put(folder, "peer", static_cast<int>(i),
+        std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  }
 }
 
 // One frame of each message that has a list, and a plain one; the first byte cuts the input.
@@ -134,6 +163,7 @@ int Main(const std::string& folder) {
   PutPolicies(folder);
   PutJpegs(folder);
   PutMessages(folder);
+  PutPeerMessages(folder);
   const std::string long_name = std::string(120, 'n') + ".jpg";
   const std::string tar = TarMember("d/", "", '5') + TarMember("a.jpg", "picture") +
                           TarMember("a.cls", "7") + TarMember("././@LongLink", long_name, 'L') +

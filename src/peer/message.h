@@ -24,7 +24,8 @@ inline constexpr uint32_t kProtocol = 1;
 inline constexpr size_t kMostWanted = 64;
 // A reply gathers samples up to so many bytes; larger ones travel alone, without a copy.
 inline constexpr uint64_t kGatherBytes = 64 << 10;
-inline constexpr size_t kHaveBytes = 2048;  // of a bitmap, in one message
+inline constexpr size_t kHaveBytes = 2048;    // of a bitmap, in one message
+inline constexpr size_t kMostChanges = 1000;  // of both kinds together, in one message
 
 struct HelloMessage {  // initiator to acceptor
   uint32_t protocol = kProtocol;
@@ -51,18 +52,18 @@ struct Wanted {
   SampleId sample = 0;
 };
 struct GetMessage {
-  uint32_t dataset = 0;   // the receiver's number
-  uint8_t held_only = 0;  // 1: refuse what would have to be read from the source
-  uint8_t urgent = 0;     // a consumer waits for it
-  std::vector<Wanted> wanted;
+  uint32_t dataset = 0;        // the receiver's number
+  uint8_t held_only = 0;       // 1: refuse what would have to be read from the source
+  uint8_t urgent = 0;          // a consumer waits for it
+  std::vector<Wanted> wanted;  // 1 to kMostWanted
 };
 struct Given {
   uint32_t request = 0;
   uint32_t length = 0;
   uint32_t crc = 0;  // CRC-32C of the sample's bytes, as the source's reader computed it
 };
-struct DataMessage {  // the payload: the samples' bytes, one after the other
-  std::vector<Given> given;
+struct DataMessage {         // the payload: the samples' bytes, one after the other
+  std::vector<Given> given;  // 1 to kMostWanted
 };
 enum class Refusal : uint8_t { kNotHeld = 0, kBusy = 1, kNoSuchSample = 2, kReadFailed = 3 };
 struct RefusedMessage {
@@ -77,7 +78,7 @@ struct HaveMessage {     // what the sender's tiers hold
   SampleId first = 0;
   std::vector<std::byte> bits;  // at most kHaveBytes
 };
-struct ChangesMessage {
+struct ChangesMessage {  // at most kMostChanges
   uint32_t dataset = 0;  // the sender's number
   std::vector<SampleId> got;
   std::vector<SampleId> lost;

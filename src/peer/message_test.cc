@@ -1,0 +1,145 @@
+#include "peer/message.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "base/rng.h"
+
+namespace forebay::peer {
+namespace {
+
+template <typename M>
+M Largest() {
+  M message;
+  if constexpr (std::is_same_v<M, GetMessage>) {
+    message.dataset = 3;
+    message.urgent = 1;
+    for (uint32_t i = 0; i < kMostWanted; ++i) message.wanted.push_back({i, 1000 + i});
+  } else if constexpr (std::is_same_v<M, DataMessage>) {
+    for (uint32_t i = 0; i < kMostWanted; ++i) message.given.push_back({i, 2 * i, 3 * i});
+  } else if constexpr (std::is_same_v<M, HaveMessage>) {
+    message.first = 77;
+    message.bits.assign(kHaveBytes, std::byte{0x5a});
+  } else if constexpr (std::is_same_v<M, ChangesMessage>) {
+    message.got.assign(kMostChanges / 2, 5);
+    message.lost.assign(kMostChanges / 2, UINT32_MAX);
+  } else if constexpr (std::is_same_v<M, HelloMessage>) {
+    message.node = 9;
+    message.incarnation = UINT64_MAX - 1;
+    message.nonce.fill(std::byte{0x7e});
+  }
+  return message;
+}
+
+template <size_t kNumber = 0>
+std::vector<Message> OneOfEach() {
+  std::vector<Message> messages;
+  if constexpr (kNumber < std::variant_size_v<Message>) {
+    messages = OneOfEach<kNumber + 1>();
+    messages.insert(messages.begin(), Largest<std::variant_alternative_t<kNumber, Message>>());
+  }
+  return messages;
+}
+
+std::vector<Message> Valid() {
+  std::vector<Message> valid = OneOfEach();
+  std::erase_if(valid, [](const Message& m) { return !Decode(Encode(m)); });
+  return valid;
+}
+
+TEST(PeerMessage, EveryKindComesBackAndFitsAHeader) {
+  const std::vector<Message> messages = OneOfEach();
+  ASSERT_EQ(messages.size(), std::variant_size_v<Message>);
+  for (const Message& message : messages) {
+    const std::vector<std::byte> bytes = Encode(message);
+    ASSERT_LE(bytes.size(), Transport::kMaxHeader);
+    const Result<Message> back = Decode(bytes);
+    ASSERT_TRUE(back) << back.error().ToString();
+    ASSERT_EQ(back->index(), message.index());
+    EXPECT_EQ(Encode(*back), bytes);
+  }
+  const auto get = std::get<GetMessage>(*Decode(Encode(messages[4])));
+  ASSERT_EQ(get.wanted.size(), kMostWanted);
+  EXPECT_EQ(get.wanted[63].request, 63u);
+  EXPECT_EQ(get.wanted[63].sample, 1063u);
+  EXPECT_EQ(get.urgent, 1);
+}
+
+// The layout is the protocol: a change of it wants another kProtocol.
+TEST(PeerMessage, GoldenBytes) {
+  GetMessage get;
+  get.dataset = 0x01020304;
+  get.held_only = 1;
+  get.wanted = {{5, 6}};
+  const std::vector<int> expected = {4, 4, 3, 2, 1, 1, 0, 1, 0, 0, 0, 5, 0, 0, 0, 6, 0, 0, 0};
+  std::vector<int> bytes;
+  for (const std::byte byte : Encode(get)) bytes.push_back(std::to_integer<int>(byte));
+  EXPECT_EQ(bytes, expected);
+}
+
+TEST(PeerMessage, CutLongOrWrongIsRefused) {
+  EXPECT_FALSE(Decode({}));
+  for (const Message& message : Valid()) {
+    std::vector<std::byte> bytes = Encode(message);
+    for (size_t length = 0; length < bytes.size(); ++length) {
+      ASSERT_FALSE(Decode(std::span(bytes).first(length))) << message.index();
+    }
+    bytes.push_back(std::byte{0});
+    ASSERT_FALSE(Decode(bytes)) << message.index();
+  }
+  const std::vector<std::byte> unknown = {std::byte{std::variant_size_v<Message>}};
+  EXPECT_FALSE(Decode(unknown));
+  EXPECT_FALSE(Decode(std::vector<std::byte>(Transport::kMaxHeader + 1)));
+}
+
+TEST(PeerMessage, BoundsAreChecked) {
+  GetMessage get;
+  EXPECT_FALSE(Decode(Encode(get)));  // asks for nothing
+  get.wanted.resize(kMostWanted + 1);
+  EXPECT_FALSE(Decode(Encode(get)));
+  get.wanted.resize(1);
+  get.urgent = 2;
+  EXPECT_FALSE(Decode(Encode(get)));
+  DataMessage data;
+  EXPECT_FALSE(Decode(Encode(data)));
+  data.given.resize(kMostWanted + 1);
+  EXPECT_FALSE(Decode(Encode(data)));
+  HaveMessage have;
+  have.bits.resize(kHaveBytes + 1);
+  EXPECT_FALSE(Decode(Encode(have)));
+  ChangesMessage changes;
+  changes.got.resize(kMostChanges);
+  EXPECT_TRUE(Decode(Encode(changes)));
+  changes.lost.resize(1);
+  EXPECT_FALSE(Decode(Encode(changes)));
+  PingMessage ping;
+  ping.reply = 2;
+  EXPECT_FALSE(Decode(Encode(ping)));
+  RefusedMessage refused;
+  refused.why = static_cast<Refusal>(4);
+  EXPECT_FALSE(Decode(Encode(refused)));
+  // A list that claims more than there is takes no memory for it.
+  const std::vector<std::byte> huge = {std::byte{5}, std::byte{255}, std::byte{255}, std::byte{255},
+                                       std::byte{255}};
+  EXPECT_FALSE(Decode(huge));
+}
+
+TEST(PeerMessage, RandomChangesEndInAnErrorOrInTheSameBytes) {
+  SplitMix64 rng(5);
+  const std::vector<Message> messages = OneOfEach();
+  for (int round = 0; round < 5000; ++round) {
+    std::vector<std::byte> bytes = Encode(messages[rng.Below(messages.size())]);
+    bytes.resize(std::min<size_t>(bytes.size(), 200));
+    for (int i = 0; i < 2; ++i)
+      bytes[rng.Below(std::min<size_t>(bytes.size(), 16))] = static_cast<std::byte>(rng.Next());
+    const Result<Message> message = Decode(bytes);
+    if (message) {
+      ASSERT_EQ(Encode(*message), bytes);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace forebay::peer
