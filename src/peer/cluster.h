@@ -14,7 +14,11 @@
 
 namespace forebay::peer {
 
-inline constexpr uint16_t kDefaultPort = 7421;  // rank 0's node listens here for the others
+// Node 0 listens for the others on this port or one of the next kPortRange, by the job's name: two
+// jobs of a user may have the same node 0.
+inline constexpr uint16_t kDefaultPort = 7421;
+inline constexpr uint16_t kPortRange = 512;
+inline constexpr uint32_t kMostNodes = 4096;
 
 struct ClusterSpec {
   enum class Method : uint8_t {
@@ -25,25 +29,41 @@ struct ClusterSpec {
   };
   Method method = Method::kNone;
   uint32_t node = 0;   // this one
-  uint32_t nodes = 1;  // of the job; at most 4096
+  uint32_t nodes = 1;  // of the job; at most kMostNodes
   std::string job;     // tells jobs of one user apart: TORCHELASTIC_RUN_ID, SLURM_JOB_ID, ...
   std::string master;  // "host:port", kLauncher
   std::vector<std::string> nodes_at;  // kStatic, by node
-  std::string etcd;                   // endpoint, kEtcd
+  std::string etcd;                   // "host:port,host:port", kEtcd
   std::string listen;                 // own address for the transport; empty: the one that reaches
-                                      // the others
+                                      // the others (OwnHost of membership_hosts.h finds it)
   std::string secret_file;            // empty: in the run folder below the home folder
-  std::string source;                 // in words, for reports: "torchrun's variables"
+  std::string source;                 // in words, for reports: "torchrun's variables"; with kNone:
+                                      // why there are no peers
 
   Status Validate() const;
+  std::vector<std::string> EtcdEndpoints() const;  // "http://host:port"
 };
 
 // `get(name)`: an environment variable. FOREBAY_PEERS says which: unset or "auto" (launcher's
 // variables, where they tell of more than one node), "off", "etcd://host:port" (with node and count
 // from the launcher or FOREBAY_NODE and FOREBAY_NODES), or "host:port,host:port,..." (static, with
 // FOREBAY_NODE). FOREBAY_PEER_PORT, FOREBAY_PEER_LISTEN, FOREBAY_PEER_SECRET change single fields.
-// A variable that makes no sense is an error that names it.
+// A variable that makes no sense is an error that names it; launcher's variables that leave open
+// which node this is, or where node 0 is, give kNone and say so in `source`.
 using GetEnv = std::function<std::optional<std::string>(std::string_view name)>;
 Result<ClusterSpec> ClusterFromEnvironment(const GetEnv& get);
+// Of this process.
+Result<ClusterSpec> ClusterFromEnvironment();
+
+// The first host of SLURM's compact list: "n[01-04,7],m3" gives "n01". Empty: it is no list.
+std::string FirstHost(std::string_view nodelist);
+
+struct HostPort {
+  std::string host;
+  uint16_t port = 0;
+  std::string ToString() const;
+};
+// "host:port" or "[v6]:port".
+std::optional<HostPort> ParseHostPort(std::string_view text);
 
 }  // namespace forebay::peer

@@ -1,0 +1,209 @@
+#include "peer/membership_hosts.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <optional>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "base/owned.h"
+#include "base/thread_annotations.h"
+
+namespace forebay::peer {
+namespace {
+
+using Found = Result<std::vector<HostAddress>>;
+
+Found LookUp(const HostPort& at, int flags, int* error) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  *error = ::getaddrinfo(at.host.c_str(), std::to_string(at.port).c_str(), &hints, &found);
+  if (*error != 0) {
+    return Status(Code::kUnavailable, StrCat("host ", at.host, ": ", ::gai_strerror(*error)));
+  }
+  std::vector<HostAddress> out;
+  for (const addrinfo* info = found; info != nullptr; info = info->ai_next) {
+    HostAddress& address = out.emplace_back();
+    address.size = info->ai_addrlen;
+    std::memcpy(&address.bytes, info->ai_addr, info->ai_addrlen);
+  }
+  ::freeaddrinfo(found);
+  return out;
+}
+
+// The address that packets to `to` leave from. No packet is sent.
+std::optional<HostAddress> RouteTo(const HostAddress& to) {
+  const OwnedFd fd(::socket(to.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!fd.valid() || ::connect(fd.get(), to.get(), to.size) != 0) return std::nullopt;
+  HostAddress own;
+  own.size = sizeof own.bytes;
+  if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&own.bytes), &own.size) != 0) {
+    return std::nullopt;
+  }
+  return own;
+}
+
+bool IsOwn(HostAddress address) {
+  if (address.family() == AF_INET) {
+    reinterpret_cast<sockaddr_in*>(&address.bytes)->sin_port = 0;
+  } else {
+    reinterpret_cast<sockaddr_in6*>(&address.bytes)->sin6_port = 0;
+  }
+  const OwnedFd fd(::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  return fd.valid() && ::bind(fd.get(), address.get(), address.size) == 0;
+}
+
+// An interface of this host that others may reach: IPv4 before IPv6, no link-local ones.
+std::optional<HostAddress> AnyInterface() {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return std::nullopt;
+  std::optional<HostAddress> best;
+  for (const ifaddrs* one = list; one != nullptr; one = one->ifa_next) {
+    if (one->ifa_addr == nullptr || (one->ifa_flags & IFF_UP) == 0 ||
+        (one->ifa_flags & IFF_LOOPBACK) != 0) {
+      continue;
+    }
+    HostAddress address;
+    if (one->ifa_addr->sa_family == AF_INET) {
+      address.size = sizeof(sockaddr_in);
+    } else if (one->ifa_addr->sa_family == AF_INET6) {
+      address.size = sizeof(sockaddr_in6);
+    } else {
+      continue;
+    }
+    std::memcpy(&address.bytes, one->ifa_addr, address.size);
+    if (address.family() == AF_INET6) {
+      const auto* six = reinterpret_cast<const sockaddr_in6*>(&address.bytes);
+      if (IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr)) continue;
+    }
+    if (!best || (best->family() == AF_INET6 && address.family() == AF_INET)) best = address;
+  }
+  ::freeifaddrs(list);
+  return best;
+}
+
+}  // namespace
+
+bool HostAddress::loopback() const {
+  if (family() == AF_INET) {
+    const auto* four = reinterpret_cast<const sockaddr_in*>(&bytes);
+    return (ntohl(four->sin_addr.s_addr) >> 24) == 127;
+  }
+  const auto* six = reinterpret_cast<const sockaddr_in6*>(&bytes);
+  return IN6_IS_ADDR_LOOPBACK(&six->sin6_addr);
+}
+
+std::string HostAddress::host() const {
+  std::array<char, 128> text{};
+  if (::getnameinfo(get(), size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
+    return "?";
+  }
+  return text.data();
+}
+
+struct HostLookup::State {
+  Mutex mutex;
+  std::condition_variable changed;
+  std::optional<Found> found GUARDED_BY(mutex);
+};
+
+HostLookup::HostLookup(const HostPort& at) : state_(std::make_shared<State>()) {
+  int error = 0;
+  Found numeric = LookUp(at, AI_NUMERICHOST, &error);
+  if (error == 0) {
+    MutexLock lock(state_->mutex);
+    state_->found = std::move(numeric);
+    return;
+  }
+  try {
+    std::thread([at, state = state_] {
+      int ignored = 0;
+      Found found = LookUp(at, AI_ADDRCONFIG, &ignored);
+      // A host without any network but loopback has no configured address.
+      if (ignored != 0) found = LookUp(at, 0, &ignored);
+      MutexLock lock(state->mutex);
+      state->found = std::move(found);
+      state->changed.notify_all();
+    }).detach();
+  } catch (const std::system_error& failure) {
+    MutexLock lock(state_->mutex);
+    state_->found =
+        Found(Status(Code::kResourceExhausted,
+                     StrCat("host ", at.host, ": no thread to look it up: ", failure.what())));
+  }
+}
+
+std::optional<Found> HostLookup::Poll() const {
+  MutexLock lock(state_->mutex);
+  return state_->found;
+}
+
+Found HostLookup::Wait(Nanos wait) const {
+  const Nanos until = SteadyClock().Now() + wait;
+  MutexLock lock(state_->mutex);
+  while (!state_->found) {
+    const Nanos left = until - SteadyClock().Now();
+    if (left <= 0) return Status(Code::kDeadlineExceeded, "no answer from the name server");
+    state_->changed.wait_for(lock.native(), std::chrono::nanoseconds(left));
+  }
+  return *state_->found;
+}
+
+Result<std::string> OwnHost(const ClusterSpec& cluster, Nanos wait) {
+  if (!cluster.listen.empty()) {
+    // With or without a port.
+    const std::optional<HostPort> at = ParseHostPort(cluster.listen);
+    const Found found = HostLookup(HostPort{at ? at->host : cluster.listen, 1}).Wait(wait);
+    if (!found) return found.error();
+    return found->front().host();
+  }
+  std::string text;
+  switch (cluster.method) {
+    case ClusterSpec::Method::kNone:
+      return std::string("127.0.0.1");
+    case ClusterSpec::Method::kLauncher:
+      text = cluster.master;
+      break;
+    case ClusterSpec::Method::kStatic:
+      text = cluster.nodes_at[cluster.node];
+      break;
+    case ClusterSpec::Method::kEtcd:
+      text = cluster.etcd.substr(0, cluster.etcd.find(','));
+      break;
+  }
+  const std::optional<HostPort> at = ParseHostPort(text);
+  if (!at) return Status(Code::kInvalidArgument, StrCat("'", text, "' is not host:port"));
+  const Found found = HostLookup(*at).Wait(wait);
+  if (!found) return found.error();
+  for (const HostAddress& address : *found) {
+    std::optional<HostAddress> own = RouteTo(address);
+    if (IsOwn(address)) own = address;
+    if (!own) continue;
+    // Everything is on this host when the address itself is a loopback one. A host's own name that
+    // leads to loopback (127.0.1.1) says nothing of where others see it.
+    int error = 0;
+    const bool numeric = LookUp(*at, AI_NUMERICHOST, &error).has_value();
+    const bool all_here = address.loopback() && (numeric || at->host == "localhost") &&
+                          cluster.method != ClusterSpec::Method::kEtcd;
+    if (!own->loopback() || all_here) return own->host();
+  }
+  if (const std::optional<HostAddress> own = AnyInterface()) return own->host();
+  if (!found->empty() && found->front().loopback()) return found->front().host();
+  return Status(Code::kUnavailable,
+                StrCat("no way to ", at->host, "; set FOREBAY_PEER_LISTEN to this host's address"));
+}
+
+}  // namespace forebay::peer
