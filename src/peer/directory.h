@@ -20,7 +20,6 @@
 namespace forebay::peer {
 
 inline constexpr uint32_t kNoNode = UINT32_MAX;
-inline constexpr uint32_t kMostNodes = 4096;
 
 // What the node's tiers may keep; one byte a sample (Engine::SetShare).
 enum class Share : uint8_t {
