@@ -73,6 +73,7 @@ void BindControl(nb::module_& m);
 void BindDecode(nb::module_& m);
 void BindEngine(nb::module_& m);
 void BindFiles(nb::module_& m);
+void BindPeerLookup(nb::module_& m);
 void BindPipeline(nb::module_& m);
 void BindPlacement(nb::module_& m);
 void BindPlan(nb::module_& m);

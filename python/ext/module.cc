@@ -93,6 +93,7 @@ NB_MODULE(_forebay, m) {
   forebay::python::BindDecode(m);
   forebay::python::BindEngine(m);
   forebay::python::BindFiles(m);
+  forebay::python::BindPeerLookup(m);
   forebay::python::BindPipeline(m);
   forebay::python::BindPlacement(m);
   forebay::python::BindPlan(m);

@@ -42,6 +42,7 @@ class Spec:
     """Of a batch, from when it was taken; the bytes are checksummed in it."""
     memory: int = 0
     memory_tier: int = 0
+    keep: bool = True
     cache_dir: str = ""
     cache_bytes: int = 0
     locality: bool = False
@@ -62,7 +63,7 @@ class Rank(Protocol):
 class ForebayRank:
     def __init__(self, spec: Spec) -> None:
         self._engine = forebay.Engine(
-            memory=spec.memory or None, memory_tier=spec.memory_tier or None,
+            memory=spec.memory or None, memory_tier=spec.memory_tier or None, keep=spec.keep,
             cache_dir=spec.cache_dir or None, cache_bytes=spec.cache_bytes or None,
         )  # fmt: skip
         if spec.knobs:
