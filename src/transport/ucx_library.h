@@ -10,6 +10,8 @@ namespace forebay {
 
 struct UcxLibrary {
   const char* build;  // of the same sources by the same compiler, or it is not used
+  // UCX was loaded with us: nobody else in the process wants to read what it prints.
+  void (*quiet)();
   std::string (*version)();
   Result<std::unique_ptr<Transport>> (*make)(const TransportOptions& options,
                                              TransportHandler& handler);

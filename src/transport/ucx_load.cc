@@ -1,6 +1,7 @@
 // Loads libforebay_ucx.so when the first transport is made, so that a process without peers has
 // nothing of UCX in it.
 #include <dlfcn.h>
+#include <signal.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -31,11 +32,41 @@ std::vector<std::string> Places() {
   return places;
 }
 
+// UCX handles SIGSEGV and others as soon as it is loaded. Those signals are the program's.
+class KeepSignals {
+ public:
+  KeepSignals() {
+    ::sigaltstack(nullptr, &stack_);
+    for (int i = 1; i < kSignals; ++i) known_[i] = ::sigaction(i, nullptr, &actions_[i]) == 0;
+  }
+  ~KeepSignals() {
+    for (int i = 1; i < kSignals; ++i) {
+      struct sigaction now {};
+      if (known_[i] && ::sigaction(i, nullptr, &now) == 0 &&
+          now.sa_sigaction != actions_[i].sa_sigaction) {
+        ::sigaction(i, &actions_[i], nullptr);
+      }
+    }
+    ::sigaltstack(&stack_, nullptr);
+  }
+
+ private:
+  static constexpr int kSignals = 32;  // the real-time ones are nobody's
+  stack_t stack_{};
+  bool known_[kSignals] = {};
+  struct sigaction actions_[kSignals] = {};
+};
+
 Result<const UcxLibrary*> Load() {
   static Mutex mutex;
   static const UcxLibrary* loaded = nullptr;
   MutexLock lock(mutex);
   if (loaded != nullptr) return loaded;
+  // Another library may use UCX in this process, in its own way.
+  void* const before = dlopen("libucs.so.0", RTLD_LAZY | RTLD_NOLOAD);
+  const bool shared = before != nullptr;
+  if (shared) dlclose(before);
+  const KeepSignals keep;
   std::string why;
   for (const std::string& place : Places()) {
     // Never unloaded: UCX has threads and exit handlers of its own.
@@ -53,6 +84,7 @@ Result<const UcxLibrary*> Load() {
     if (library == nullptr || std::strcmp(library->build, kUcxBuild) != 0) {
       return Status(Code::kUnavailable, StrCat(place, " is of another build of Forebay"));
     }
+    if (!shared) library->quiet();
     loaded = library;
     return loaded;
   }

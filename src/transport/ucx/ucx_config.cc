@@ -1,0 +1,87 @@
+#include "transport/ucx/ucx_config.h"
+
+#include <dirent.h>
+#include <ifaddrs.h>
+#include <netinet/in.h>
+#include <ucs/config/global_opts.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+namespace forebay {
+namespace {
+
+bool SameHost(const sockaddr& a, const SocketAddress& b) {
+  if (a.sa_family != b.storage.ss_family) return false;
+  if (a.sa_family == AF_INET) {
+    sockaddr_in one, other;
+    std::memcpy(&one, &a, sizeof one);
+    std::memcpy(&other, &b.storage, sizeof other);
+    return one.sin_addr.s_addr == other.sin_addr.s_addr;
+  }
+  if (a.sa_family == AF_INET6) {
+    sockaddr_in6 one, other;
+    std::memcpy(&one, &a, sizeof one);
+    std::memcpy(&other, &b.storage, sizeof other);
+    return std::memcmp(&one.sin6_addr, &other.sin6_addr, sizeof one.sin6_addr) == 0;
+  }
+  return false;
+}
+
+// The interface that has this address; empty: none, or all.
+std::string InterfaceOf(const SocketAddress& address) {
+  ifaddrs* all = nullptr;
+  if (::getifaddrs(&all) != 0) return "";
+  std::string name;
+  for (const ifaddrs* one = all; one != nullptr && name.empty(); one = one->ifa_next) {
+    if (one->ifa_addr != nullptr && SameHost(*one->ifa_addr, address)) name = one->ifa_name;
+  }
+  ::freeifaddrs(all);
+  return name;
+}
+
+bool HasRdma() {
+  DIR* const folder = ::opendir("/sys/class/infiniband");
+  if (folder == nullptr) return false;
+  bool found = false;
+  while (const dirent* entry = ::readdir(folder)) found |= entry->d_name[0] != '.';
+  ::closedir(folder);
+  return found;
+}
+
+}  // namespace
+
+void QuietUcx() {
+  if (std::getenv("UCX_LOG_LEVEL") == nullptr) ucs_global_opts_set_value("LOG_LEVEL", "fatal");
+  if (std::getenv("UCX_WARN_UNUSED_ENV_VARS") == nullptr) {
+    ucs_global_opts_set_value("WARN_UNUSED_ENV_VARS", "n");
+  }
+  // We name the kind of memory with every call; nobody has to watch allocations for it.
+  if (std::getenv("UCX_MEMTYPE_CACHE") == nullptr) {
+    ucs_global_opts_set_value("MEMTYPE_CACHE", "n");
+  }
+}
+
+Result<ucp_config_t*> UcxConfig(const SocketAddress& listen) {
+  ucp_config_t* config = nullptr;
+  const ucs_status_t status = ucp_config_read(nullptr, nullptr, &config);
+  if (status != UCS_OK) {
+    return Status(Code::kUnavailable, StrCat("ucp_config_read: ", ucs_status_string(status)));
+  }
+  // Without RDMA, data takes the interface that we listen at: UCX would also try those that other
+  // nodes cannot reach (of containers, say).
+  if (std::getenv("UCX_NET_DEVICES") == nullptr && !HasRdma()) {
+    if (const std::string name = InterfaceOf(listen); !name.empty()) {
+      ucp_config_modify(config, "NET_DEVICES", name.c_str());
+    }
+  }
+  // The cache of registrations rewrites the process's mmap and munmap; the arena is registered
+  // once, without it.
+  if (std::getenv("UCX_IB_REG_METHODS") == nullptr) {
+    ucp_config_modify(config, "IB_REG_METHODS", "direct");
+  }
+  return config;
+}
+
+}  // namespace forebay

@@ -1,0 +1,894 @@
+// UCX active messages. A payload travels by rendezvous: its header comes first, the receiver names
+// the place, and the fabric writes there; small ones travel with their header and are copied.
+//
+// UCX's callbacks only write down what happened. The handler is called afterwards, outside of UCX,
+// so that it may send and close without meeting UCX in the middle of something.
+//
+// Each message starts with a number that its receiver chose at random for that connection: an
+// endpoint's own number could be guessed by somebody who has not proven the job's secret.
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <ucp/api/ucp.h>
+
+#include <algorithm>
+#include <cassert>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/owned.h"
+#include "transport/socket_address.h"
+#include "transport/transport.h"
+#include "transport/ucx/ucx_config.h"
+#include "transport/ucx_library.h"
+
+namespace forebay {
+namespace {
+
+constexpr unsigned kHelloId = 1;
+constexpr unsigned kDataId = 2;
+constexpr uint32_t kMagic = 0x31594246;  // "FBY1"
+// From here on a rendezvous is cheaper than a copy on the receiver's side.
+constexpr size_t kRendezvous = 8 << 10;
+// Connections that somebody made and has said nothing on.
+constexpr size_t kMostStrangers = 64;
+// Messages that may overtake one.
+constexpr size_t kMostEarly = 4096;
+// What UCX has not given back so long after it has closed an endpoint, it will not touch any more.
+constexpr Nanos kCloseWait = 2 * kSecond;
+
+struct Hello {
+  uint32_t magic = kMagic;
+  uint32_t answer = 0;  // 1: from the one that was asked
+  uint64_t mine = 0;    // put this in front of what you send me
+  uint64_t yours = 0;   // answer: what you said
+};
+
+struct Prefix {
+  uint64_t token = 0;
+  uint32_t sequence = 0;
+  uint32_t reserved = 0;
+};
+
+Status UcxStatus(ucs_status_t status, const char* what) {
+  Code code = Code::kUnavailable;
+  if (status == UCS_ERR_CANCELED) code = Code::kCancelled;
+  if (status == UCS_ERR_NO_MEMORY) code = Code::kResourceExhausted;
+  if (status == UCS_ERR_TIMED_OUT || status == UCS_ERR_ENDPOINT_TIMEOUT) {
+    code = Code::kDeadlineExceeded;
+  }
+  return Status(code, StrCat(what, ": ", ucs_status_string(status)));
+}
+
+uint64_t RandomToken() {
+  uint64_t token = 0;
+  while (token == 0) {
+    if (::getrandom(&token, sizeof token, 0) != sizeof token) token = 0;
+  }
+  return token;
+}
+
+struct Connection;
+class UcxTransport;
+
+// A send or a receive that UCX has under way.
+struct Operation {
+  enum class Kind { kHello, kSend, kReceive } kind = Kind::kSend;
+  UcxTransport* transport = nullptr;
+  Connection* connection = nullptr;  // nullptr: nobody waits for it any more
+  uint64_t tag = 0;
+  std::vector<std::byte> header;  // UCX reads it until the end
+  size_t at = 0;                  // in the connection's list
+};
+
+// A message that has come, with what UCX keeps of it for us.
+struct Arrival {
+  std::vector<std::byte> header;
+  void* data = nullptr;  // nullptr: no payload
+  size_t length = 0;
+  bool rendezvous = false;
+};
+
+struct Connection {
+  ConnectionId id = 0;
+  ucp_ep_h endpoint = nullptr;
+  uint64_t token = 0;         // in front of what comes
+  uint64_t remote_token = 0;  // in front of what goes; 0: not known yet
+  bool accepted = false;
+  bool open = false;
+  bool closing = false;
+  bool closed = false;  // UCX has given the endpoint back
+  Nanos deadline = 0;   // of opening; when closed: of what is still under way
+  Status why;
+  uint32_t next_out = 0;
+  uint32_t next_in = 0;
+  std::map<uint32_t, Arrival> early;  // came before those in front of them
+  std::vector<Operation*> operations;
+};
+
+struct Event {
+  enum class Kind { kAsked, kHello, kMessage, kEnded, kFailed, kClosed } kind = Kind::kEnded;
+  ucp_conn_request_h request = nullptr;  // kAsked
+  ucp_ep_h endpoint = nullptr;           // kHello: where it came from
+  Hello hello;
+  Prefix prefix;  // kMessage
+  Arrival arrival;
+  Operation* operation = nullptr;  // kEnded
+  ConnectionId connection = 0;     // kFailed, kClosed
+  ucs_status_t status = UCS_OK;
+};
+
+class UcxTransport final : public Transport {
+ public:
+  UcxTransport(const TransportOptions& options, TransportHandler& handler)
+      : options_(options), handler_(handler) {}
+  ~UcxTransport() override;
+
+  Status Start();
+
+  std::string address() const override { return address_; }
+  std::string Describe() const override;
+  Status Register(std::span<std::byte> memory) override;
+  Result<ConnectionId> Connect(const std::string& address) override;
+  void Close(ConnectionId id) override;
+  Status Send(ConnectionId id, std::span<const std::byte> header,
+              std::span<const std::byte> payload, uint64_t tag) override;
+  bool Progress() override;
+  void Wait(std::span<const int> wake_fds, Nanos wait) override;
+  void Wake() override;
+
+ private:
+  // UCX's callbacks.
+  static void OnAsked(ucp_conn_request_h request, void* self);
+  static void OnFailed(void* self, ucp_ep_h endpoint, ucs_status_t status);
+  static ucs_status_t OnHello(void* self, const void* header, size_t header_bytes, void* data,
+                              size_t length, const ucp_am_recv_param_t* param);
+  static ucs_status_t OnData(void* self, const void* header, size_t header_bytes, void* data,
+                             size_t length, const ucp_am_recv_param_t* param);
+  static void OnSendEnd(void* request, ucs_status_t status, void* operation);
+  static void OnReceiveEnd(void* request, ucs_status_t status, size_t length, void* operation);
+  static void OnCloseEnd(void* request, ucs_status_t status, void* self);
+
+  // What they have written down.
+  void Dispatch(Event& event);
+  void Asked(ucp_conn_request_h request);
+  void Greeted(const Event& event);
+  void Arrived(Event& event);
+  void Deliver(Connection& connection, Arrival arrival);
+  void Ended(Operation* operation, ucs_status_t status);
+
+  Result<Connection*> Add(ucp_ep_params_t params, bool accepted);
+  Status Greet(Connection& connection, bool answer);
+  void Shut(Connection& connection, Status why);
+  void Release(const Arrival& arrival);
+  void Reap();
+  Operation* Begin(Connection& connection, Operation::Kind kind, uint64_t tag);
+  void Forget(Operation* operation);
+  Status Post(Operation* operation, unsigned id, std::span<const std::byte> payload,
+              uint32_t flags);
+  ucp_mem_h Registered(std::span<const std::byte> memory) const;
+  void NoteTransports(ucp_ep_h endpoint);
+
+  const TransportOptions options_;
+  TransportHandler& handler_;
+  ucp_context_h context_ = nullptr;
+  ucp_worker_h worker_ = nullptr;
+  ucp_listener_h listener_ = nullptr;
+  int event_fd_ = -1;
+  OwnedFd wake_;
+  std::string address_;
+  std::set<std::string> transports_;
+  std::vector<std::pair<std::span<std::byte>, ucp_mem_h>> registered_;
+  std::unordered_map<ConnectionId, std::unique_ptr<Connection>> connections_;
+  std::unordered_map<uint64_t, Connection*> by_token_;
+  std::unordered_map<ucp_ep_h, Connection*> by_endpoint_;
+  ConnectionId next_connection_ = 1;
+  size_t changing_ = 0;  // connections that are neither open nor gone: the clock matters to them
+  size_t strangers_ = 0;
+  std::deque<Event> events_;
+  std::vector<std::unique_ptr<Operation>> free_;
+  size_t abandoned_ = 0;
+};
+
+// ---- the life of the transport
+
+Status UcxTransport::Start() {
+  wake_ = OwnedFd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  if (!wake_.valid()) return ErrnoStatus(errno, "eventfd");
+  const Result<SocketAddress> listen = ParseSocketAddress(options_.listen);
+  if (!listen) return listen.error();
+
+  Result<ucp_config_t*> config = UcxConfig(*listen);
+  if (!config) return config.error();
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  params.name = "forebay";
+  ucs_status_t status = ucp_init(&params, *config, &context_);
+  ucp_config_release(*config);
+  if (status != UCS_OK) return UcxStatus(status, "ucp_init");
+
+  ucp_worker_params_t worker_params{};
+  worker_params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  worker_params.thread_mode = UCS_THREAD_MODE_SINGLE;
+  status = ucp_worker_create(context_, &worker_params, &worker_);
+  if (status != UCS_OK) return UcxStatus(status, "ucp_worker_create");
+  ucp_worker_attr_t attributes{};
+  attributes.field_mask = UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER;
+  status = ucp_worker_query(worker_, &attributes);
+  if (status != UCS_OK) return UcxStatus(status, "ucp_worker_query");
+  if (attributes.max_am_header < kMaxHeader + sizeof(Prefix)) {
+    return Status(Code::kUnimplemented,
+                  StrCat("this UCX takes headers of ", attributes.max_am_header, " bytes only"));
+  }
+  status = ucp_worker_get_efd(worker_, &event_fd_);
+  if (status != UCS_OK) return UcxStatus(status, "ucp_worker_get_efd");
+
+  const auto handle = [&](unsigned id, ucp_am_recv_callback_t callback) {
+    ucp_am_handler_param_t handler{};
+    handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                         UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+    handler.id = id;
+    handler.flags = UCP_AM_FLAG_WHOLE_MSG | UCP_AM_FLAG_PERSISTENT_DATA;
+    handler.cb = callback;
+    handler.arg = this;
+    return ucp_worker_set_am_recv_handler(worker_, &handler);
+  };
+  status = handle(kHelloId, OnHello);
+  if (status == UCS_OK) status = handle(kDataId, OnData);
+  if (status != UCS_OK) return UcxStatus(status, "ucp_worker_set_am_recv_handler");
+
+  ucp_listener_params_t listener{};
+  listener.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
+  listener.sockaddr.addr = listen->get();
+  listener.sockaddr.addrlen = listen->length;
+  listener.conn_handler.cb = OnAsked;
+  listener.conn_handler.arg = this;
+  status = ucp_listener_create(worker_, &listener, &listener_);
+  if (status != UCS_OK) return UcxStatus(status, StrCat("listen at ", options_.listen).c_str());
+  ucp_listener_attr_t listening{};
+  listening.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR;
+  status = ucp_listener_query(listener_, &listening);
+  if (status != UCS_OK) return UcxStatus(status, "ucp_listener_query");
+  SocketAddress at;
+  at.storage = listening.sockaddr;
+  address_ = at.ToString();
+  return Status();
+}
+
+UcxTransport::~UcxTransport() {
+  for (const Event& event : events_) {
+    if (event.kind == Event::Kind::kAsked) ucp_listener_reject(listener_, event.request);
+  }
+  std::erase_if(events_, [](const Event& e) { return e.kind == Event::Kind::kAsked; });
+  if (listener_ != nullptr) ucp_listener_destroy(listener_);
+  if (worker_ != nullptr) {
+    for (auto& [id, connection] : connections_) {
+      if (!connection->closing) Shut(*connection, Status(Code::kCancelled, "the transport ends"));
+    }
+    // Nobody's memory is touched after this: what is under way has ended before.
+    const Nanos until = SteadyClock().Now() + kCloseWait;
+    const auto all_closed = [&] {
+      return std::all_of(connections_.begin(), connections_.end(), [](const auto& one) {
+        return one.second->closed && one.second->operations.empty();
+      });
+    };
+    while (true) {
+      while (ucp_worker_progress(worker_) > 0) {
+      }
+      while (!events_.empty()) {
+        Event event = std::move(events_.front());
+        events_.pop_front();
+        if (event.kind == Event::Kind::kMessage) {
+          Release(event.arrival);
+        } else if (event.kind == Event::Kind::kEnded) {
+          Forget(event.operation);
+        } else if (event.kind == Event::Kind::kClosed) {
+          const auto it = connections_.find(event.connection);
+          if (it != connections_.end()) it->second->closed = true;
+        }
+      }
+      if (all_closed() || SteadyClock().Now() > until) break;
+      Wait({}, 10 * kMilli);
+    }
+    for (auto& [memory, handle] : registered_) ucp_mem_unmap(context_, handle);
+    ucp_worker_destroy(worker_);
+  }
+  if (context_ != nullptr) ucp_cleanup(context_);
+  // Those that UCX kept are of no use to anyone now.
+  for (auto& [id, connection] : connections_) {
+    for (Operation* operation : connection->operations) delete operation;
+  }
+}
+
+std::string UcxTransport::Describe() const {
+  std::string names;
+  for (const std::string& name : transports_) names += (names.empty() ? "" : ", ") + name;
+  return StrCat("ucx ", ucp_get_version_string(), names.empty() ? "" : StrCat(" (", names, ")"));
+}
+
+// UCX 1.13 tells which transports an endpoint uses only in what it prints: "lane[0]:  3:tcp/eth0".
+void UcxTransport::NoteTransports(ucp_ep_h endpoint) {
+  char* text = nullptr;
+  size_t size = 0;
+  FILE* const stream = ::open_memstream(&text, &size);
+  if (stream == nullptr) return;
+  ucp_ep_print_info(endpoint, stream);
+  std::fclose(stream);
+  for (const char* at = text; (at = std::strstr(at, "lane[")) != nullptr; ++at) {
+    const char* const bracket = std::strchr(at, ']');
+    if (bracket == nullptr) break;
+    const char* const name = bracket[1] == ':' ? std::strchr(bracket + 2, ':') : nullptr;
+    if (name == nullptr) continue;
+    const size_t length = std::strcspn(name + 1, "/. \n");
+    if (name[1 + length] == '/') transports_.emplace(name + 1, length);
+  }
+  std::free(text);
+}
+
+Status UcxTransport::Register(std::span<std::byte> memory) {
+  ucp_mem_map_params_t params{};
+  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                      UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
+  params.address = memory.data();
+  params.length = memory.size();
+  params.memory_type = UCS_MEMORY_TYPE_HOST;
+  ucp_mem_h handle = nullptr;
+  const ucs_status_t status = ucp_mem_map(context_, &params, &handle);
+  if (status != UCS_OK) return UcxStatus(status, "ucp_mem_map");
+  registered_.emplace_back(memory, handle);
+  return Status();
+}
+
+ucp_mem_h UcxTransport::Registered(std::span<const std::byte> memory) const {
+  for (const auto& [region, handle] : registered_) {
+    if (memory.data() >= region.data() &&
+        memory.data() + memory.size() <= region.data() + region.size()) {
+      return handle;
+    }
+  }
+  return nullptr;
+}
+
+// ---- connections
+
+Result<Connection*> UcxTransport::Add(ucp_ep_params_t params, bool accepted) {
+  auto connection = std::make_unique<Connection>();
+  connection->id = next_connection_++;
+  connection->token = RandomToken();
+  connection->accepted = accepted;
+  connection->deadline = SteadyClock().Now() + options_.connect_wait;
+  params.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
+  params.err_mode = UCP_ERR_HANDLING_MODE_PEER;
+  params.err_handler.cb = OnFailed;
+  params.err_handler.arg = this;
+  const ucs_status_t status = ucp_ep_create(worker_, &params, &connection->endpoint);
+  if (status != UCS_OK) return UcxStatus(status, "ucp_ep_create");
+  Connection* const added = connection.get();
+  by_token_[added->token] = added;
+  by_endpoint_[added->endpoint] = added;
+  connections_[added->id] = std::move(connection);
+  ++changing_;
+  if (accepted) ++strangers_;
+  return added;
+}
+
+Result<ConnectionId> UcxTransport::Connect(const std::string& address) {
+  const Result<SocketAddress> to = ParseSocketAddress(address);
+  if (!to) return to.error();
+  ucp_ep_params_t params{};
+  params.field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR;
+  params.flags = UCP_EP_PARAMS_FLAGS_CLIENT_SERVER;
+  params.sockaddr.addr = to->get();
+  params.sockaddr.addrlen = to->length;
+  const Result<Connection*> connection = Add(params, false);
+  if (!connection) return connection.error();
+  // It is sent when the endpoints have met.
+  const Status greeted = Greet(**connection, false);
+  if (!greeted.ok()) Shut(**connection, greeted);
+  return (*connection)->id;
+}
+
+Status UcxTransport::Greet(Connection& connection, bool answer) {
+  Operation* const operation = Begin(connection, Operation::Kind::kHello, 0);
+  Hello hello;
+  hello.answer = answer ? 1 : 0;
+  hello.mine = connection.token;
+  hello.yours = connection.remote_token;
+  const auto bytes = std::as_bytes(std::span(&hello, 1));
+  operation->header.assign(bytes.begin(), bytes.end());
+  return Post(operation, kHelloId, {}, UCP_AM_SEND_FLAG_EAGER | UCP_AM_SEND_FLAG_REPLY);
+}
+
+void UcxTransport::Close(ConnectionId id) {
+  const auto it = connections_.find(id);
+  if (it == connections_.end() || it->second->closing) return;
+  Shut(*it->second, Status(Code::kCancelled, "closed here"));
+}
+
+// Ends everything of it at once; the handler hears of it in Progress.
+void UcxTransport::Shut(Connection& connection, Status why) {
+  assert(!connection.closing);
+  connection.closing = true;
+  connection.why = std::move(why);
+  if (connection.open) {
+    ++changing_;
+  } else if (connection.accepted) {
+    --strangers_;
+  }
+  // What has come and was not delivered is dropped while its endpoint is still there.
+  for (auto& [sequence, arrival] : connection.early) Release(arrival);
+  connection.early.clear();
+  std::erase_if(events_, [&](const Event& event) {
+    if (event.kind != Event::Kind::kMessage || event.prefix.token != connection.token) return false;
+    Release(event.arrival);
+    return true;
+  });
+  by_token_.erase(connection.token);
+  by_endpoint_.erase(connection.endpoint);
+  ucp_request_param_t param{};
+  param.op_attr_mask =
+      UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
+  param.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  param.cb.send = OnCloseEnd;
+  auto* const closing = new std::pair<UcxTransport*, ConnectionId>(this, connection.id);
+  param.user_data = closing;
+  const ucs_status_ptr_t request = ucp_ep_close_nbx(connection.endpoint, &param);
+  connection.endpoint = nullptr;
+  if (request == nullptr || UCS_PTR_IS_ERR(request)) {
+    delete closing;
+    Event event;
+    event.kind = Event::Kind::kClosed;
+    event.connection = connection.id;
+    events_.push_back(std::move(event));
+  }
+}
+
+void UcxTransport::OnCloseEnd(void* request, ucs_status_t, void* user) {
+  const auto* const closing = static_cast<std::pair<UcxTransport*, ConnectionId>*>(user);
+  Event event;
+  event.kind = Event::Kind::kClosed;
+  event.connection = closing->second;
+  closing->first->events_.push_back(std::move(event));
+  delete closing;
+  ucp_request_free(request);
+}
+
+void UcxTransport::OnAsked(ucp_conn_request_h request, void* self) {
+  Event event;
+  event.kind = Event::Kind::kAsked;
+  event.request = request;
+  static_cast<UcxTransport*>(self)->events_.push_back(std::move(event));
+}
+
+void UcxTransport::Asked(ucp_conn_request_h request) {
+  if (strangers_ >= kMostStrangers) {
+    ucp_listener_reject(listener_, request);
+    return;
+  }
+  ucp_ep_params_t params{};
+  params.field_mask = UCP_EP_PARAM_FIELD_CONN_REQUEST;
+  params.conn_request = request;
+  // An error ends the request, too.
+  [[maybe_unused]] const Result<Connection*> connection = Add(params, true);
+}
+
+void UcxTransport::OnFailed(void* self, ucp_ep_h endpoint, ucs_status_t status) {
+  auto& transport = *static_cast<UcxTransport*>(self);
+  const auto it = transport.by_endpoint_.find(endpoint);
+  if (it == transport.by_endpoint_.end()) return;
+  Event event;
+  event.kind = Event::Kind::kFailed;
+  event.connection = it->second->id;
+  event.status = status;
+  transport.events_.push_back(std::move(event));
+}
+
+ucs_status_t UcxTransport::OnHello(void* self, const void* header, size_t header_bytes, void*,
+                                   size_t, const ucp_am_recv_param_t* param) {
+  Event event;
+  event.kind = Event::Kind::kHello;
+  if (header_bytes != sizeof event.hello ||
+      (param->recv_attr & UCP_AM_RECV_ATTR_FIELD_REPLY_EP) == 0) {
+    return UCS_OK;
+  }
+  std::memcpy(&event.hello, header, sizeof event.hello);
+  event.endpoint = param->reply_ep;
+  static_cast<UcxTransport*>(self)->events_.push_back(std::move(event));
+  return UCS_OK;
+}
+
+void UcxTransport::Greeted(const Event& event) {
+  const Hello& hello = event.hello;
+  const auto it = by_endpoint_.find(event.endpoint);
+  if (it == by_endpoint_.end()) return;
+  Connection& connection = *it->second;
+  if (hello.magic != kMagic || hello.mine == 0 || connection.open || connection.closing ||
+      connection.accepted == (hello.answer != 0) ||
+      (hello.answer != 0 && hello.yours != connection.token)) {
+    if (!connection.open && !connection.closing) {
+      Shut(connection, Status(Code::kInvalidArgument, "the other side does not speak Forebay"));
+    }
+    return;
+  }
+  connection.remote_token = hello.mine;
+  if (connection.accepted) {
+    const Status greeted = Greet(connection, true);
+    if (!greeted.ok()) {
+      Shut(connection, greeted);
+      return;
+    }
+    --strangers_;
+  }
+  connection.open = true;
+  --changing_;
+  if (transports_.size() < 4) NoteTransports(connection.endpoint);
+  handler_.OnOpen(connection.id, connection.accepted);
+}
+
+// ---- messages
+
+Operation* UcxTransport::Begin(Connection& connection, Operation::Kind kind, uint64_t tag) {
+  if (free_.empty()) free_.push_back(std::make_unique<Operation>());
+  Operation* const operation = free_.back().release();
+  free_.pop_back();
+  operation->kind = kind;
+  operation->transport = this;
+  operation->connection = &connection;
+  operation->tag = tag;
+  operation->at = connection.operations.size();
+  connection.operations.push_back(operation);
+  return operation;
+}
+
+void UcxTransport::Forget(Operation* operation) {
+  if (Connection* const connection = operation->connection; connection != nullptr) {
+    Operation*& place = connection->operations[operation->at];
+    place = connection->operations.back();
+    place->at = operation->at;
+    connection->operations.pop_back();
+  }
+  operation->connection = nullptr;
+  operation->header.clear();
+  free_.emplace_back(operation);
+}
+
+Status UcxTransport::Post(Operation* operation, unsigned id, std::span<const std::byte> payload,
+                          uint32_t flags) {
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                       UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_MEMORY_TYPE;
+  param.flags = flags;
+  param.memory_type = UCS_MEMORY_TYPE_HOST;
+  param.cb.send = OnSendEnd;
+  param.user_data = operation;
+  if (payload.size() >= kRendezvous) {
+    if (const ucp_mem_h handle = Registered(payload); handle != nullptr) {
+      param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+      param.memh = handle;
+    }
+  }
+  const ucs_status_ptr_t request =
+      ucp_am_send_nbx(operation->connection->endpoint, id, operation->header.data(),
+                      operation->header.size(), payload.data(), payload.size(), &param);
+  if (UCS_PTR_IS_ERR(request)) {
+    Forget(operation);
+    return UcxStatus(UCS_PTR_STATUS(request), "ucp_am_send_nbx");
+  }
+  if (request == nullptr) {
+    Event event;
+    event.operation = operation;
+    events_.push_back(std::move(event));
+  }
+  return Status();
+}
+
+Status UcxTransport::Send(ConnectionId id, std::span<const std::byte> header,
+                          std::span<const std::byte> payload, uint64_t tag) {
+  if (header.size() > kMaxHeader || payload.size() > kMaxPayload) {
+    return Status(Code::kInvalidArgument, StrCat("a message of ", header.size(), " + ",
+                                                 payload.size(), " bytes is too large"));
+  }
+  const auto it = connections_.find(id);
+  if (it == connections_.end() || it->second->closing || !it->second->open) {
+    return Status(Code::kNotFound, StrCat("no open connection ", id));
+  }
+  Connection& connection = *it->second;
+  Operation* const operation = Begin(connection, Operation::Kind::kSend, tag);
+  const Prefix prefix{connection.remote_token, connection.next_out, 0};
+  operation->header.resize(sizeof prefix + header.size());
+  std::memcpy(operation->header.data(), &prefix, sizeof prefix);
+  std::copy(header.begin(), header.end(), operation->header.begin() + sizeof prefix);
+  const Status posted =
+      Post(operation, kDataId, payload,
+           payload.size() >= kRendezvous ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER);
+  if (posted.ok()) ++connection.next_out;
+  return posted;
+}
+
+void UcxTransport::OnSendEnd(void* request, ucs_status_t status, void* user) {
+  auto* const operation = static_cast<Operation*>(user);
+  Event event;
+  event.operation = operation;
+  event.status = status;
+  operation->transport->events_.push_back(std::move(event));
+  ucp_request_free(request);
+}
+
+void UcxTransport::OnReceiveEnd(void* request, ucs_status_t status, size_t, void* user) {
+  OnSendEnd(request, status, user);
+}
+
+ucs_status_t UcxTransport::OnData(void* self, const void* header, size_t header_bytes, void* data,
+                                  size_t length, const ucp_am_recv_param_t* param) {
+  auto& transport = *static_cast<UcxTransport*>(self);
+  Event event;
+  event.kind = Event::Kind::kMessage;
+  if (header_bytes < sizeof event.prefix || header_bytes > sizeof event.prefix + kMaxHeader ||
+      length > kMaxPayload) {
+    return UCS_OK;
+  }
+  std::memcpy(&event.prefix, header, sizeof event.prefix);
+  // Of nobody that we know: dropped.
+  if (!transport.by_token_.contains(event.prefix.token)) return UCS_OK;
+  const auto* const bytes = static_cast<const std::byte*>(header);
+  event.arrival.header.assign(bytes + sizeof event.prefix, bytes + header_bytes);
+  event.arrival.length = length;
+  event.arrival.rendezvous = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+  const bool keep = length > 0 || event.arrival.rendezvous;
+  if (keep) event.arrival.data = data;
+  transport.events_.push_back(std::move(event));
+  return keep ? UCS_INPROGRESS : UCS_OK;
+}
+
+void UcxTransport::Release(const Arrival& arrival) {
+  if (arrival.data != nullptr) ucp_am_data_release(worker_, arrival.data);
+}
+
+void UcxTransport::Arrived(Event& event) {
+  const auto it = by_token_.find(event.prefix.token);
+  // An endpoint that has said no hello does not know its number: `open` holds.
+  if (it == by_token_.end() || !it->second->open) {
+    Release(event.arrival);
+    return;
+  }
+  const ConnectionId id = it->second->id;
+  Connection& connection = *it->second;
+  // Several lanes may bring them out of order.
+  if (event.prefix.sequence != connection.next_in) {
+    if (connection.early.size() >= kMostEarly) {
+      Release(event.arrival);
+      Shut(connection, Status(Code::kDataLoss, "a message of the connection is missing"));
+      return;
+    }
+    if (!connection.early.emplace(event.prefix.sequence, event.arrival).second) {
+      Release(event.arrival);
+    }
+    return;
+  }
+  ++connection.next_in;
+  Deliver(connection, std::move(event.arrival));
+  while (true) {
+    // The handler may have closed it.
+    const auto again = connections_.find(id);
+    if (again == connections_.end() || again->second->closing) return;
+    auto& early = again->second->early;
+    if (early.empty() || early.begin()->first != again->second->next_in) return;
+    Arrival next = std::move(early.begin()->second);
+    early.erase(early.begin());
+    ++again->second->next_in;
+    Deliver(*again->second, std::move(next));
+  }
+}
+
+void UcxTransport::Deliver(Connection& connection, Arrival arrival) {
+  uint64_t tag = 0;
+  const std::span<std::byte> place =
+      handler_.OnMessage(connection.id, arrival.header, arrival.length, &tag);
+  if (place.empty() || arrival.length == 0) {
+    Release(arrival);
+    return;
+  }
+  assert(place.size() == arrival.length);
+  if (!arrival.rendezvous) {
+    std::memcpy(place.data(), arrival.data, arrival.length);
+    Release(arrival);
+    // If the handler has closed it meanwhile, the bytes are there all the same.
+    handler_.OnPayload(connection.id, tag, Status());
+    return;
+  }
+  if (connection.closing) {
+    Release(arrival);
+    handler_.OnPayload(connection.id, tag, connection.why);
+    return;
+  }
+  Operation* const operation = Begin(connection, Operation::Kind::kReceive, tag);
+  ucp_request_param_t param{};
+  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA |
+                       UCP_OP_ATTR_FIELD_MEMORY_TYPE | UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
+  param.memory_type = UCS_MEMORY_TYPE_HOST;
+  param.cb.recv_am = OnReceiveEnd;
+  param.user_data = operation;
+  if (const ucp_mem_h handle = Registered(place); handle != nullptr) {
+    param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+    param.memh = handle;
+  }
+  const ucs_status_ptr_t request =
+      ucp_am_recv_data_nbx(worker_, arrival.data, place.data(), place.size(), &param);
+  if (request == nullptr || UCS_PTR_IS_ERR(request)) {
+    Event event;
+    event.operation = operation;
+    event.status = request == nullptr ? UCS_OK : UCS_PTR_STATUS(request);
+    events_.push_back(std::move(event));
+  }
+}
+
+void UcxTransport::Ended(Operation* operation, ucs_status_t status) {
+  Connection* const connection = operation->connection;
+  const Operation::Kind kind = operation->kind;
+  const uint64_t tag = operation->tag;
+  Forget(operation);
+  if (connection == nullptr) {
+    --abandoned_;
+    return;
+  }
+  if (kind == Operation::Kind::kHello) return;
+  const Status end = status == UCS_OK                 ? Status()
+                     : connection->closing            ? connection->why
+                     : kind == Operation::Kind::kSend ? UcxStatus(status, "send")
+                                                      : UcxStatus(status, "receive");
+  if (kind == Operation::Kind::kSend) {
+    handler_.OnSent(connection->id, tag, end);
+  } else {
+    handler_.OnPayload(connection->id, tag, end);
+  }
+}
+
+// ---- running
+
+void UcxTransport::Dispatch(Event& event) {
+  switch (event.kind) {
+    case Event::Kind::kAsked:
+      Asked(event.request);
+      return;
+    case Event::Kind::kHello:
+      Greeted(event);
+      return;
+    case Event::Kind::kMessage:
+      Arrived(event);
+      return;
+    case Event::Kind::kEnded:
+      Ended(event.operation, event.status);
+      return;
+    case Event::Kind::kFailed: {
+      const auto it = connections_.find(event.connection);
+      if (it == connections_.end() || it->second->closing) return;
+      Shut(*it->second, UcxStatus(event.status, "the connection was lost"));
+      return;
+    }
+    case Event::Kind::kClosed: {
+      const auto it = connections_.find(event.connection);
+      if (it == connections_.end()) return;
+      it->second->closed = true;
+      it->second->deadline = SteadyClock().Now() + kCloseWait;
+      return;
+    }
+  }
+}
+
+// Gives up what does not open in time, and tells the handler of what has ended.
+void UcxTransport::Reap() {
+  if (changing_ == 0) return;
+  const Nanos now = SteadyClock().Now();
+  std::vector<ConnectionId> gone;
+  for (auto& [id, connection] : connections_) {
+    if (!connection->closing) {
+      if (!connection->open && now >= connection->deadline) {
+        Shut(*connection, Status(Code::kDeadlineExceeded, "no answer to a connection"));
+      }
+      continue;
+    }
+    if (!connection->closed) continue;
+    if (connection->operations.empty() || now >= connection->deadline) gone.push_back(id);
+  }
+  for (const ConnectionId id : gone) {
+    const auto it = connections_.find(id);
+    const std::unique_ptr<Connection> connection = std::move(it->second);
+    connections_.erase(it);
+    --changing_;
+    for (Operation* operation : connection->operations) {
+      // Its endpoint is gone; should UCX ever end it, nobody listens.
+      operation->connection = nullptr;
+      ++abandoned_;
+      if (operation->kind == Operation::Kind::kSend) {
+        handler_.OnSent(id, operation->tag, connection->why);
+      } else if (operation->kind == Operation::Kind::kReceive) {
+        handler_.OnPayload(id, operation->tag, connection->why);
+      }
+    }
+    // A stranger's was never shown to the handler.
+    if (connection->open || !connection->accepted) handler_.OnClosed(id, connection->why);
+  }
+}
+
+bool UcxTransport::Progress() {
+  const unsigned done = ucp_worker_progress(worker_);
+  bool more = done > 0;
+  // What the handler does may add to them; those wait for the next call.
+  for (size_t count = events_.size(); count > 0 && !events_.empty(); --count) {
+    Event event = std::move(events_.front());
+    events_.pop_front();
+    Dispatch(event);
+    more = true;
+  }
+  Reap();
+  return more || !events_.empty();
+}
+
+void UcxTransport::Wait(std::span<const int> wake_fds, Nanos wait) {
+  if (!events_.empty()) return;
+  if (ucp_worker_arm(worker_) != UCS_OK) return;  // there is something to do
+  if (changing_ > 0) {
+    Nanos next = INT64_MAX;
+    for (const auto& [id, connection] : connections_) {
+      if (connection->closed || (!connection->open && !connection->closing)) {
+        next = std::min(next, connection->deadline);
+      }
+    }
+    if (next != INT64_MAX) wait = std::min(wait, next - SteadyClock().Now());
+  }
+  constexpr size_t kOwn = 2;
+  pollfd few[kOwn + 6];
+  std::vector<pollfd> many;
+  pollfd* fds = few;
+  if (wake_fds.size() + kOwn > std::size(few)) {
+    many.resize(wake_fds.size() + kOwn);
+    fds = many.data();
+  }
+  fds[0] = {event_fd_, POLLIN, 0};
+  fds[1] = {wake_.get(), POLLIN, 0};
+  for (size_t i = 0; i < wake_fds.size(); ++i) fds[kOwn + i] = {wake_fds[i], POLLIN, 0};
+  const Nanos bound = std::max<Nanos>(wait, 0);
+  const timespec time{bound / kSecond, bound % kSecond};
+  ::ppoll(fds, wake_fds.size() + kOwn, &time, nullptr);
+  if ((fds[1].revents & POLLIN) != 0) {
+    uint64_t count = 0;
+    [[maybe_unused]] const ssize_t got = ::read(wake_.get(), &count, sizeof count);
+  }
+}
+
+void UcxTransport::Wake() {
+  const uint64_t one = 1;
+  [[maybe_unused]] const ssize_t wrote = ::write(wake_.get(), &one, sizeof one);
+}
+
+std::string Version() {
+  unsigned major = 0, minor = 0, release = 0;
+  ucp_get_version(&major, &minor, &release);
+  return StrCat(major, ".", minor, ".", release);
+}
+
+Result<std::unique_ptr<Transport>> MakeTransport(const TransportOptions& options,
+                                                 TransportHandler& handler) {
+  auto transport = std::make_unique<UcxTransport>(options, handler);
+  FOREBAY_RETURN_IF_ERROR(transport->Start());
+  return std::unique_ptr<Transport>(std::move(transport));
+}
+
+constexpr UcxLibrary kLibrary{kUcxBuild, QuietUcx, Version, MakeTransport};
+
+}  // namespace
+}  // namespace forebay
+
+extern "C" __attribute__((visibility("default"))) const forebay::UcxLibrary* forebay_ucx_library() {
+  return &forebay::kLibrary;
+}
