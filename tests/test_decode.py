@@ -513,7 +513,7 @@ def test_the_report_tells_decoding_from_reading(photos):
         assert all(r.samples == 61 and r.batches == 8 for r in reports)
         assert reports[0].source_reads + reports[1].source_reads == 61
         assert set(reports[0].wait) == {
-            "source", "memory", "decode", "plan", "copy", "tier", "share",
+            "source", "memory", "decode", "plan", "copy", "tier", "share", "peer",
         }  # fmt: skip
         assert "decode" in batches.report() or "never" in batches.report()
         metrics = batches.engine.metrics()

@@ -460,7 +460,7 @@ def test_stats_add_up(folder: DataSet) -> None:
         assert report.stall == pytest.approx(sum(report.wait.values()))
         assert 0 <= report.stall_share <= 1
         assert set(report.wait) == {
-            "source", "memory", "decode", "plan", "copy", "tier", "share",
+            "source", "memory", "decode", "plan", "copy", "tier", "share", "peer",
         }  # fmt: skip
         assert report.batch_seconds.sum() <= report.seconds + 1e-3
         assert report.percentile(50) <= report.percentile(99)

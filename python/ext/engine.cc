@@ -145,6 +145,8 @@ nb::dict StatsOf(const EpochStats& e) {
   d["bytes"] = e.bytes;
   d["source_reads"] = e.source_reads;
   d["source_bytes"] = e.source_bytes;
+  d["peer_reads"] = e.peer_reads;
+  d["peer_bytes"] = e.peer_bytes;
   d["seconds"] = static_cast<double>(e.wall_ns) * 1e-9;
   nb::dict wait;
   for (size_t i = 0; i < kStallCauses; ++i) {

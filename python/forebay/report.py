@@ -21,6 +21,7 @@ CAUSES = {
     "copy": "copies to the GPU",
     "tier": "reads from the cache folder",
     "share": "the job's share of the source, which it has used up",
+    "peer": "reads from other nodes",
 }
 
 

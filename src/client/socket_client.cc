@@ -627,6 +627,8 @@ Result<std::vector<EpochStats>> SocketClient::Stats(StreamId id) {
       if (reply.epochs[i] != stats.epoch) continue;
       stats.source_reads = reply.reads[i];
       stats.source_bytes = reply.bytes[i];
+      stats.peer_reads = reply.peer_reads[i];
+      stats.peer_bytes = reply.peer_bytes[i];
     }
   }
   return out;

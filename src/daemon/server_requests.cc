@@ -103,6 +103,8 @@ void Server::OnStats(Peer& peer, uint64_t request, StreamId stream) {
     reply.epochs.push_back(epoch.epoch);
     reply.reads.push_back(epoch.source_reads);
     reply.bytes.push_back(epoch.source_bytes);
+    reply.peer_reads.push_back(epoch.peer_reads);
+    reply.peer_bytes.push_back(epoch.peer_bytes);
   }
   const Status encoded = wire::Encode(reply, request, &peer.out);
   if (!encoded.ok()) Reply(peer, request, encoded);

@@ -16,11 +16,12 @@ enum class StallCause : uint8_t {
   kCopy,        // the batch was finished, its copy to the accelerator was not
   kTier,        // a read from the cache folder was under way
   kShare,       // reads waited for the job's share of the source
+  kPeer,        // a read from another node of the cluster was under way
 };
-inline constexpr size_t kStallCauses = 7;
+inline constexpr size_t kStallCauses = 8;
 
 inline constexpr std::array<std::string_view, kStallCauses> kStallCauseNames = {
-    "source", "memory", "decode", "plan", "copy", "tier", "share"};
+    "source", "memory", "decode", "plan", "copy", "tier", "share", "peer"};
 
 // One epoch of one stream.
 struct EpochStats {
@@ -31,6 +32,8 @@ struct EpochStats {
   uint64_t source_reads =
       0;  // reads finished while the epoch was consumed, for this stream's data set
   uint64_t source_bytes = 0;
+  uint64_t peer_reads = 0;  // the same, of what other nodes of the cluster gave
+  uint64_t peer_bytes = 0;
   int64_t wall_ns = 0;  // from the first ask to the end of the epoch
   std::array<int64_t, kStallCauses> wait_ns{};
   // Time from one batch handed out to the next, in microseconds, in order.

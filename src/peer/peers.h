@@ -30,21 +30,7 @@ struct PeerOptions {
 };
 
 // What this node has seen of another one, for reports and `forebay status`.
-struct PeerStatus {
-  uint32_t node = 0;
-  std::string address;
-  std::string state;   // "connected", "connecting", "silent", "dead", "refused"
-  std::string fault;   // the last thing that went wrong, in words; empty: nothing did
-  uint64_t reads = 0;  // samples that came from it
-  uint64_t bytes = 0;
-  uint64_t served = 0;  // samples that it took from here
-  uint64_t served_bytes = 0;
-  uint64_t timeouts = 0;  // requests that went to the source instead, by reason
-  uint64_t refused = 0;
-  uint64_t corrupt = 0;
-  uint64_t lost = 0;       // with their connection
-  int64_t latency_ns = 0;  // typical, of a read; 0: not known
-};
+using PeerStatus = PeerReport;
 
 class Peers {
  public:

@@ -377,6 +377,8 @@ std::vector<EpochStats> Pipeline::Stats() const {
     if (at == 0) break;
     out[i].source_reads = reads[at - 1].source_reads;
     out[i].source_bytes = reads[at - 1].source_bytes;
+    out[i].peer_reads = reads[at - 1].peer_reads;
+    out[i].peer_bytes = reads[at - 1].peer_bytes;
     --at;
   }
   return out;

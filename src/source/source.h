@@ -22,9 +22,10 @@ struct SourceRead {
   // with what lies between them, where they follow each other in one object without overlapping.
   // Each completes as if it had been read alone. A source may ignore it.
   uint32_t group = 0;
-  // Where a tier lies before the source: not from there, and not copied there.
+  // Where a tier lies before the source: not from there, and not copied there. Nor from a peer.
   bool skip_tier = false;
   bool skip_store = false;
+  bool urgent = false;  // a consumer waits for it; a source may ignore it
 };
 
 struct SourceDone {
@@ -37,6 +38,7 @@ struct SourceDone {
   uint32_t group_size = 1;
   // Bytes before this one that were read with it, and that nobody asked for.
   uint64_t gap_bytes = 0;
+  int32_t peer = -1;  // the node of the cluster that the bytes came from; -1: from the source
 };
 
 class Source {
@@ -54,6 +56,10 @@ class Source {
   virtual size_t capacity() const = 0;
   // For logs and reports: "posix (threads) /data/train".
   virtual std::string Describe() const = 0;
+  // The node of the cluster that a read of the sample would ask, as far as is known; -1: none, it
+  // would be read here. From any thread, with locks of the caller held: it must neither wait nor
+  // call back.
+  virtual int32_t Elsewhere(SampleId) const { return -1; }
 };
 
 struct PosixSourceOptions {

@@ -30,6 +30,8 @@ constexpr size_t kEpochsKept = 1000;
 constexpr Nanos kSlice = 100 * kMilli;  // longest single sleep of any wait
 constexpr size_t kReapAtOnce = 64;
 constexpr Nanos kTablesWait = 500 * kMilli;  // the daemon serves nobody meanwhile
+// What the plan for a cluster takes: homes, holders, shares and what was told of them.
+constexpr uint64_t kClusterBytesASample = 24;
 
 // A small budget cannot fill many reads anyway; do not spend it on stacks.
 size_t ThreadsFor(const EngineOptions& options, uint64_t budget) {
@@ -162,6 +164,10 @@ Engine::Engine(const EngineOptions& options, uint64_t budget, uint64_t arena_byt
           registry_.AddCounter("forebay_stage_sample_bytes_total", "Bytes handed to consumers")),
       changed_total_(registry_.AddCounter("forebay_source_changed_samples_total",
                                           "Samples whose bytes differ from an earlier read")),
+      peer_reads_total_(
+          registry_.AddCounter("forebay_peer_reads_total", "Samples read from other nodes")),
+      peer_read_bytes_total_(
+          registry_.AddCounter("forebay_peer_read_bytes_total", "Bytes read from other nodes")),
       arena_used_(
           registry_.AddGauge("forebay_stage_arena_used_bytes", "Bytes of the arena in use")),
       arena_peak_(
@@ -209,7 +215,9 @@ Status Engine::Start() {
   (void)madvise(base, arena_bytes, MADV_HUGEPAGE);
   wake_fd_ = OwnedFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   progress_fd_ = OwnedFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake_fd_.valid() || !progress_fd_.valid()) return ErrnoStatus(errno, "eventfd");
+  serving_fd_ = OwnedFd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_fd_.valid() || !progress_fd_.valid() || !serving_fd_.valid())
+    return ErrnoStatus(errno, "eventfd");
   if (!options_.tuner_log.empty()) {
     tuner_log_ =
         OwnedFd(open(options_.tuner_log.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644));
@@ -320,20 +328,28 @@ std::string Engine::CacheNote() const {
 Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
                                      std::unique_ptr<Source> source) {
   FOREBAY_RETURN_IF_ERROR(Alive());
+  MutexLock adding(add_mutex_);
   TieredSource* tiered = nullptr;
-  if (source == nullptr) {
+  const bool own = source == nullptr;
+  if (own) {
     PosixSourceOptions posix;
     posix.max_in_flight = options_.max_in_flight;
     posix.io = options_.io;
     Result<std::unique_ptr<Source>> made = MakePosixSource(*catalog, posix);
     if (!made) return made.error();
     source = *std::move(made);
-    if (cache_ != nullptr && MayOutliveTheJob(*catalog)) {
-      Result<std::unique_ptr<TieredSource>> through = ThroughCache(*catalog, std::move(source));
-      if (!through) return through.error();
-      tiered = through->get();
-      source = *std::move(through);
-    }
+  }
+  if (wrap_) {
+    Result<std::unique_ptr<Source>> wrapped =
+        wrap_(static_cast<DatasetId>(dataset_count()), catalog, std::move(source));
+    if (!wrapped) return wrapped.error();
+    source = *std::move(wrapped);
+  }
+  if (own && cache_ != nullptr && MayOutliveTheJob(*catalog)) {
+    Result<std::unique_ptr<TieredSource>> through = ThroughCache(*catalog, std::move(source));
+    if (!through) return through.error();
+    tiered = through->get();
+    source = *std::move(through);
   }
   std::vector<uint32_t> lengths(catalog->size());
   uint64_t bytes = 0;
@@ -345,7 +361,8 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
   // The first data set's reader threads are paid for already; every further one has its own.
   const uint64_t stacks = datasets_.empty() ? 0 : ReaderBytes(options_.max_in_flight);
   const uint64_t index = tiered == nullptr ? 0 : lengths.size() * FolderStore::kBytesASample;
-  const uint64_t tables = Scheduler::MetadataBytes(lengths.size()) + stacks + index;
+  const uint64_t cluster = wrap_ ? lengths.size() * kClusterBytesASample : 0;
+  const uint64_t tables = Scheduler::MetadataBytes(lengths.size()) + stacks + index + cluster;
   // In pieces, as samples of other data sets leave them; reads under way hold theirs to their end.
   std::vector<ArenaAllocator::Block> blocks;
   const uint64_t leave = LeastForStreams();
@@ -358,6 +375,9 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
   }
   const DatasetId id = scheduler_.AddDataset(lengths);
   scheduler_.SetLayout(id, catalog);
+  if (wrap_) {
+    scheduler_.SetElsewhere(id, [s = source.get()](SampleId x) { return s->Elsewhere(x) >= 0; });
+  }
   if (tiered != nullptr) {
     // Each copy takes a little more than its bytes.
     const uint64_t copies = bytes + lengths.size() * FolderStore::kOverheadASample;
@@ -366,6 +386,11 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
     for (SampleId s = 0; s < lengths.size(); ++s) {
       if (tiered->Holds(s)) scheduler_.OnStored(id, s);
     }
+    UpdateFolderRoom();
+  }
+  if (const auto early = early_shares_.find(id); early != early_shares_.end()) {
+    scheduler_.SetShare(id, std::move(early->second));
+    early_shares_.erase(early);
   }
   DatasetState state;
   state.catalog = std::move(catalog);
@@ -459,6 +484,10 @@ Result<StreamId> Engine::OpenStream(const StreamOptions& options) {
     return Status(Code::kInvalidArgument, "batch_size is 0; it must be at least 1");
   }
   MutexLock lock(mutex_);
+  return Open(options);
+}
+
+Result<StreamId> Engine::Open(const StreamOptions& options) {
   if (options.shape.dataset >= datasets_.size()) {
     return Status(Code::kInvalidArgument,
                   StrCat("data set ", options.shape.dataset, " does not exist"));
@@ -503,10 +532,118 @@ Result<StreamId> Engine::OpenStream(const StreamOptions& options) {
     }
     throw;
   }
-  streams_[id].reads_at_start = datasets_[options.shape.dataset].reads;
-  streams_[id].bytes_at_start = datasets_[options.shape.dataset].read_bytes;
+  CountReads(datasets_[options.shape.dataset], &streams_[id].at_start);
+  if (shape.serving) serving_.push_back(id);
   Collect();
   return id;
+}
+
+// ---- the cluster -----------------------------------------------------------------------------
+
+void Engine::SetSourceWrap(SourceWrap wrap) {
+  MutexLock adding(add_mutex_);
+  wrap_ = std::move(wrap);
+}
+
+void Engine::SetShare(DatasetId dataset, std::vector<uint8_t> share) {
+  MutexLock lock(mutex_);
+  if (dataset >= datasets_.size()) {
+    early_shares_[dataset] = std::move(share);
+    return;
+  }
+  scheduler_.SetShare(dataset, std::move(share));
+  Collect();
+}
+
+Result<StreamId> Engine::OpenServing(DatasetId dataset) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  StreamOptions options;
+  options.shape.dataset = dataset;
+  options.shape.serving = true;
+  options.declared = true;
+  options.ahead_of_consumer = true;
+  MutexLock lock(mutex_);
+  return Open(options);
+}
+
+std::vector<std::byte> Engine::HeldBits(DatasetId dataset) const {
+  MutexLock lock(mutex_);
+  if (dataset >= datasets_.size()) return {};
+  return scheduler_.HeldBits(dataset);
+}
+
+HeldChanges Engine::TakeHeldChanges(DatasetId dataset) {
+  MutexLock lock(mutex_);
+  if (dataset >= datasets_.size()) return {};
+  return scheduler_.TakeHeldChanges(dataset);
+}
+
+NodeRoom Engine::TierRoom() const {
+  // Blocks are a little larger than samples where they lie badly, and tables and streams to come
+  // take their part.
+  constexpr uint64_t kMarginOneIn = 64;
+  constexpr uint64_t kStaging = uint64_t{64} << 20;
+  const auto less_margin = [](uint64_t bytes) { return bytes - bytes / kMarginOneIn; };
+  NodeRoom room;
+  MutexLock lock(mutex_);
+  if (options_.keep) {
+    const uint64_t usable = less_margin(scheduler_.capacity());
+    const uint64_t asked = static_cast<uint64_t>(memory_tier_.bytes.value());
+    const uint64_t staging = std::min(usable / 2, std::max(kStaging, usable / 8));
+    room.memory = asked == 0 ? usable - staging : std::min(asked, usable - usable / 8);
+    if (!datasets_.empty()) room.memory = std::min(room.memory, scheduler_.keep_quota());
+    room.memory = less_margin(room.memory);
+  }
+  if (cache_ != nullptr) room.folder = less_margin(cache_->store->capacity_bytes());
+  return room;
+}
+
+std::vector<uint32_t> Engine::TierLengths(const Catalog& catalog) {
+  std::vector<uint32_t> lengths(catalog.size());
+  for (SampleId s = 0; s < lengths.size(); ++s) {
+    const uint64_t rounded = ArenaAllocator::Rounded(catalog.length(s));
+    lengths[s] = static_cast<uint32_t>(std::min<uint64_t>(rounded, ~uint32_t{0}));
+  }
+  return lengths;
+}
+
+std::vector<uint32_t> Engine::TierLengths(DatasetId dataset) const {
+  const std::shared_ptr<const Catalog> catalog = shared_catalog(dataset);
+  return TierLengths(*catalog);
+}
+
+std::vector<SampleId> Engine::Upcoming(DatasetId dataset, size_t most) const {
+  MutexLock lock(mutex_);
+  if (dataset >= datasets_.size()) return {};
+  return scheduler_.Upcoming(dataset, most);
+}
+
+void Engine::SetClusterReport(std::function<ClusterReport()> report) {
+  MutexLock lock(report_mutex_);
+  report_ = std::move(report);
+}
+
+ClusterReport Engine::Cluster() const {
+  MutexLock lock(report_mutex_);
+  return report_ ? report_() : ClusterReport();
+}
+
+void Engine::UpdateFolderRoom() {
+  const uint64_t capacity = cache_->store->capacity_bytes();
+  const uint64_t used = cache_->store->used_bytes() + cache_->buffer.used_bytes();
+  scheduler_.SetFolderRoom(capacity - std::min(capacity, used));
+}
+
+void Engine::SignalServing() {
+  bool changed = false;
+  for (const StreamId id : serving_) {
+    const uint64_t changes = scheduler_.Changes(id);
+    changed |= streams_[id].told_changes != changes;
+    streams_[id].told_changes = changes;
+  }
+  if (!changed) return;
+  const uint64_t one = 1;
+  (void)!write(serving_fd_.get(), &one, sizeof one);
 }
 
 Result<Engine::StreamState*> Engine::FindStream(StreamId stream) {
@@ -524,6 +661,7 @@ Status Engine::CloseStream(StreamId id) {
   if (!(*state)->open) return Status();
   (*state)->open = false;
   closed_.push_back(id);
+  std::erase(serving_, id);
   scheduler_.CloseStream(id);
   Collect();
   SignalProgress();
@@ -602,15 +740,27 @@ void Engine::OpenEpoch(StreamState& state, Nanos now) {
 }
 
 void Engine::CloseEpoch(StreamState& state, Nanos now) {
-  const DatasetState& dataset = datasets_[state.options.shape.dataset];
   EpochStats& stats = state.epochs.back();
   stats.wall_ns = now - state.epoch_start;
-  stats.source_reads = dataset.reads - state.reads_at_start;
-  stats.source_bytes = dataset.read_bytes - state.bytes_at_start;
+  FillReads(state, &stats);
   // What is read ahead before the next epoch begins is the next epoch's.
-  state.reads_at_start = dataset.reads;
-  state.bytes_at_start = dataset.read_bytes;
+  CountReads(datasets_[state.options.shape.dataset], &state.at_start);
   state.in_epoch = false;
+}
+
+void Engine::CountReads(const DatasetState& dataset, EpochStats* stats) {
+  stats->source_reads = dataset.reads;
+  stats->source_bytes = dataset.read_bytes;
+  stats->peer_reads = dataset.peer_reads;
+  stats->peer_bytes = dataset.peer_bytes;
+}
+
+void Engine::FillReads(const StreamState& state, EpochStats* stats) const {
+  CountReads(datasets_[state.options.shape.dataset], stats);
+  stats->source_reads -= state.at_start.source_reads;
+  stats->source_bytes -= state.at_start.source_bytes;
+  stats->peer_reads -= state.at_start.peer_reads;
+  stats->peer_bytes -= state.at_start.peer_bytes;
 }
 
 void Engine::Account(StreamState& state, const BatchLoan& loan, Nanos now) {
@@ -644,13 +794,20 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
   if (fetch == nullptr && state.options.shape.itemised) {
     return Status(Code::kInvalidArgument, "this stream hands out single samples: fetch them");
   }
-  state.last_ask = start;
-  if (!state.in_epoch) OpenEpoch(state, start);
+  const bool serving = state.options.shape.serving;
+  if (serving && fetch == nullptr) {
+    return Status(Code::kInvalidArgument, "this stream serves other nodes: fetch single samples");
+  }
+  if (!serving) {
+    state.last_ask = start;
+    if (!state.in_epoch) OpenEpoch(state, start);
+  }
 
   Scheduler::Handout handout;
   handout.samples.swap(out->samples);
   handout.offsets.swap(out->offsets);
   handout.lengths.swap(out->lengths);
+  handout.crcs.swap(out->crcs);
   while (true) {
     if (!state.open) return Status(Code::kCancelled, "the stream was closed");
     const uint64_t seen = scheduler_.Changes(id);
@@ -668,7 +825,8 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
         out->samples.swap(handout.samples);
         out->offsets.swap(handout.offsets);
         out->lengths.swap(handout.lengths);
-        Account(state, *out, SteadyClock().Now());
+        out->crcs.swap(handout.crcs);
+        if (!serving) Account(state, *out, SteadyClock().Now());
         return TakeKind::kBatch;
       }
       case Scheduler::Take::kEndOfEpoch:
@@ -756,10 +914,8 @@ std::vector<EpochStats> Engine::Stats(StreamId id) const {
   const StreamState& state = streams_[id];
   std::vector<EpochStats> out(state.epochs.begin(), state.epochs.end());
   if (state.in_epoch && !out.empty()) {
-    const DatasetState& dataset = datasets_[state.options.shape.dataset];
     out.back().wall_ns = SteadyClock().Now() - state.epoch_start;
-    out.back().source_reads = dataset.reads - state.reads_at_start;
-    out.back().source_bytes = dataset.read_bytes - state.bytes_at_start;
+    FillReads(state, &out.back());
   }
   return out;
 }
@@ -787,6 +943,9 @@ std::string Engine::WaitingFor(StreamId id) const {
   std::string what(kStallCauseNames[static_cast<size_t>(cause)]);
   if (scheduler_.FirstMissing(id, &dataset, &sample)) {
     const Catalog& catalog = *datasets_[dataset].catalog;
+    if (cause == StallCause::kPeer) {
+      what += StrCat(" (node ", datasets_[dataset].source->Elsewhere(sample), ")");
+    }
     what += StrCat(": ", catalog.root(), "/", catalog.SampleName(sample));
   }
   return what;
@@ -861,6 +1020,7 @@ void Engine::Collect() {
     copy_work_.push_back(std::move(copy));
     copy_ready_.notify_one();
   }
+  if (!serving_.empty()) SignalServing();
   if ((!outbox_.empty() || scheduler_.wake_at() < loop_until_) && !loop_awake_) {
     loop_awake_ = true;
     WakeLoop();

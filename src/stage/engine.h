@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -33,6 +34,7 @@
 #include "source/source.h"
 #include "stage/mechanisms.h"
 #include "stage/pause_allowance.h"
+#include "stage/peer_report.h"
 #include "stage/reads_under_way.h"
 #include "stage/scheduler.h"
 #include "tier/folder_tier.h"
@@ -85,7 +87,18 @@ struct BatchLoan {
   std::vector<SampleId> samples;
   std::vector<uint64_t> offsets;  // into the arena
   std::vector<uint32_t> lengths;
+  std::vector<uint32_t> crcs;  // CRC-32C of each; of serving streams only
 };
+
+// Bytes that the node's tiers may keep.
+struct NodeRoom {
+  uint64_t memory = 0;
+  uint64_t folder = 0;
+};
+
+// Puts another source before the one that it is given, which it owns from then on.
+using SourceWrap = std::function<Result<std::unique_ptr<Source>>(
+    DatasetId dataset, std::shared_ptr<const Catalog> catalog, std::unique_ptr<Source> inner)>;
 
 enum class TakeKind : uint8_t { kBatch, kPending, kEndOfEpoch, kEndOfStream };
 
@@ -145,6 +158,38 @@ class Engine {
                          BatchLoan* out);
   Status Release(LeaseId lease);
 
+  // ---- The cluster: for peer/peers.h, which puts itself between the tiers and the source.
+  //
+  // Applied to the source of every data set added from now on, below the cache folder. The data set
+  // has its number already, and exists once AddDataset has returned.
+  void SetSourceWrap(SourceWrap wrap);
+  // What the node's tiers may keep: one KeepShare a sample, or empty for everything. At any time;
+  // for a data set that is being added it holds from the start.
+  void SetShare(DatasetId dataset, std::vector<uint8_t> share);
+  // A hidden stream for other nodes' requests: Fetch with no wait, many leases at once, in any
+  // order. It takes free memory only, an eighth at most, never from what lives here, and stands
+  // behind this node's consumers; its waits are nobody's stall. A fetch that finds no memory stays
+  // pending: whoever asked gives up after a while (Release).
+  Result<StreamId> OpenServing(DatasetId dataset);
+  // Readable when a pending fetch of any serving stream may have ended; the caller reads it empty,
+  // then asks again for all that are pending.
+  int serving_fd() const { return serving_fd_.get(); }
+  // Bit s: memory tier or folder have sample s.
+  std::vector<std::byte> HeldBits(DatasetId dataset) const;
+  // Since the last call; at the first one, everything held is new.
+  HeldChanges TakeHeldChanges(DatasetId dataset);
+  // What this node's tiers can keep, less a margin.
+  NodeRoom TierRoom() const;
+  // What each sample takes of it.
+  static std::vector<uint32_t> TierLengths(const Catalog& catalog);
+  std::vector<uint32_t> TierLengths(DatasetId dataset) const;
+  // At most `most` samples that streams of this node will use beyond their windows, that are not
+  // here and would be kept.
+  std::vector<SampleId> Upcoming(DatasetId dataset, size_t most) const;
+  // Who can tell of the cluster; null: nobody. The function is called by whoever asks for Cluster.
+  void SetClusterReport(std::function<ClusterReport()> report);
+  ClusterReport Cluster() const;
+
   // The threads that decode for all pipelines of this engine.
   DecodePool& decode_pool() { return decode_pool_; }
   // Lends `bytes` of the budget; kResourceExhausted when batches on loan stand in the way, or fewer
@@ -196,6 +241,8 @@ class Engine {
     uint64_t mean_bytes = 0;
     uint64_t reads = 0;
     uint64_t read_bytes = 0;
+    uint64_t peer_reads = 0;
+    uint64_t peer_bytes = 0;
     // Loop thread only.
     std::deque<ReadAction> backlog;
     PlaceModel source_model;
@@ -211,9 +258,9 @@ class Engine {
     Nanos epoch_start = 0;
     Nanos last_handout = 0;
     Nanos last_ask = 0;
-    Nanos blocked_since = -1;  // across calls: a caller may wait in short slices
-    uint64_t reads_at_start = 0;
-    uint64_t bytes_at_start = 0;
+    Nanos blocked_since = -1;   // across calls: a caller may wait in short slices
+    EpochStats at_start;        // the data set's reads when the epoch began
+    uint64_t told_changes = 0;  // serving: of Scheduler::Changes
   };
 
   struct Cache {
@@ -271,6 +318,12 @@ class Engine {
   Status Failure(StreamState& state, SampleId sample) REQUIRES(mutex_);
   // One ask of the scheduler: the next batch, or `sample` when `fetch` is given.
   Result<TakeKind> Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId sample, BatchLoan* out);
+  static void CountReads(const DatasetState& dataset, EpochStats* stats);
+  // What was read since the epoch began.
+  void FillReads(const StreamState& state, EpochStats* stats) const REQUIRES(mutex_);
+  void UpdateFolderRoom() REQUIRES(mutex_);
+  void SignalServing() REQUIRES(mutex_);
+  Result<StreamId> Open(const StreamOptions& options) REQUIRES(mutex_);
   void OpenEpoch(StreamState& state, Nanos now) REQUIRES(mutex_);
   void CloseEpoch(StreamState& state, Nanos now) REQUIRES(mutex_);
   void Account(StreamState& state, const BatchLoan& loan, Nanos now) REQUIRES(mutex_);
@@ -283,6 +336,7 @@ class Engine {
   Mapping arena_;
   OwnedFd wake_fd_;
   OwnedFd progress_fd_;
+  OwnedFd serving_fd_;
 
   Registry registry_;
   Metric& reads_total_;
@@ -293,6 +347,8 @@ class Engine {
   Metric& samples_total_;
   Metric& sample_bytes_total_;
   Metric& changed_total_;
+  Metric& peer_reads_total_;
+  Metric& peer_read_bytes_total_;
   Metric& arena_used_;
   Metric& arena_peak_;
   Metric& leases_;
@@ -307,6 +363,13 @@ class Engine {
   SourceLimitMechanism source_limit_;
 
   std::unique_ptr<Cache> cache_;  // constant after Create; null: no cache folder
+
+  Mutex add_mutex_;  // one data set at a time; before mutex_
+  SourceWrap wrap_ GUARDED_BY(add_mutex_);
+
+  // Beside mutex_: who reports takes locks of its own.
+  mutable Mutex report_mutex_;
+  std::function<ClusterReport()> report_ GUARDED_BY(report_mutex_);
 
   mutable Mutex mutex_;
   Scheduler scheduler_ GUARDED_BY(mutex_);
@@ -323,6 +386,8 @@ class Engine {
   // Closed streams, oldest first. Every step looks at all streams: their number must not grow with
   // all that ever were.
   std::deque<StreamId> closed_ GUARDED_BY(mutex_);
+  std::vector<StreamId> serving_ GUARDED_BY(mutex_);
+  std::map<DatasetId, std::vector<uint8_t>> early_shares_ GUARDED_BY(mutex_);
   std::vector<ReadAction> outbox_ GUARDED_BY(mutex_);
   std::deque<OrderAction> order_work_ GUARDED_BY(mutex_);
   std::deque<CopyAction> copy_work_ GUARDED_BY(mutex_);

@@ -25,6 +25,8 @@ constexpr Nanos kTuneEvery = 20 * kMilli;
 constexpr Nanos kLately = kSecond;
 // Latency that read-ahead hides from any step.
 constexpr Nanos kHidden = 20 * kMilli;
+// More than a request to a peer may take before the source is read instead.
+constexpr Nanos kPeerPatience = 5 * kSecond;
 
 uint64_t RequestBytes(const ReadAction& read) {
   return read.request_bytes != 0 ? read.request_bytes : read.length;
@@ -54,6 +56,11 @@ void Engine::Finished(DatasetState& dataset, const ReadAction& read, SourceDone&
   if (!done.status.ok()) {
     read_errors_total_.Add(1);
     failures_.insert_or_assign({read.dataset, read.sample}, done.status);
+  } else if (from == Place::kPeer) {
+    ++dataset.peer_reads;
+    dataset.peer_bytes += read.length;
+    peer_reads_total_.Add(1);
+    peer_read_bytes_total_.Add(read.length);
   } else if (from == Place::kSource) {
     ++dataset.reads;
     const uint64_t bytes = read.length + done.gap_bytes;
@@ -95,8 +102,10 @@ void Engine::StepTuner(Nanos now) {
 
 void Engine::Learn(DatasetState& dataset, const ReadsUnderWay::Read& read, const SourceDone& done,
                    Place from) {
-  // Where a warm folder was not known to have the sample, the depth is of another place.
+  // Where a warm folder was not known to have the sample, the depth is of another place. Peers have
+  // models of their own.
   if (!done.status.ok() || from != read.action.likely || !read.first) return;
+  if (from == Place::kPeer) return;
   PlaceModel& model = from == Place::kTier ? dataset.tier_model : dataset.source_model;
   // A group that failed was read one by one.
   const uint64_t bytes = done.group_size > 1 ? RequestBytes(read.action) : read.action.length;
@@ -140,8 +149,8 @@ bool Engine::ReapInto(std::span<DatasetState* const> datasets, ReadsUnderWay& un
     busy |= n == done.size();
     *arrived |= n > 0;
     auto from = [&](size_t i) {
-      return dataset.tiered != nullptr && dataset.tiered->FromTier(i) ? Place::kTier
-                                                                      : Place::kSource;
+      if (dataset.tiered != nullptr && dataset.tiered->FromTier(i)) return Place::kTier;
+      return done[i].peer >= 0 ? Place::kPeer : Place::kSource;
     };
     for (size_t i = 0; i < n; ++i) {
       reads[i] = under_way.Remove(done[i].tag);
@@ -153,6 +162,7 @@ bool Engine::ReapInto(std::span<DatasetState* const> datasets, ReadsUnderWay& un
     for (const SampleId s : stored) scheduler_.OnStored(static_cast<DatasetId>(d), s);
     for (size_t i = 0; i < n; ++i) Finished(dataset, reads[i].action, done[i], crcs[i], from(i));
     UpdateCosts(static_cast<DatasetId>(d), dataset, under_way);
+    if (dataset.tiered != nullptr) UpdateFolderRoom();
     Collect();
     for (StreamId id = 0; id < streams_.size(); ++id) {
       if (scheduler_.IsDue(id)) streams_[id].ready.notify_all();
@@ -176,6 +186,7 @@ void Engine::SubmitBacklog(DatasetState& dataset, ReadsUnderWay& under_way) {
     out.group = read.group;
     out.skip_tier = read.place == Place::kSource;
     out.skip_store = !read.store;
+    out.urgent = read.urgent;
     batch.push_back(out);
   }
   const size_t taken = dataset.source->Submit(batch);
@@ -201,6 +212,8 @@ Nanos Engine::HedgeHanging(std::span<DatasetState* const> datasets, ReadsUnderWa
     Nanos tail = model.Tail(RequestBytes(read.action), read.depth);
     if (tail == PlaceModel::kNever) continue;
     tail = std::max(tail, kLookLatest);
+    // A peer that does not answer is left to those who asked it, for a while.
+    if (read.action.likely == Place::kPeer) tail += kPeerPatience;
     if (now - read.start < tail) {
       next = std::min(next, read.start + tail);
       continue;

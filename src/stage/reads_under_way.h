@@ -48,7 +48,7 @@ class ReadsUnderWay {
  private:
   std::vector<Read> reads_;
   std::vector<uint32_t> free_;
-  std::array<size_t, 2> depth_{};
+  std::array<size_t, 3> depth_{};
   Nanos ticked_ = 0;
   Nanos oldest_tier_age_ = 0;
   size_t hanging_ = 0;

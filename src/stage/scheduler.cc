@@ -14,6 +14,8 @@ namespace {
 constexpr size_t kCopyDepth = 3;
 // Small enough to find holes between samples, large enough for whole pages to be given up.
 constexpr uint64_t kAsideBlock = uint64_t{1} << 20;
+// The part of memory, and of what is not kept, that other nodes' requests may take.
+constexpr uint64_t kServingOneIn = 8;
 
 }  // namespace
 
@@ -76,6 +78,7 @@ StreamId Scheduler::OpenStream(const StreamShape& shape, std::optional<StreamId>
   stream.next_epoch = shape.first_epoch;
   stream.next_first_position = shape.first_position;
   if (shape.contiguous) MakeRegion(stream);
+  if (shape.serving) ++serving_streams_;
   const StreamId id = closed.value_or(static_cast<StreamId>(streams_.size()));
   if (closed) {
     // What was under way for the old one comes too late, and is known by these.
@@ -142,6 +145,7 @@ void Scheduler::CloseStream(StreamId id) {
   DropWaiting(stream);
   Unplan(stream);
   if (stream.open) jobs_.Close(stream.job);
+  if (stream.open && stream.shape.serving) --serving_streams_;
   stream.open = false;
   FreeRegionIfUnused(stream);
   ++stream.generation;
@@ -169,6 +173,7 @@ void Scheduler::EndHorizon(StreamId id) {
 void Scheduler::WantOrder(Stream& stream, StreamId id) {
   // The epoch being consumed and the one after it are known; look-ahead crosses the boundary.
   if (!stream.open || stream.last_known || stream.order_asked || stream.epochs.size() >= 2) return;
+  if (stream.shape.serving) return;
   if (stream.shape.epochs != 0 &&
       stream.next_epoch >= stream.shape.first_epoch + stream.shape.epochs) {
     stream.last_known = true;
@@ -205,10 +210,15 @@ void Scheduler::ChooseStaging() {
     batches += 4 * stream.shape.batch_size * datasets_[stream.shape.dataset].mean_rounded;
   }
   uint64_t everything = 0;
-  for (const Dataset& dataset : datasets_) everything += dataset.rounded_bytes;
+  bool all_kept = true;
+  for (const Dataset& dataset : datasets_) {
+    everything += dataset.rounded_bytes;
+    all_kept &= std::find(dataset.share.begin(), dataset.share.end(),
+                          static_cast<uint8_t>(KeepShare::kNone)) == dataset.share.end();
+  }
   const uint64_t usable = UsableBytes();
   const uint64_t regions = arena_.capacity() - metadata_bytes_ - usable;
-  if (everything <= usable) {
+  if (everything <= usable && all_kept) {
     staging_bytes_ = regions;  // every sample is kept where it lands
     return;
   }
@@ -266,7 +276,7 @@ bool Scheduler::WouldKeep(DatasetId d, SampleId s, JobId job) const {
   const Entry& e = entry(d, s);
   const Dataset& dataset = datasets_[d];
   const bool elsewhere = (e.flags & kInTier) && !dataset.tier.holds_all && dataset.uncovered > 0;
-  return !elsewhere && MayKeep(ArenaAllocator::Rounded(e.length), job);
+  return !elsewhere && MayKeep(d, s, ArenaAllocator::Rounded(e.length), job);
 }
 
 size_t Scheduler::ActiveStreams() const {
@@ -285,8 +295,10 @@ uint64_t Scheduler::batch_bytes() const {
 }
 
 // Finds a block for an absent sample and marks it reading. Look-ahead takes only what is free and
-// within the staging share; an urgent read makes room.
-bool Scheduler::Allot(DatasetId d, SampleId s, bool urgent, StreamId for_stream) {
+// within the staging share, of which it leaves a part to serving streams; an urgent read makes
+// room.
+bool Scheduler::Allot(DatasetId d, SampleId s, Need need, StreamId for_stream) {
+  const bool urgent = need == Need::kUrgent;
   Entry& e = entry(d, s);
   const uint64_t rounded = ArenaAllocator::Rounded(e.length);
   const JobId job = streams_[for_stream].job;
@@ -295,14 +307,20 @@ bool Scheduler::Allot(DatasetId d, SampleId s, bool urgent, StreamId for_stream)
     // What is neither kept nor free is staging; streams share it evenly.
     const uint64_t active = ActiveStreams();
     const uint64_t staged = arena_.used() - kept_bytes_ - metadata_bytes_;
-    const uint64_t room = arena_.capacity() - metadata_bytes_ - keep_quota();
+    uint64_t room = arena_.capacity() - metadata_bytes_ - keep_quota();
+    if (need == Need::kAhead && serving_streams_ > 0) room -= room / kServingOneIn;
     if (staged + rounded > room) return false;
-    if (active > 1) {
+    if (need == Need::kAhead && active > 1) {
       const uint64_t own = streams_[for_stream].window() * datasets_[d].mean_rounded;
       if (own + rounded > room / active && own > 0 && staged + rounded > room / 2) return false;
     }
   }
   ArenaAllocator::Block block = arena_.Allocate(e.length);
+  // What lives here goes before copies of what does not.
+  while (block == ArenaAllocator::kNone && keep && !datasets_[d].share.empty() &&
+         ShareOf(d, s) == KeepShare::kHome && EvictAmong(nullptr, true)) {
+    block = arena_.Allocate(e.length);
+  }
   if (block == ArenaAllocator::kNone) {
     if (!urgent || !MakeRoom(e.length, for_stream)) return false;
     block = arena_.Allocate(e.length);
@@ -314,15 +332,33 @@ bool Scheduler::Allot(DatasetId d, SampleId s, bool urgent, StreamId for_stream)
   placed.state = State::kReading;
   placed.flags &= static_cast<uint8_t>(~(kFailedSoon | kFailedNow | kUrgent | kCopying));
   Count(placed);
-  if (urgent) placed.flags |= kUrgent;
-  if (keep && MayKeep(rounded, job)) Keep(d, s, job);
+  if (need != Need::kAhead) placed.flags |= kUrgent;
+  if (keep) KeepIfMay(d, s, job);
   return true;
 }
 
-bool Scheduler::MayKeep(uint64_t bytes, JobId job) const {
+bool Scheduler::MayKeep(DatasetId d, SampleId s, uint64_t bytes, JobId job) const {
   const JobStats& stats = jobs_.stats(job);
-  return admit_memory_ && kept_bytes_ + bytes <= keep_quota() &&
-         stats.kept_bytes + bytes <= stats.limits.memory_bytes;
+  if (!admit_memory_ || stats.kept_bytes + bytes > stats.limits.memory_bytes) return false;
+  const uint64_t quota = keep_quota();
+  if (datasets_[d].share.empty()) return kept_bytes_ + bytes <= quota;
+  switch (ShareOf(d, s)) {
+    case KeepShare::kNone:
+      return false;
+    case KeepShare::kHome:
+      return kept_bytes_ - spare_bytes_ + bytes <= quota;
+    case KeepShare::kReplica:
+      return kept_bytes_ + reserved_bytes_ + bytes <= quota;
+  }
+  return false;
+}
+
+void Scheduler::KeepIfMay(DatasetId d, SampleId s, JobId job) {
+  const uint64_t bytes = arena_.size(entry(d, s).block);
+  if (!MayKeep(d, s, bytes, job)) return;
+  while (kept_bytes_ + bytes > keep_quota() && EvictAmong(nullptr, true)) {
+  }
+  if (kept_bytes_ + bytes <= keep_quota()) Keep(d, s, job);
 }
 
 void Scheduler::Keep(DatasetId d, SampleId s, JobId job) {
@@ -330,12 +366,14 @@ void Scheduler::Keep(DatasetId d, SampleId s, JobId job) {
   Entry& e = entry(d, s);
   e.owner = job;
   kept_bytes_ += arena_.size(e.block);
+  if (Spare(d, s)) spare_bytes_ += arena_.size(e.block);
   jobs_.stats(job).kept_bytes += arena_.size(e.block);
 }
 
 void Scheduler::Unkeep(DatasetId d, SampleId s) {
   const Entry& e = entry(d, s);
   kept_bytes_ -= arena_.size(e.block);
+  if (Spare(d, s)) spare_bytes_ -= arena_.size(e.block);
   jobs_.stats(e.owner).kept_bytes -= arena_.size(e.block);
   ClearFlag(d, s, kKept);
 }
@@ -358,10 +396,11 @@ void Scheduler::Advance(Nanos now) {
 void Scheduler::MarkWaiting() {
   for (const LeaseId id : pending_) {
     const Lease& lease = leases_.at(id);
+    if (lease.serving) continue;
     const bool waits =
         lease.held || std::any_of(lease.missing.begin(), lease.missing.end(), [&](SampleId s) {
           const Entry& e = entry(lease.dataset, s);
-          return e.state == State::kReading && !(e.flags & kInTier);
+          return e.state == State::kReading && !(e.flags & kInTier) && !Elsewhere(lease.dataset, s);
         });
     if (waits) jobs_.MarkWaiting(streams_[lease.stream].job);
   }
@@ -369,10 +408,11 @@ void Scheduler::MarkWaiting() {
 
 void Scheduler::SetFlag(DatasetId d, SampleId s, uint8_t flag) {
   Entry& e = entry(d, s);
-  if (!(e.flags & (kKept | kInTier))) --datasets_[d].uncovered;
+  if (!(e.flags & (kKept | kInTier))) Cover(d, s);
   Uncount(e);
   e.flags |= flag;
   Count(e);
+  Touch(d, s);
 }
 
 void Scheduler::ClearFlag(DatasetId d, SampleId s, uint8_t flag) {
@@ -381,7 +421,112 @@ void Scheduler::ClearFlag(DatasetId d, SampleId s, uint8_t flag) {
   Uncount(e);
   e.flags &= static_cast<uint8_t>(~flag);
   Count(e);
-  if (covered && !(e.flags & (kKept | kInTier))) ++datasets_[d].uncovered;
+  if (covered && !(e.flags & (kKept | kInTier))) Uncover(d, s);
+  Touch(d, s);
+}
+
+void Scheduler::Cover(DatasetId d, SampleId s) {
+  const KeepShare share = ShareOf(d, s);
+  if (share != KeepShare::kNone) --datasets_[d].uncovered;
+  if (!datasets_[d].share.empty() && share == KeepShare::kHome) {
+    reserved_bytes_ -= ArenaAllocator::Rounded(entry(d, s).length);
+  }
+}
+
+void Scheduler::Uncover(DatasetId d, SampleId s) {
+  const KeepShare share = ShareOf(d, s);
+  if (share != KeepShare::kNone) ++datasets_[d].uncovered;
+  if (!datasets_[d].share.empty() && share == KeepShare::kHome) {
+    reserved_bytes_ += ArenaAllocator::Rounded(entry(d, s).length);
+  }
+}
+
+void Scheduler::SetShare(DatasetId d, std::vector<uint8_t> share) {
+  Dataset& dataset = datasets_[d];
+  if (share.size() != dataset.entries.size()) share.clear();
+  if (share == dataset.share) return;
+  const auto n = static_cast<SampleId>(dataset.entries.size());
+  // Counted under the old shares, taken out, and counted again.
+  for (SampleId s = 0; s < n; ++s) {
+    const Entry& e = dataset.entries[s];
+    if (!(e.flags & (kKept | kInTier))) Cover(d, s);
+    if (Spare(d, s)) spare_bytes_ -= arena_.size(e.block);
+  }
+  dataset.share = std::move(share);
+  for (SampleId s = 0; s < n; ++s) {
+    const Entry& e = dataset.entries[s];
+    if (!(e.flags & (kKept | kInTier))) Uncover(d, s);
+    if (Spare(d, s)) spare_bytes_ += arena_.size(e.block);
+  }
+  ChooseStaging();
+  while (kept_bytes_ > keep_quota() && EvictOne()) {
+  }
+}
+
+void Scheduler::Touch(DatasetId d, SampleId s) {
+  Dataset& dataset = datasets_[d];
+  if (dataset.told.empty() || dataset.is_touched[s]) return;
+  dataset.is_touched[s] = true;
+  dataset.touched.push_back(s);
+}
+
+std::vector<std::byte> Scheduler::HeldBits(DatasetId d) const {
+  const auto n = static_cast<SampleId>(datasets_[d].entries.size());
+  std::vector<std::byte> bits((n + 7) / 8);
+  for (SampleId s = 0; s < n; ++s) {
+    if (Held(d, s)) bits[s / 8] |= std::byte{1} << (s % 8);
+  }
+  return bits;
+}
+
+HeldChanges Scheduler::TakeHeldChanges(DatasetId d) {
+  Dataset& dataset = datasets_[d];
+  if (dataset.told.empty()) {
+    dataset.told.resize(dataset.entries.size());
+    dataset.is_touched.resize(dataset.entries.size());
+    for (SampleId s = 0; s < dataset.entries.size(); ++s) Touch(d, s);
+  }
+  HeldChanges changes;
+  for (const SampleId s : dataset.touched) {
+    dataset.is_touched[s] = false;
+    const bool held = Held(d, s);
+    if (held == dataset.told[s]) continue;
+    dataset.told[s] = held;
+    (held ? changes.got : changes.lost).push_back(s);
+  }
+  dataset.touched.clear();
+  return changes;
+}
+
+std::vector<SampleId> Scheduler::Upcoming(DatasetId d, size_t most) const {
+  constexpr size_t kLookAt = 8192;  // positions, so that a lock held around it is short
+  const Dataset& dataset = datasets_[d];
+  std::vector<SampleId> next;
+  size_t looked = 0;
+  for (const Stream& stream : streams_) {
+    if (!stream.open || stream.shape.dataset != d) continue;
+    for (size_t i = stream.cursor_epoch; i < stream.epochs.size(); ++i) {
+      const std::vector<SampleId>& order = stream.epochs[i].order;
+      for (uint64_t p = i == stream.cursor_epoch ? stream.cursor : 0; p < order.size(); ++p) {
+        if (next.size() >= most || ++looked > kLookAt) return next;
+        const Entry& e = dataset.entries[order[p]];
+        if (e.state != State::kAbsent || (e.flags & (kInTier | kFailedSoon | kFailedNow))) continue;
+        if (WouldKeep(d, order[p], kNoJob)) next.push_back(order[p]);
+      }
+    }
+  }
+  return next;
+}
+
+// A single one however large.
+bool Scheduler::Admit(Lease& lease) {
+  if (lease.admitted) return true;
+  if (serving_bytes_ != 0 && serving_bytes_ + lease.bytes > UsableBytes() / kServingOneIn) {
+    return false;
+  }
+  lease.admitted = true;
+  serving_bytes_ += lease.bytes;
+  return true;
 }
 
 // Every sample is kept where it lands.
@@ -429,7 +574,12 @@ bool Scheduler::RetractOne() {
 }
 
 bool Scheduler::EvictOne(const JobId* job) {
-  if (kept_bytes_ == 0) return false;
+  return EvictAmong(job, true) || EvictAmong(job, false);
+}
+
+// `spare_only`: what does not live here.
+bool Scheduler::EvictAmong(const JobId* job, bool spare_only) {
+  if ((spare_only ? spare_bytes_ : kept_bytes_) == 0) return false;
   for (DatasetId d = 0; d < datasets_.size(); ++d) {
     Dataset& dataset = datasets_[d];
     const auto n = static_cast<SampleId>(dataset.entries.size());
@@ -439,6 +589,7 @@ bool Scheduler::EvictOne(const JobId* job) {
       const Entry& e = dataset.entries[s];
       if (e.state != State::kResident || e.pins != 0 || !(e.flags & kKept)) continue;
       if (job != nullptr && e.owner != *job) continue;
+      if (spare_only && !Spare(d, s)) continue;
       FreeBlock(d, s);
       ++counters_.evicted;
       return true;
@@ -494,6 +645,8 @@ bool Scheduler::MustYield(const Lease& lease) const {
   bool starving = false;
   for (LeaseId id : pending_) {
     const Lease& other = leases_.at(id);
+    if (other.serving) continue;  // nobody of this node waits for it
+    if (lease.serving && other.blocked) return true;
     busy |= other.copying;
     starving |= &other != &lease && other.blocked && (!lease.wanted || other.stream < lease.stream);
   }
@@ -505,10 +658,11 @@ bool Scheduler::MustYield(const Lease& lease) const {
 // Starts reads for what a lease misses and nobody reads yet. Only a lease that a consumer waits for
 // makes room for itself; while it cannot, look-ahead stands still.
 void Scheduler::AskMissing(LeaseId, Lease& lease) {
-  if (MustYield(lease)) {
+  if (MustYield(lease) || (lease.serving && !Admit(lease))) {
     lease.blocked = lease.wanted;
     return;
   }
+  const Need need = lease.serving ? Need::kServing : lease.wanted ? Need::kUrgent : Need::kAhead;
   const JobId job = streams_[lease.stream].job;
   // One that had its turn and found no room may take it from others now.
   const bool in_turn = handing_out_ || lease.blocked || !jobs_.Limited(job);
@@ -525,14 +679,15 @@ void Scheduler::AskMissing(LeaseId, Lease& lease) {
     }
     if (e.state == State::kReading) e.flags |= kUrgent;
     if (e.state == State::kAbsent && !(e.flags & kFailedNow)) {
-      if ((!in_turn && !(e.flags & kInTier)) || !MayRead(lease.dataset, s, job)) {
+      const bool from_source = !(e.flags & kInTier) && !Elsewhere(lease.dataset, s);
+      if ((!in_turn && from_source) || !MayRead(lease.dataset, s, job)) {
         lease.held = true;
         ++i;
         continue;
       }
-      if (!Allot(lease.dataset, s, lease.wanted, lease.stream)) {
+      if (!Allot(lease.dataset, s, need, lease.stream)) {
         // Its own samples may lie so that no hole is left for the last one: once, it starts over.
-        if (lease.wanted && !lease.restarted && !Moving() &&
+        if (need == Need::kUrgent && !lease.restarted && !Moving() &&
             lease.missing.size() < lease.samples.size()) {
           lease.restarted = true;
           Unpin(lease);
@@ -546,8 +701,10 @@ void Scheduler::AskMissing(LeaseId, Lease& lease) {
       const Entry& placed = entry(lease.dataset, s);
       ReadAction read = {lease.dataset, s, placed.offset, placed.length};
       read.job = job;
-      if (!(placed.flags & kInTier)) Charge(read);
-      urgent_.push_back(read);
+      read.urgent = lease.wanted;
+      read.serving = lease.serving;
+      if (from_source) Charge(read);
+      (lease.serving ? serving_urgent_ : urgent_).push_back(read);
     }
     ++i;
   }
@@ -682,6 +839,10 @@ void Scheduler::Fill(const Lease& lease, Handout* out) const {
   const size_t n = lease.samples.size();
   out->offsets.resize(n);
   out->lengths.resize(n);
+  if (lease.serving) {
+    out->crcs.resize(n);
+    for (size_t i = 0; i < n; ++i) out->crcs[i] = datasets_[lease.dataset].crcs[lease.samples[i]];
+  }
   uint64_t at = lease.block == ArenaAllocator::kNone ? 0 : CopyOffset(lease);
   for (size_t i = 0; i < n; ++i) {
     const Entry& e = entry(lease.dataset, lease.samples[i]);
@@ -818,6 +979,7 @@ Scheduler::Take Scheduler::FetchSample(StreamId id, SampleId sample, LeaseId* le
     lease.samples = {sample};
     if (!stream.epochs.empty()) lease.epoch = stream.epochs.front().epoch;
     lease.bytes = ArenaAllocator::Rounded(e.length);
+    lease.serving = stream.shape.serving;
     if (stream.shape.itemised) {
       int32_t& balance = stream.outstanding[sample];
       if (balance > 0) --e.ahead;
@@ -825,7 +987,7 @@ Scheduler::Take Scheduler::FetchSample(StreamId id, SampleId sample, LeaseId* le
       ++stream.fetched;
       PopFetched(stream, id);
     }
-    if (e.state == State::kResident && e.pins < kMaxRefs) {
+    if (e.state == State::kResident && e.pins < kMaxRefs && (!lease.serving || Admit(lease))) {
       Pin(e);
       ++counters_.hits;
       counters_.hit_bytes += e.length;
@@ -849,6 +1011,7 @@ void Scheduler::Drop(LeaseId id) {
   if (lease.block != ArenaAllocator::kNone) FreeCopy(lease);
   for (LeaseId waiting : pending_) leases_.at(waiting).reserved = false;
   leased_bytes_ -= lease.bytes;
+  if (lease.admitted) serving_bytes_ -= lease.bytes;
   --own.leases;
   leases_.erase(it);
   FreeRegionIfUnused(own);
@@ -905,12 +1068,19 @@ StallCause Scheduler::WaitCause(StreamId id) const {
   if (lease != nullptr && lease->held) return StallCause::kShare;
   if (lease == nullptr) return stream.epochs.empty() ? StallCause::kPlan : StallCause::kSource;
   bool from_tier = false;
+  bool from_peer = false;
   for (SampleId s : lease->missing) {
     const Entry& e = entry(lease->dataset, s);
     if (e.state != State::kReading) continue;
-    if (!(e.flags & kInTier)) return StallCause::kSource;
-    from_tier = true;
+    if (e.flags & kInTier) {
+      from_tier = true;
+    } else if (Elsewhere(lease->dataset, s)) {
+      from_peer = true;
+    } else {
+      return StallCause::kSource;
+    }
   }
+  if (from_peer) return StallCause::kPeer;
   if (from_tier) return StallCause::kTier;
   if (!lease->missing.empty()) return StallCause::kMemory;
   return lease->copying ? StallCause::kDecode : StallCause::kMemory;
@@ -921,7 +1091,7 @@ bool Scheduler::OnlyReleaseHelps(StreamId id) const {
   if (streams_[id].due) return false;
   for (LeaseId candidate : pending_) {
     const Lease& l = leases_.at(candidate);
-    if (l.copying || l.held) return false;
+    if (l.copying || (l.held && !l.serving)) return false;
     if (l.stream == id) return true;
   }
   return false;
@@ -930,14 +1100,15 @@ bool Scheduler::OnlyReleaseHelps(StreamId id) const {
 bool Scheduler::Waiting() const {
   return std::any_of(pending_.begin(), pending_.end(), [this](LeaseId id) {
     const Lease& lease = leases_.at(id);
-    return lease.wanted && !lease.missing.empty();
+    return lease.wanted && !lease.serving && !lease.missing.empty();
   });
 }
 
 size_t Scheduler::WaitingForReads() const {
   return static_cast<size_t>(std::count_if(pending_.begin(), pending_.end(), [this](LeaseId id) {
     const Lease& lease = leases_.at(id);
-    return lease.wanted && !lease.blocked && !lease.held && !lease.missing.empty();
+    return lease.wanted && !lease.serving && !lease.blocked && !lease.held &&
+           !lease.missing.empty();
   }));
 }
 
@@ -953,8 +1124,13 @@ std::string Scheduler::CheckInvariants() const {
     ahead[d].resize(datasets_[d].entries.size());
   }
   uint64_t leased = 0;
+  uint64_t serving = 0;
   for (const auto& [id, lease] : leases_) {
     leased += lease.bytes;
+    if (lease.admitted) serving += lease.bytes;
+    if (lease.serving && !lease.admitted && lease.missing.size() != lease.samples.size()) {
+      return "serving without being admitted";
+    }
     const bool has_block = lease.block != ArenaAllocator::kNone;
     if (has_block && !lease.in_region) used += arena_.size(lease.block);
     if (has_block && !lease.copying && !lease.copy_wanted) continue;
@@ -962,6 +1138,7 @@ std::string Scheduler::CheckInvariants() const {
     for (SampleId s : lease.missing) --pins[lease.dataset][s];
   }
   if (leased != leased_bytes_) return "leased bytes do not add up";
+  if (serving != serving_bytes_) return "serving bytes do not add up";
   for (const Stream& stream : streams_) {
     if (stream.region != ArenaAllocator::kNone) used += arena_.size(stream.region);
     if (stream.shape.itemised) {
@@ -985,9 +1162,19 @@ std::string Scheduler::CheckInvariants() const {
       return "a race for a sample that is not being read";
     }
   }
-  for (size_t d = 0; d < datasets_.size(); ++d) {
+  uint64_t reserved = 0;
+  uint64_t spare = 0;
+  for (DatasetId d = 0; d < datasets_.size(); ++d) {
     uint64_t uncovered = 0;
-    for (const Entry& e : datasets_[d].entries) uncovered += e.flags & (kKept | kInTier) ? 0 : 1;
+    for (SampleId s = 0; s < datasets_[d].entries.size(); ++s) {
+      const Entry& e = datasets_[d].entries[s];
+      if (Spare(d, s)) spare += arena_.size(e.block);
+      if ((e.flags & (kKept | kInTier)) || ShareOf(d, s) == KeepShare::kNone) continue;
+      ++uncovered;
+      if (!datasets_[d].share.empty() && ShareOf(d, s) == KeepShare::kHome) {
+        reserved += ArenaAllocator::Rounded(e.length);
+      }
+    }
     if (uncovered != datasets_[d].uncovered) return "uncovered samples do not add up";
     for (SampleId s = 0; s < datasets_[d].entries.size(); ++s) {
       const Entry& e = datasets_[d].entries[s];
@@ -1014,6 +1201,8 @@ std::string Scheduler::CheckInvariants() const {
   }
   if (used != arena_.used()) return "arena bytes do not add up";
   if (kept != kept_bytes_) return "kept bytes do not add up";
+  if (spare != spare_bytes_) return "spare bytes do not add up";
+  if (reserved != reserved_bytes_) return "reserved bytes do not add up";
   if (not_kept != ahead_bytes_) return "look-ahead bytes do not add up";
   if (ready != ready_bytes_) return "ready bytes do not add up";
   if (used > arena_.capacity()) return "more than the arena";

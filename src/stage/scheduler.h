@@ -22,12 +22,18 @@
 // nobody waits for yet give up theirs, then those of younger streams. While a consumer finds no
 // room, younger ones start nothing. So the oldest waiting stream always gets on.
 //
+// In a cluster a node keeps its share: first what lives with it, and copies of the rest only where
+// room is left beside all of that. Other nodes ask through serving streams, which take free memory
+// within a bound, or that of such copies, and stand behind every consumer of this node.
+//
 // Streams belong to jobs, which may be limited in what they read from the source. A read is held
 // back before it has memory, so it takes none from others; streams of one job take turns.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -49,7 +55,20 @@ using StreamId = uint32_t;
 using LeaseId = uint64_t;
 inline constexpr LeaseId kNoLease = 0;
 
-enum class Place : uint8_t { kSource, kTier };
+enum class Place : uint8_t { kSource, kTier, kPeer };
+
+// What a node of a cluster may keep of a data set, by sample: see SetShare.
+enum class KeepShare : uint8_t {
+  kNone = 0,     // others need the room
+  kHome = 1,     // it lives here
+  kReplica = 2,  // where room is left beside all that lives here
+};
+
+// What a node's tiers have taken and given up.
+struct HeldChanges {
+  std::vector<SampleId> got;
+  std::vector<SampleId> lost;
+};
 
 struct ReadAction {
   DatasetId dataset = 0;
@@ -64,6 +83,9 @@ struct ReadAction {
   bool store = false;             // what comes from the source is to be copied into the folder
   JobId job = kNoJob;             // whose share of the source it takes
   uint64_t charged = 0;           // of that share, in bytes; a group's first read has it all
+  bool store_spare = false;       // `store`, though it does not live here
+  bool urgent = false;            // a consumer waits for it
+  bool serving = false;           // for other nodes: outside of the limit of reads at once
 };
 
 // The second tier of a data set.
@@ -106,6 +128,8 @@ struct StreamShape {
   uint64_t epochs = 0;   // 0: the horizon is extended without end
   bool whole = false;    // each epoch uses every sample once
   std::string job = {};  // whose limits hold for it
+  // Samples are fetched for other nodes, in any order, many at once.
+  bool serving = false;
 };
 
 class Scheduler {
@@ -129,8 +153,9 @@ class Scheduler {
     std::vector<SampleId> samples;
     std::vector<uint64_t> offsets;
     std::vector<uint32_t> lengths;
-    SampleId failed = 0;  // with kFailed
-    uint64_t bytes = 0;   // with kTooLarge: what the batch needs
+    std::vector<uint32_t> crcs;  // CRC-32C of each; serving streams only
+    SampleId failed = 0;         // with kFailed
+    uint64_t bytes = 0;          // with kTooLarge: what the batch needs
   };
 
   struct Counters {
@@ -168,6 +193,27 @@ class Scheduler {
     datasets_[dataset].layout = std::move(catalog);
   }
   void SetCosts(DatasetId dataset, const ReadCosts& costs) { datasets_[dataset].costs = costs; }
+  // Tells which samples a read would ask another node for. Such reads are no load on the source.
+  void SetElsewhere(DatasetId dataset, std::function<bool(SampleId)> elsewhere) {
+    datasets_[dataset].elsewhere = std::move(elsewhere);
+  }
+  // What may be kept: one KeepShare a sample, or empty for everything. What is kept against it goes
+  // when room is needed, before anything else does.
+  void SetShare(DatasetId dataset, std::vector<uint8_t> share);
+  // Bytes that the folder can still take; copies in excess of the node's share leave enough for
+  // what lives here.
+  void SetFolderRoom(uint64_t bytes) { folder_room_ = bytes; }
+  // Whether the memory tier or the folder has the sample.
+  bool Held(DatasetId dataset, SampleId sample) const {
+    const Entry& e = entry(dataset, sample);
+    return (e.flags & kInTier) || ((e.flags & kKept) && e.state == State::kResident);
+  }
+  // Bit s: Held(s).
+  std::vector<std::byte> HeldBits(DatasetId dataset) const;
+  // Since the last call; at the first one, everything held is new.
+  HeldChanges TakeHeldChanges(DatasetId dataset);
+  // What streams of this node will use beyond their windows, is not here and would be kept.
+  std::vector<SampleId> Upcoming(DatasetId dataset, size_t most) const;
   // Whether memory and the second tier take samples that they do not hold.
   void SetAdmission(bool memory, bool tier) {
     admit_memory_ = memory;
@@ -268,6 +314,12 @@ class Scheduler {
   uint64_t uncovered(DatasetId dataset) const { return datasets_[dataset].uncovered; }
   uint64_t used_bytes() const { return arena_.used(); }
   uint64_t kept_bytes() const { return kept_bytes_; }
+  // The most that the memory tier takes, as things are.
+  uint64_t keep_quota() const;
+  // Of home samples that no tier holds: memory and folder both leave room for them.
+  uint64_t reserved_bytes() const { return reserved_bytes_; }
+  // Of leases of serving streams that have memory.
+  uint64_t serving_bytes() const { return serving_bytes_; }
   // Samples that are neither kept nor pinned: there or being read, and those that are there.
   uint64_t ahead_bytes() const { return ahead_bytes_; }
   uint64_t ready_bytes() const { return ready_bytes_; }
@@ -315,11 +367,18 @@ class Scheduler {
     uint64_t rounded_bytes = 0;
     uint64_t mean_rounded = 0;
     SampleId clock_hand = 0;  // where the search for a kept sample to give up goes on
-    uint64_t uncovered = 0;   // samples that neither memory keeps nor the second tier holds
+    // Samples that may be kept, and that neither memory keeps nor the second tier holds.
+    uint64_t uncovered = 0;
     uint32_t tier_skips = 0;  // reads sent past a slow second tier since the last that was not
     TierShape tier;
     ReadCosts costs;
     std::shared_ptr<const Catalog> layout;
+    std::function<bool(SampleId)> elsewhere;  // empty: nothing is
+    std::vector<uint8_t> share;               // KeepShare by sample; empty: all may be kept
+    // What TakeHeldChanges has told, and what may differ from it since; empty: never asked.
+    std::vector<bool> told;
+    std::vector<bool> is_touched;
+    std::vector<SampleId> touched;
   };
   // Two reads of one sample under way; the entry has the first one's block.
   struct Race {
@@ -350,6 +409,8 @@ class Scheduler {
     bool copying = false;
     bool handed_out = false;
     bool released = false;  // given back while its copy was under way
+    bool serving = false;
+    bool admitted = false;  // serving: counts in serving_bytes_
     bool ready() const { return missing.empty() && !copy_wanted && !copying; }
   };
   struct Stream {
@@ -395,15 +456,39 @@ class Scheduler {
   static constexpr uint16_t kMaxRefs = std::numeric_limits<uint16_t>::max();
   // Something is under way that frees memory or fills a lease when it ends. Reads that lost a race
   // may never end.
-  bool Moving() const { return in_flight_ > orphans_.size() || !urgent_.empty(); }
+  bool Moving() const {
+    return in_flight_ > orphans_.size() || !urgent_.empty() || !serving_urgent_.empty();
+  }
   static uint64_t Key(DatasetId d, SampleId s) { return uint64_t{d} << 32 | s; }
   // Flags that decide whether a tier holds the sample change through these.
   void Keep(DatasetId d, SampleId s, JobId job);
   void Unkeep(DatasetId d, SampleId s);
-  bool MayKeep(uint64_t bytes, JobId job) const;
-  // Whether the sample may be read now, as far as the job's limits go. What the folder has is free.
+  bool MayKeep(DatasetId d, SampleId s, uint64_t bytes, JobId job) const;
+  // Keeps a sample that has a block, if it may be; copies of what lives elsewhere make room.
+  void KeepIfMay(DatasetId d, SampleId s, JobId job);
+  KeepShare ShareOf(DatasetId d, SampleId s) const {
+    const std::vector<uint8_t>& share = datasets_[d].share;
+    return share.empty() ? KeepShare::kHome : static_cast<KeepShare>(share[s]);
+  }
+  // Kept, and not living here.
+  bool Spare(DatasetId d, SampleId s) const {
+    return (entry(d, s).flags & kKept) && ShareOf(d, s) != KeepShare::kHome;
+  }
+  bool Elsewhere(DatasetId d, SampleId s) const {
+    return datasets_[d].elsewhere && datasets_[d].elsewhere(s);
+  }
+  // Its cover by a tier changes, or its share does.
+  void Uncover(DatasetId d, SampleId s);
+  void Cover(DatasetId d, SampleId s);
+  void Touch(DatasetId d, SampleId s);
+  // Whether a serving stream may have the lease's memory, which counts from then on.
+  bool Admit(Lease& lease);
+  bool FolderMayTake(DatasetId d, SampleId s) const;
+  // Whether the sample may be read now, as far as the job's limits go. What the folder has is free,
+  // and so is what another node gives.
   bool MayRead(DatasetId d, SampleId s, JobId job) {
-    return (entry(d, s).flags & kInTier) || !jobs_.Limited(job) || jobs_.Ready(job, now_);
+    return (entry(d, s).flags & kInTier) || !jobs_.Limited(job) || Elsewhere(d, s) ||
+           jobs_.Ready(job, now_);
   }
   void Charge(ReadAction& read);
   void SettleCharge(const ReadAction& read, bool ok, Place from);
@@ -442,13 +527,14 @@ class Scheduler {
   static uint64_t LargestBatch(const Dataset& dataset, size_t batch_size);
   uint64_t UsableBytes() const;
   void FreeRegionIfUnused(Stream& stream);
-  uint64_t keep_quota() const;
   void MaybeFree(DatasetId d, SampleId s);
   void FreeBlock(DatasetId d, SampleId s);
-  bool Allot(DatasetId d, SampleId s, bool urgent, StreamId for_stream);
+  enum class Need : uint8_t { kAhead, kServing, kUrgent };
+  bool Allot(DatasetId d, SampleId s, Need need, StreamId for_stream);
   bool MakeRoom(uint64_t bytes, StreamId for_stream);
   bool RetractOne();
   bool EvictOne(const JobId* job = nullptr);
+  bool EvictAmong(const JobId* job, bool spare_only);
   bool MayStealFrom(const Lease& lease, StreamId for_stream) const;
   bool StealOne(StreamId for_stream);
   bool MustYield(const Lease& lease) const;
@@ -478,6 +564,13 @@ class Scheduler {
   uint64_t hedge_one_in_ = kHedgeOneIn;
   uint64_t staging_bytes_ = 0;
   uint64_t kept_bytes_ = 0;
+  uint64_t spare_bytes_ = 0;  // of those, what does not live here
+  uint64_t reserved_bytes_ = 0;
+  uint64_t serving_bytes_ = 0;
+  size_t serving_streams_ = 0;
+  size_t serving_requests_ = 0;  // of requests_
+  uint64_t folder_room_ = ~uint64_t{0};
+  uint64_t storing_spare_ = 0;  // being read, and meant for the folder though it lives elsewhere
   uint64_t metadata_bytes_ = 0;
   uint64_t leased_bytes_ = 0;
   uint64_t ahead_bytes_ = 0;
@@ -504,6 +597,7 @@ class Scheduler {
   std::vector<LeaseId> pending_;  // leases with something missing, by number
   LeaseId next_lease_ = 1;
   std::deque<ReadAction> urgent_;  // placed, not yet handed to the driver
+  std::deque<ReadAction> serving_urgent_;
   std::vector<CopyAction> copies_;
   std::vector<OrderAction> orders_;
   Counters counters_;

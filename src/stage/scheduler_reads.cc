@@ -104,7 +104,7 @@ bool Scheduler::AdvanceCursor(Stream& stream, ReadAction* out, size_t* budget, b
     bool read = false;
     if (e.state == State::kAbsent && !(e.flags & kFailedSoon)) {
       const bool may = MayRead(d, s, stream.job) && (joins || MayReadAhead(stream, s));
-      if (!may || !Allot(d, s, false, id)) {
+      if (!may || !Allot(d, s, Need::kAhead, id)) {
         if (may) stream.blocked_at = frees_;
         if (stream.shape.itemised && stream.outstanding[s] == 0) stream.outstanding.erase(s);
         return false;
@@ -154,12 +154,22 @@ void Scheduler::Start(const ReadAction& action, std::vector<ReadAction>* out) {
   started.serial = next_serial_++;
   if (next_serial_ == 0) next_serial_ = 1;
   started.place = ChoosePlace(action.dataset, action.sample);
-  if (started.place == Place::kTier && (e.flags & kInTier)) started.likely = Place::kTier;
+  if (started.place == Place::kTier) {
+    if (e.flags & kInTier) {
+      started.likely = Place::kTier;
+    } else if (Elsewhere(action.dataset, action.sample)) {
+      started.likely = Place::kPeer;
+    }
+  }
   const JobStats& job = jobs_.stats(action.job);
   started.store = dataset.tier.present && admit_tier_ &&
                   (dataset.tier.holds_all || !(e.flags & kKept)) &&
-                  job.folder_bytes + action.length <= job.limits.folder_bytes;
+                  job.folder_bytes + action.length <= job.limits.folder_bytes &&
+                  FolderMayTake(action.dataset, action.sample);
+  started.store_spare = started.store && ShareOf(action.dataset, action.sample) != KeepShare::kHome;
+  if (started.store_spare) storing_spare_ += action.length;
   ++in_flight_;
+  if (started.serving) ++serving_requests_;
   ++counters_.reads;
   counters_.read_bytes += action.length;
   if (action.group == 0 || ++group_left_[action.group] == 1) {
@@ -176,14 +186,27 @@ void Scheduler::Charge(ReadAction& read) {
   jobs_.Charge(read.job, read.charged);
 }
 
+bool Scheduler::FolderMayTake(DatasetId d, SampleId s) const {
+  if (datasets_[d].share.empty()) return true;
+  switch (ShareOf(d, s)) {
+    case KeepShare::kNone:
+      return false;
+    case KeepShare::kHome:
+      return true;
+    case KeepShare::kReplica:
+      break;
+  }
+  return storing_spare_ + reserved_bytes_ + entry(d, s).length <= folder_room_;
+}
+
 // The charge was for what had been expected.
 void Scheduler::SettleCharge(const ReadAction& read, bool ok, Place from) {
   uint64_t bytes = read.charged;
-  if (from == Place::kTier) {
+  if (from != Place::kSource) {
     if (bytes != 0) jobs_.GiveBack(read.job, bytes);
     return;
   }
-  if (bytes == 0 && read.likely == Place::kTier) {
+  if (bytes == 0 && read.likely != Place::kSource) {
     bytes = read.length;
     jobs_.Charge(read.job, bytes);
   }
@@ -208,7 +231,7 @@ void Scheduler::StartGroup(Stream& stream, const ReadAction& action, size_t* bud
   const uint64_t most = dataset.costs.merge_bytes;
   const bool in_tier = (entry(d, action.sample).flags & kInTier) != 0;
   if (dataset.layout == nullptr || most <= action.length || in_tier ||
-      dataset.layout->extent(action.sample).whole_object) {
+      Elsewhere(d, action.sample) || dataset.layout->extent(action.sample).whole_object) {
     Start(action, out);
     return;
   }
@@ -220,7 +243,7 @@ void Scheduler::StartGroup(Stream& stream, const ReadAction& action, size_t* bud
   const size_t largest = std::max<size_t>(2, options_.max_samples / 16);
   // Whether `s`, which lies before or behind, may join.
   auto near = [&](SampleId s) {
-    if (members.size() >= largest) return false;
+    if (members.size() >= largest || Elsewhere(d, s)) return false;
     const Extent e = dataset.layout->extent(s);
     if (e.object != extent.object) return false;
     const bool before = e.offset + e.length <= begin;
@@ -247,7 +270,7 @@ void Scheduler::StartGroup(Stream& stream, const ReadAction& action, size_t* bud
     const uint64_t piece = extent.offset / most * most;
     auto stage = [&](SampleId s) {
       if (dataset.entries[s].flags & kCopying) return false;
-      if (!MayJoin(dataset, s) || !near(s) || !Allot(d, s, false, id)) return false;
+      if (!MayJoin(dataset, s) || !near(s) || !Allot(d, s, Need::kAhead, id)) return false;
       ReadAction neighbour = PlaceOf(d, s);
       neighbour.job = stream.job;
       join(neighbour);
@@ -286,9 +309,13 @@ void Scheduler::NextReads(size_t limit, std::vector<ReadAction>* out, bool look_
     if (lease.blocked) blocked.push_back(id);
     if (lease.held && !lease.blocked) held.push_back(id);
   }
-  std::stable_sort(blocked.begin(), blocked.end(), [&](LeaseId a, LeaseId b) {
-    return leases_.at(a).stream < leases_.at(b).stream;
-  });
+  // Those of serving streams last.
+  const auto order = [&](LeaseId id) {
+    const Lease& lease = leases_.at(id);
+    return std::pair(lease.serving, lease.stream);
+  };
+  std::stable_sort(blocked.begin(), blocked.end(),
+                   [&](LeaseId a, LeaseId b) { return order(a) < order(b); });
   bool starving = false;
   // Here for room that has come free; to take from other leases is for a consumer that asks right
   // now.
@@ -299,7 +326,7 @@ void Scheduler::NextReads(size_t limit, std::vector<ReadAction>* out, bool look_
     if (!lease.missing.empty()) AskMissing(id, lease);
     StartCopyIfDue(id, lease);
     if (lease.ready()) MarkDue(streams_[lease.stream]);
-    starving |= lease.blocked;
+    starving |= lease.blocked && !lease.serving;
   }
   // Those that wait for their share take turns, or the first would have all of it.
   std::stable_sort(held.begin(), held.end(), [&](LeaseId a, LeaseId b) {
@@ -311,17 +338,23 @@ void Scheduler::NextReads(size_t limit, std::vector<ReadAction>* out, bool look_
     const size_t before = urgent_.size();
     AskMissing(id, lease);
     if (urgent_.size() != before) next_held_ = lease.stream + 1;
-    starving |= lease.blocked;
+    starving |= lease.blocked && !lease.serving;
   };
   // Leases wait for these: they go first. What hangs, or has lost a race and may never end, does
   // not hold them up.
   const auto room = [&] {
-    return requests_ < std::max<size_t>(1, limit) + hanging_ + orphans_.size();
+    return requests_ - serving_requests_ < std::max<size_t>(1, limit) + hanging_ + orphans_.size();
   };
   const auto start_urgent = [&] {
     while (!urgent_.empty() && room()) {
       Start(urgent_.front(), out);
       urgent_.pop_front();
+    }
+    // Behind every consumer. Who asks has a limit of its own; here it is only bounded.
+    const size_t most = std::max(limit, options_.max_samples / 16);
+    while (urgent_.empty() && !serving_urgent_.empty() && serving_requests_ < most) {
+      Start(serving_urgent_.front(), out);
+      serving_urgent_.pop_front();
     }
   };
   for (LeaseId id : held) {
@@ -351,8 +384,8 @@ void Scheduler::LookAhead(size_t limit, std::vector<ReadAction>* out) {
   size_t idle = 0;
   // Where it is requests that are short, jobs that have got less of their share go first; in a
   // second turn the others may.
-  while (requests_ < limit && in_flight_ < options_.max_samples && idle < 2 * streams_.size() &&
-         budget > 0) {
+  while (requests_ - serving_requests_ < limit && in_flight_ < options_.max_samples &&
+         idle < 2 * streams_.size() && budget > 0) {
     Stream& stream = streams_[next_stream_ % streams_.size()];
     ++next_stream_;
     ReadAction action;
@@ -445,6 +478,8 @@ void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place 
   const DatasetId d = read.dataset;
   const SampleId s = read.sample;
   --in_flight_;
+  if (read.serving) --serving_requests_;
+  if (read.store_spare) storing_spare_ -= read.length;
   if (read.group == 0) {
     --requests_;
   } else if (const auto group = group_left_.find(read.group); --group->second == 0) {
@@ -464,13 +499,12 @@ void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place 
   } else if (ok && read.place == Place::kTier) {
     ClearFlag(d, s, kInTier);  // it was not there, or damaged
   }
-  if (ok && from == Place::kSource && read.store) {
+  if (ok && from != Place::kTier && read.store) {
     e.flags |= kCopying;
     jobs_.stats(read.job).folder_bytes += read.length;
   }
-  if (ok && from == Place::kSource && !(e.flags & kKept) &&
-      MayKeep(arena_.size(e.block), read.job)) {
-    Keep(d, s, read.job);  // room that had been meant for what the folder turned out to have
+  if (ok && from != Place::kTier && !(e.flags & kKept)) {
+    KeepIfMay(d, s, read.job);  // room that had been meant for what the folder turned out to have
   }
   if (ok) {
     uint32_t& known = datasets_[d].crcs[s];
@@ -493,6 +527,7 @@ void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place 
     Uncount(e);
     e.state = State::kResident;
     Count(e);
+    Touch(d, s);
   } else {
     ++counters_.failed_reads;
     const bool urgent = (e.flags & kUrgent) != 0;
@@ -514,6 +549,7 @@ void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place 
         MarkDue(streams_[lease.stream]);
         break;
       }
+      if (lease.serving && !Admit(lease)) break;
       Pin(e);
       lease.missing[i] = lease.missing.back();
       lease.missing.pop_back();

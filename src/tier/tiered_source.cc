@@ -115,8 +115,12 @@ size_t TieredSource::Submit(std::span<const SourceRead> reads) {
           .tag = index, .kind = TierOp::Kind::kGet, .key = key, .bytes = read.dest, .crc = 0};
       if (tier_->Submit(std::span(&get, 1)) == 1) continue;
     }
-    to_inner_.push_back(
-        {.tag = index, .sample = read.sample, .dest = read.dest, .group = read.group});
+    to_inner_.push_back({.tag = index,
+                         .sample = read.sample,
+                         .dest = read.dest,
+                         .group = read.group,
+                         .skip_tier = read.skip_tier,
+                         .urgent = read.urgent});
   }
   FlushInner();
   return taken;
@@ -152,7 +156,10 @@ size_t TieredSource::ReapTier(std::span<SourceDone> out) {
       const Slot& slot = slots_[index];
       if (!done.hit) {
         metrics_.misses.Add(1);
-        to_inner_.push_back({.tag = index, .sample = slot.read.sample, .dest = slot.read.dest});
+        to_inner_.push_back({.tag = index,
+                             .sample = slot.read.sample,
+                             .dest = slot.read.dest,
+                             .urgent = slot.read.urgent});
         continue;
       }
       metrics_.hits.Add(1);

@@ -47,6 +47,7 @@ class WriteBuffer {
   // For one copy. False, and nothing taken, when fewer are left.
   bool Take(uint64_t bytes);
   void Give(uint64_t bytes) { left_.fetch_add(Charge(bytes), std::memory_order_relaxed); }
+  uint64_t used_bytes() const { return bytes_ - left_.load(std::memory_order_relaxed); }
   double Free() const {
     return static_cast<double>(left_.load(std::memory_order_relaxed)) / static_cast<double>(bytes_);
   }
@@ -88,6 +89,7 @@ class TieredSource final : public Source {
   int event_fd() const override { return wake_.get(); }
   size_t capacity() const override { return slots_.size(); }
   std::string Describe() const override;
+  int32_t Elsewhere(SampleId sample) const override { return inner_->Elsewhere(sample); }
 
   // Whether completion `i` of the last Reap came from the tier.
   bool FromTier(size_t i) const { return from_tier_[i]; }

@@ -284,9 +284,11 @@ struct StatsReply {
   std::vector<uint64_t> epochs;
   std::vector<uint64_t> reads;
   std::vector<uint64_t> bytes;
+  std::vector<uint64_t> peer_reads;
+  std::vector<uint64_t> peer_bytes;
   template <typename Self, typename Io>
   static void Fields(Self& m, Io& io) {
-    io.Columns(m.epochs, m.reads, m.bytes);
+    io.Columns(m.epochs, m.reads, m.bytes, m.peer_reads, m.peer_bytes);
   }
 };
 
