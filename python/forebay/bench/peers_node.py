@@ -3,9 +3,10 @@
 python -m forebay.bench.peers_node SPEC      (JSON)
 
 Orders come as lines of JSON on standard input, answers go as lines of JSON to standard output:
-``{"epochs": 2}`` runs two epochs without stopping between them, ``{"stats": 1}`` tells what the
-engine counted, ``{"quit": 1}`` or the end of the input ends it. Every batch may also be written to
-a file, as it is delivered.
+``{"epochs": 2}`` runs two epochs without stopping between them, ``{"run": 1}`` goes on until
+there is another order, ``{"stats": 1}`` tells what the engine counted (also in between, while it
+runs), ``{"quit": 1}`` or the end of the input ends it. Every batch may also be written to a file,
+as it is delivered.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -138,48 +140,86 @@ def peers_of(engine: Any) -> Any:
     return peers() if callable(peers) else peers
 
 
-def run_epoch(spec: Spec, rank: Rank, log: IO[str] | None) -> dict[str, Any]:
-    step_s = spec.step_ms / 1e3
-    batches: list[list[Any]] = []
-    start = last = time.monotonic()
-    total = number = 0
-    for number, size, samples, checksum in rank.epoch():  # noqa: B007
-        taken = time.monotonic()
-        total += size
-        crc = checksum() if spec.touch else 0
-        entry = [number, len(batches), taken, taken - last, crc, samples]
-        if log is not None:
-            print(json.dumps(entry), file=log, flush=True)
-        batches.append(entry)
-        if step_s:
-            time.sleep(max(0.0, taken + step_s - time.monotonic()))
-        last = time.monotonic()
-    return {
-        "epoch": number, "start": start, "end": time.monotonic(), "bytes": total,
-        "batches": batches,
-    }  # fmt: skip
+class Orders:
+    """Standard input by lines, which may also be looked at without waiting."""
+
+    def __init__(self) -> None:
+        self._text = b""
+
+    def next(self, wait_s: float | None = None) -> dict[str, Any] | None:
+        """None: there is none within that time. The end of the input is an order to quit."""
+        while b"\n" not in self._text:
+            if not select.select([0], [], [], wait_s)[0]:
+                return None
+            got = os.read(0, 1 << 16)
+            if not got:
+                return {"quit": 1}
+            self._text += got
+        line, self._text = self._text.split(b"\n", 1)
+        return dict(json.loads(line))
+
+
+class Program:
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self._orders = Orders()
+        self._rank: Rank = ForebayRank(spec) if spec.kind == "forebay" else TorchRank(spec)
+        self._log = open(spec.log, "a") if spec.log else None  # noqa: SIM115
+
+    def main(self) -> None:
+        _say({"ready": os.getpid()})
+        while True:
+            order = self._orders.next()
+            assert order is not None
+            if "epochs" in order:
+                _say({"epochs": [self._epoch() for _ in range(order["epochs"])]})
+            elif "run" in order:
+                while self._epoch(attentive=True):
+                    pass
+                return
+            elif "stats" in order:
+                _say(self._rank.stats())
+            else:
+                return
+
+    def _epoch(self, *, attentive: bool = False) -> dict[str, Any] | None:
+        """None: it was told to quit. Attentive: takes orders between batches, keeps nothing."""
+        step_s = self._spec.step_ms / 1e3
+        batches: list[list[Any]] = []
+        start = last = time.monotonic()
+        total = number = count = 0
+        for number, size, samples, checksum in self._rank.epoch():  # noqa: B007
+            taken = time.monotonic()
+            total += size
+            crc = checksum() if self._spec.touch else 0
+            entry = [number, count, taken, taken - last, crc, samples]
+            count += 1
+            if self._log is not None:
+                print(json.dumps(entry), file=self._log, flush=True)
+            if not attentive:
+                batches.append(entry)
+            elif (order := self._orders.next(0)) is not None:
+                if "stats" not in order:
+                    return None
+                _say(self._rank.stats())
+            if step_s:
+                time.sleep(max(0.0, taken + step_s - time.monotonic()))
+            last = time.monotonic()
+        return {
+            "epoch": number, "start": start, "end": time.monotonic(), "bytes": total,
+            "batches": batches,
+        }  # fmt: skip
+
+
+def _say(answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), flush=True)
 
 
 def main() -> int:
     spec = Spec(**json.loads(sys.argv[1]))
     logging.basicConfig(level=logging.INFO, stream=sys.stderr,
                         format=f"node {spec.rank}: %(message)s")  # fmt: skip
-
-    def say(answer: dict[str, Any]) -> None:
-        print(json.dumps(answer), flush=True)
-
-    rank: Rank = ForebayRank(spec) if spec.kind == "forebay" else TorchRank(spec)
-    say({"ready": os.getpid()})
-    log = open(spec.log, "a") if spec.log else None  # noqa: SIM115
-    for line in sys.stdin:
-        order = json.loads(line)
-        if "epochs" in order:
-            spec.step_ms = order.get("step_ms", spec.step_ms)
-            say({"epochs": [run_epoch(spec, rank, log) for _ in range(order["epochs"])]})
-        elif "stats" in order:
-            say(rank.stats())
-        else:
-            break
+    Program(spec).main()
     return 0
 
 
