@@ -1,0 +1,15 @@
+// PeerOptions as the environment has them.
+#pragma once
+
+#include "base/status.h"
+#include "peer/cluster.h"
+#include "peer/peers.h"
+
+namespace forebay::peer {
+
+// The cluster by ClusterFromEnvironment; FOREBAY_PEER_COORDINATE (0: every node reads for itself);
+// in seconds FOREBAY_PEER_LEASE, FOREBAY_PEER_WAIT (for an answer) and FOREBAY_PEER_JOIN_WAIT. A
+// variable that makes no sense is an error that names it.
+Result<PeerOptions> PeerOptionsFromEnvironment(const GetEnv& get);
+
+}  // namespace forebay::peer
