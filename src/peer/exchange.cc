@@ -1,0 +1,183 @@
+#include "peer/exchange.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "tier/tiered_source.h"
+
+namespace forebay::peer {
+
+Result<std::shared_ptr<Book>> Book::Make(DatasetId id, std::shared_ptr<const Catalog> catalog,
+                                         uint32_t self, Nanos added) {
+  OwnedFd event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!event.valid()) return ErrnoStatus(errno, "eventfd");
+  return std::shared_ptr<Book>(new Book(id, std::move(catalog), self, added, std::move(event)));
+}
+
+Book::Book(DatasetId dataset, std::shared_ptr<const Catalog> of, uint32_t node, Nanos now,
+           OwnedFd event)
+    : id(dataset),
+      catalog(std::move(of)),
+      name(TierDataset(*catalog)),
+      self(node),
+      added(now),
+      event_(std::move(event)) {}
+
+Choice Book::ChooseLocked(SampleId sample, bool may_wait) const {
+  if (!directory_) {
+    return {.to = may_wait ? Choice::To::kWait : Choice::To::kSource,
+            .node = kNoNode,
+            .held_only = false};
+  }
+  return peer::Choose(directory_->Locate(sample), self, reach_, may_wait);
+}
+
+void Book::Choose(std::span<const SampleId> samples, bool may_wait,
+                  std::vector<Choice>* out) const {
+  out->clear();
+  MutexLock lock(mutex_);
+  for (const SampleId sample : samples) out->push_back(ChooseLocked(sample, may_wait));
+}
+
+Choice Book::ChooseOne(SampleId sample, bool may_wait) const {
+  MutexLock lock(mutex_);
+  return ChooseLocked(sample, may_wait);
+}
+
+void Book::TakeAnswers(std::vector<Answer>* out) {
+  if (!has_answers_.load(std::memory_order_acquire)) return;
+  MutexLock lock(answers_mutex_);
+  has_answers_.store(false, std::memory_order_relaxed);
+  uint64_t count;
+  (void)!read(event_.get(), &count, sizeof count);
+  if (out->empty()) {
+    out->swap(answers_);
+  } else {
+    out->insert(out->end(), answers_.begin(), answers_.end());
+    answers_.clear();
+  }
+}
+
+void Book::Signal() {
+  const uint64_t one = 1;
+  (void)!write(event_.get(), &one, sizeof one);
+}
+
+void Book::Deliver(std::span<const Answer> answers) {
+  if (answers.empty()) return;
+  MutexLock lock(answers_mutex_);
+  const bool first = answers_.empty();
+  answers_.insert(answers_.end(), answers.begin(), answers.end());
+  has_answers_.store(true, std::memory_order_release);
+  if (first) Signal();
+}
+
+void Book::Changed() {
+  version_.fetch_add(1, std::memory_order_release);
+  MutexLock lock(answers_mutex_);
+  has_answers_.store(true, std::memory_order_release);
+  Signal();
+}
+
+void Book::SetPlan(Directory directory) {
+  {
+    MutexLock lock(mutex_);
+    directory_.emplace(std::move(directory));
+  }
+  Changed();
+}
+
+std::optional<Directory> Book::Plan() const {
+  MutexLock lock(mutex_);
+  return directory_;
+}
+
+bool Book::planned() const {
+  MutexLock lock(mutex_);
+  return directory_.has_value();
+}
+
+void Book::SetReach(uint32_t node, Reach reach) {
+  {
+    MutexLock lock(mutex_);
+    if (reach_.size() <= node) reach_.resize(node + 1, Reach::kNone);
+    if (reach_[node] == reach) return;
+    reach_[node] = reach;
+  }
+  Changed();
+}
+
+Found Book::Locate(SampleId sample) const {
+  MutexLock lock(mutex_);
+  return directory_ ? directory_->Locate(sample) : Found{};
+}
+
+void Book::Correct(const std::function<void(Directory&)>& change) {
+  MutexLock lock(mutex_);
+  if (directory_) change(*directory_);
+}
+
+void Exchange::WakeIfAsleep(bool* wake) {
+  *wake = open_ && asleep_;
+  asleep_ = false;
+}
+
+bool Exchange::Push(std::vector<Ask>* asks) {
+  MutexLock lock(mutex_);
+  if (!open_) return false;
+  for (Ask& ask : *asks) asks_.push_back(std::move(ask));
+  asks->clear();
+  bool wake = false;
+  WakeIfAsleep(&wake);
+  // Under the lock: what it wakes goes only after Close.
+  if (wake) wake_();
+  return true;
+}
+
+void Exchange::Add(std::shared_ptr<Book> book) {
+  MutexLock lock(mutex_);
+  books_.push_back(std::move(book));
+  bool wake = false;
+  WakeIfAsleep(&wake);
+  if (wake) wake_();
+}
+
+void Exchange::CountCorrupt(uint32_t node) {
+  MutexLock lock(mutex_);
+  corrupt_.push_back(node);
+}
+
+void Exchange::Open(std::function<void()> wake) {
+  MutexLock lock(mutex_);
+  wake_ = std::move(wake);
+  open_ = true;
+}
+
+std::vector<Ask> Exchange::Close() {
+  MutexLock lock(mutex_);
+  open_ = false;
+  wake_ = nullptr;
+  return std::exchange(asks_, {});
+}
+
+void Exchange::Take(std::vector<Ask>* asks, std::vector<std::shared_ptr<Book>>* books,
+                    std::vector<uint32_t>* corrupt) {
+  asks->clear();
+  books->clear();
+  corrupt->clear();
+  MutexLock lock(mutex_);
+  asleep_ = false;
+  asks->swap(asks_);
+  books->swap(books_);
+  corrupt->swap(corrupt_);
+}
+
+bool Exchange::MaySleep() {
+  MutexLock lock(mutex_);
+  asleep_ = asks_.empty() && books_.empty();
+  return asleep_;
+}
+
+}  // namespace forebay::peer

@@ -1,0 +1,140 @@
+// What the engine's loop (PeerSource) and the peer thread (Node) hand to each other.
+//
+// A Book is one data set's: where its samples are, and the answers for its source. The Exchange has
+// the asks of all sources, and lives on when the peer thread is gone: then every ask fails at once
+// and the sources read for themselves.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/owned.h"
+#include "base/status.h"
+#include "base/thread_annotations.h"
+#include "catalog/catalog.h"
+#include "peer/directory.h"
+#include "peer/route.h"
+#include "stage/scheduler.h"
+
+namespace forebay::peer {
+
+enum class Outcome : uint8_t { kArrived, kTimeout, kRefused, kLost };
+
+struct Answer {
+  uint32_t slot = 0;  // of the source
+  Outcome outcome = Outcome::kLost;
+  uint32_t crc = 0;  // that the sample's bytes should have; kArrived
+};
+
+// Safe for concurrent use by multiple threads.
+class Book {
+ public:
+  static Result<std::shared_ptr<Book>> Make(DatasetId id, std::shared_ptr<const Catalog> catalog,
+                                            uint32_t self, Nanos added);
+
+  // Constant.
+  const DatasetId id;
+  const std::shared_ptr<const Catalog> catalog;
+  const uint64_t name;  // TierDataset
+  const uint32_t self;
+  const Nanos added;
+
+  // ---- for the source ----
+  // Where each of `samples` goes; `may_wait` as for Choose. Before the first plan: kWait, or
+  // kSource where waiting is over.
+  void Choose(std::span<const SampleId> samples, bool may_wait, std::vector<Choice>* out) const
+      EXCLUDES(mutex_);
+  Choice ChooseOne(SampleId sample, bool may_wait) const EXCLUDES(mutex_);
+  // Appends; resets the descriptor.
+  void TakeAnswers(std::vector<Answer>* out) EXCLUDES(answers_mutex_);
+  // Readable when there are answers, or when what Choose says may have changed.
+  int event_fd() const { return event_.get(); }
+  // Counts changes of plan and reach.
+  uint64_t version() const { return version_.load(std::memory_order_acquire); }
+
+  // ---- for the peer thread ----
+  void Deliver(std::span<const Answer> answers) EXCLUDES(answers_mutex_);
+  void SetPlan(Directory directory) EXCLUDES(mutex_);
+  std::optional<Directory> Plan() const EXCLUDES(mutex_);
+  bool planned() const EXCLUDES(mutex_);
+  void SetReach(uint32_t node, Reach reach) EXCLUDES(mutex_);
+  Found Locate(SampleId sample) const EXCLUDES(mutex_);
+  // Applies `change` to the plan, where there is one.
+  void Correct(const std::function<void(Directory&)>& change) EXCLUDES(mutex_);
+  // The source is gone.
+  void Retire() { retired_.store(true, std::memory_order_release); }
+  bool retired() const { return retired_.load(std::memory_order_acquire); }
+
+ private:
+  Book(DatasetId id, std::shared_ptr<const Catalog> catalog, uint32_t self, Nanos added,
+       OwnedFd event);
+  Choice ChooseLocked(SampleId sample, bool may_wait) const REQUIRES(mutex_);
+  void Changed();
+  void Signal();
+
+  const OwnedFd event_;
+  mutable Mutex mutex_;
+  std::optional<Directory> directory_ GUARDED_BY(mutex_);
+  std::vector<Reach> reach_ GUARDED_BY(mutex_);
+  std::atomic<uint64_t> version_{1};
+  std::atomic<bool> retired_{false};
+  Mutex answers_mutex_;
+  std::vector<Answer> answers_ GUARDED_BY(answers_mutex_);
+  std::atomic<bool> has_answers_{false};  // a hint, so that looking for none takes no lock
+};
+
+struct Ask {
+  std::shared_ptr<Book> book;  // shared: the source may go while the ask is under way
+  uint32_t slot = 0;
+  uint32_t node = 0;
+  SampleId sample = 0;
+  bool held_only = false;
+  bool urgent = false;
+  std::span<std::byte> dest;
+  Nanos start = 0;
+};
+
+// Safe for concurrent use by multiple threads.
+class Exchange {
+ public:
+  Exchange(Nanos wait, bool coordinated) : join_wait(wait), coordinate(coordinated) {}
+  const Nanos join_wait;
+  const bool coordinate;
+
+  // False: the peer thread is gone, nothing was taken.
+  bool Push(std::vector<Ask>* asks) EXCLUDES(mutex_);
+  void Add(std::shared_ptr<Book> book) EXCLUDES(mutex_);
+  // A sample came with other bytes than its sender had, from `node`.
+  void CountCorrupt(uint32_t node) EXCLUDES(mutex_);
+
+  // ---- for the peer thread ----
+  // `wake` is called by any thread, when the peer thread sleeps and there is work.
+  void Open(std::function<void()> wake) EXCLUDES(mutex_);
+  // Returns what was asked and not taken.
+  std::vector<Ask> Close() EXCLUDES(mutex_);
+  void Take(std::vector<Ask>* asks, std::vector<std::shared_ptr<Book>>* books,
+            std::vector<uint32_t>* corrupt) EXCLUDES(mutex_);
+  // True: nothing is there; from now on work wakes the peer thread.
+  bool MaySleep() EXCLUDES(mutex_);
+
+ private:
+  void WakeIfAsleep(bool* wake) REQUIRES(mutex_);
+
+  Mutex mutex_;
+  std::vector<Ask> asks_ GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<Book>> books_ GUARDED_BY(mutex_);
+  std::vector<uint32_t> corrupt_ GUARDED_BY(mutex_);
+  std::function<void()> wake_ GUARDED_BY(mutex_);
+  bool open_ GUARDED_BY(mutex_) = false;
+  bool asleep_ GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace forebay::peer

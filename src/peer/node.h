@@ -1,0 +1,254 @@
+// Node: the peer thread. It alone talks to the transport: asks other nodes for this one's sources,
+// serves them from the engine, and keeps the plan up with who is there.
+//
+// For every pair of nodes there are two connections, one for each direction of asking: who connects
+// asks, who accepted serves and tells what it holds. A connection does nothing before both sides
+// have proven the job's secret.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stop_token>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "base/thread_annotations.h"
+#include "metrics/registry.h"
+#include "peer/directory.h"
+#include "peer/exchange.h"
+#include "peer/handshake.h"
+#include "peer/membership.h"
+#include "peer/message.h"
+#include "peer/peers.h"
+#include "peer/requests.h"
+#include "peer/turns.h"
+#include "stage/engine.h"
+#include "transport/transport.h"
+
+namespace forebay::peer {
+
+// What Attach makes from the options, and tests make themselves.
+struct NodeParts {
+  std::string secret;
+  std::function<Result<std::unique_ptr<Transport>>(TransportHandler&)> transport;
+  std::function<Result<std::unique_ptr<Membership>>(const Member& self)> membership;
+  uint64_t corrupt_every = 0;  // a bit of every nth reply is flipped, for tests; 0: none
+};
+
+Result<std::unique_ptr<Peers>> AttachWith(Engine& engine, const PeerOptions& options,
+                                          NodeParts parts);
+
+struct PeerMetrics {
+  PeerMetrics(Registry& registry, const PeerOptions& options);
+  Mechanism& mechanism;
+  Metric& served;
+  Metric& served_bytes;
+  Metric& timeouts;
+  Metric& refused;
+  Metric& corrupt;
+  Metric& lost;
+  Metric& strangers;
+  Metric& pulled;
+  Metric& connected;
+  Knob& bytes_per_second;
+  Knob& link_bytes_per_second;
+  Knob& pull;
+};
+
+class Node final : public Peers, private TransportHandler {
+ public:
+  Node(Engine& engine, const PeerOptions& options, NodeParts parts);
+  ~Node() override;
+  Status Start();
+
+  std::vector<PeerStatus> Seen() const override;
+  std::string Describe() const override;
+
+ private:
+  // What this node has to do with another one.
+  struct Other {
+    Member member;
+    bool known = false;  // in the view, and alive
+    // Asking: the connection that this node made.
+    ConnectionId out = 0;
+    bool out_ready = false;
+    Nanos retry_at = 0;
+    Nanos backoff = 0;
+    Nanos heard = 0;
+    Nanos pinged = 0;
+    Nanos oldest = 0;  // since when something is under way without an answer
+    std::map<uint64_t, DatasetMessage> theirs;  // by name
+    std::deque<uint32_t> queue;                 // requests that wait for credit
+    size_t flying = 0;
+    uint64_t flying_bytes = 0;
+    // Serving: the connection that it made.
+    ConnectionId in = 0;
+    size_t gather = SIZE_MAX;  // buffer that small samples are gathered in
+    uint64_t gathered = 0;
+    DataMessage gather_message;
+    PeerStatus seen;
+  };
+  struct Connection {
+    bool asking = false;  // made by this node
+    uint32_t node = kNoNode;
+    bool open = false;
+    bool closing = false;
+    Nanos since = 0;
+    std::optional<Handshake> handshake;
+    std::string why;    // it is being closed
+    bool late = false;  // closed for a request that took too long
+  };
+  struct BookState {
+    std::shared_ptr<Book> book;
+    bool ready = false;  // the engine has it
+    StreamId serving = 0;
+    std::optional<Directory> early;    // before the first plan
+    std::vector<uint64_t> home_bytes;  // by node, as planned
+    std::vector<std::byte> held;       // bit by sample
+    std::vector<Answer> answers;       // to be delivered
+    std::vector<Turn> early_turns;     // asked before the first plan
+    Nanos pull_at = 0;
+    Nanos pull_pause = 0;
+  };
+  // A sample on its way to a peer, or pulled for this node.
+  struct Serve {
+    enum class At : uint8_t { kFree, kReading, kSending } at = At::kFree;
+    Turn turn;
+    ConnectionId connection = 0;
+    bool pull = false;
+    LeaseId lease = kNoLease;
+    BatchLoan loan;
+    std::vector<std::byte> damaged;  // a copy with a flipped bit, for tests
+  };
+  // Small samples that came in one payload.
+  struct Gathered {
+    std::unique_ptr<std::byte[]> bytes;
+    uint64_t size = 0;
+    std::vector<Given> given;
+  };
+
+  // TransportHandler
+  void OnOpen(ConnectionId connection, bool accepted) override;
+  void OnClosed(ConnectionId connection, const Status& why) override;
+  std::span<std::byte> OnMessage(ConnectionId connection, std::span<const std::byte> header,
+                                 uint64_t payload_bytes, uint64_t* tag) override;
+  void OnPayload(ConnectionId connection, uint64_t tag, const Status& status) override;
+  void OnSent(ConnectionId connection, uint64_t tag, const Status& status) override;
+
+  void Run(const std::stop_token& stop);
+  void Tick(Nanos now);
+  void Shutdown();
+
+  // Connections and the view.
+  void TakeView(Nanos now);
+  void Forget(uint32_t node, const std::string& why);
+  void Reconnect(Nanos now);
+  void CheckSilence(Nanos now);
+  void Close(ConnectionId connection, const std::string& why);
+  bool Send(ConnectionId connection, const Message& message);
+  void Shake(ConnectionId id, Connection& connection, const Message& message, bool payload);
+  void Proven(ConnectionId id, Connection& connection);
+  void Fault(uint32_t node, std::string what);
+  void Publish();
+
+  // Data sets.
+  void AddBooks(std::vector<std::shared_ptr<Book>>& books);
+  void ReadyBooks();
+  void PlanBooks(Nanos now);
+  void Plan(uint32_t number, Directory plan);
+  View ViewFor(uint32_t number) const;
+  void UpdateReach(uint32_t node);
+  void Announce(ConnectionId connection, uint32_t number);
+  void TellHeld(Nanos now);
+  void NoteHeld(BookState& state, const HeldChanges& changes);
+  void SendHave(ConnectionId connection, uint32_t number, bool all);
+  void Correct(BookState& state, const std::function<void(Directory&)>& change);
+  BookState* BookOf(uint32_t node, uint32_t their_number);
+
+  // Asking.
+  void Enqueue(std::vector<Ask>& asks);
+  void SendAsks(Nanos now);
+  void SendAsksTo(uint32_t node);
+  void GiveUpLate(Nanos now);
+  void End(uint32_t id, Outcome outcome, uint32_t crc = 0);
+  void EndAllOf(uint32_t node, ConnectionId connection, Outcome outcome);
+  std::span<std::byte> OnData(ConnectionId id, const DataMessage& data, uint64_t payload_bytes,
+                              uint64_t* tag);
+  void OnRefused(ConnectionId id, const RefusedMessage& refused);
+  void Deliver();
+
+  // Serving.
+  void OnGet(ConnectionId id, uint32_t node, const GetMessage& get);
+  void OnCancel(uint32_t node, uint32_t request);
+  void TakeTurns(Nanos now);
+  void StartServe(const Turn& turn);
+  void Refuse(const Turn& turn, Refusal why);
+  bool Holds(const BookState& state, SampleId sample) const;
+  void Look(size_t serve);
+  void LookAtReading();
+  void Reply(size_t serve);
+  bool Gather(Serve& serve, std::span<const std::byte> bytes, uint32_t crc);
+  void FlushGather(uint32_t node);
+  void EndServe(size_t serve);
+  size_t NewServe();
+  void Pull(Nanos now);
+  uint64_t Room() const;
+
+  Engine& engine_;
+  const PeerOptions options_;
+  const uint32_t self_;
+  const uint32_t nodes_;
+  const Identity identity_;
+  const pid_t creator_;
+  NodeParts parts_;
+  const std::shared_ptr<Exchange> exchange_;  // shared with the sources, which outlive this
+  PeerMetrics metrics_;
+  const Nanos attached_;
+
+  // Peer thread only, from Start on.
+  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<Membership> membership_;
+  View view_;
+  bool planned_ = false;
+  std::vector<Other> others_;
+  std::unordered_map<ConnectionId, Connection> connections_;
+  size_t strangers_ = 0;  // accepted connections that have proven nothing
+  std::vector<BookState> books_;
+  Requests requests_;
+  std::vector<uint32_t> asking_;  // nodes whose queue is not empty
+  std::vector<Gathered> gathered_;
+  std::vector<size_t> free_gathered_;
+  Turns turns_;
+  std::vector<Serve> serves_;
+  std::vector<size_t> free_serves_;
+  std::vector<size_t> reading_;
+  std::vector<std::unique_ptr<std::byte[]>> send_buffers_;
+  std::vector<size_t> free_send_buffers_;
+  std::vector<uint32_t> gathering_;  // nodes with a reply to be flushed
+  uint64_t pinned_ = 0;              // bytes of samples that are being served
+  size_t pulls_ = 0;
+  uint64_t replies_ = 0;
+  uint64_t knobs_seen_ = 0;
+  Nanos tick_at_ = 0;
+  Nanos held_at_ = 0;
+
+  mutable Mutex mutex_;
+  std::vector<PeerStatus> seen_ GUARDED_BY(mutex_);
+  std::string describe_ GUARDED_BY(mutex_);
+  std::string health_ GUARDED_BY(mutex_);
+
+  std::jthread thread_;
+};
+
+}  // namespace forebay::peer

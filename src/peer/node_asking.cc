@@ -1,0 +1,252 @@
+// The peer thread: asks of this node's sources, and their answers.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "peer/node.h"
+
+namespace forebay::peer {
+namespace {
+
+// A peer has at most so much of this node's under way: more would only wait there.
+constexpr size_t kCreditRequests = 256;
+constexpr uint64_t kCreditBytes = 16 << 20;
+
+}  // namespace
+
+void Node::Enqueue(std::vector<Ask>& asks) {
+  for (Ask& ask : asks) {
+    Other& other = others_[ask.node];
+    if (!other.out_ready || requests_.full()) {
+      const Answer answer{.slot = ask.slot, .outcome = Outcome::kLost, .crc = 0};
+      ask.book->Deliver({&answer, 1});
+      continue;
+    }
+    if (other.queue.empty()) asking_.push_back(ask.node);
+    const uint32_t node = ask.node;
+    const Nanos give_up = ask.start + options_.request_wait;
+    others_[node].queue.push_back(requests_.Add(std::move(ask), give_up));
+  }
+  asks.clear();
+}
+
+void Node::SendAsks(Nanos now) {
+  for (const uint32_t node : std::exchange(asking_, {})) {
+    Other& other = others_[node];
+    if (other.flying == 0) other.oldest = now;
+    SendAsksTo(node);
+    if (!other.queue.empty()) asking_.push_back(node);
+  }
+}
+
+void Node::SendAsksTo(uint32_t node) {
+  Other& other = others_[node];
+  GetMessage get;
+  Book* book = nullptr;
+  const auto flush = [&] {
+    if (get.wanted.empty()) return;
+    if (!Send(other.out, get)) {
+      for (const Wanted& wanted : get.wanted) End(wanted.request, Outcome::kLost);
+    }
+    get.wanted.clear();
+  };
+  while (!other.queue.empty() && other.flying < kCreditRequests) {
+    const uint32_t id = other.queue.front();
+    Request* request = requests_.Find(id);
+    if (request == nullptr) {  // given up meanwhile
+      other.queue.pop_front();
+      continue;
+    }
+    const uint64_t bytes = request->ask.dest.size();
+    if (other.flying > 0 && other.flying_bytes + bytes > kCreditBytes) break;
+    other.queue.pop_front();
+    const auto theirs = other.theirs.find(request->ask.book->name);
+    if (!other.out_ready || theirs == other.theirs.end()) {
+      End(id, Outcome::kLost);
+      continue;
+    }
+    const bool same = book == request->ask.book.get() &&
+                      get.held_only == (request->ask.held_only ? 1 : 0) &&
+                      get.urgent == (request->ask.urgent ? 1 : 0);
+    if (!same || get.wanted.size() == kMostWanted) {
+      flush();
+      book = request->ask.book.get();
+      get.dataset = theirs->second.number;
+      get.held_only = request->ask.held_only ? 1 : 0;
+      get.urgent = request->ask.urgent ? 1 : 0;
+    }
+    request->at = Request::At::kSent;
+    request->connection = other.out;
+    ++other.flying;
+    other.flying_bytes += bytes;
+    get.wanted.push_back({.request = id, .sample = request->ask.sample});
+  }
+  flush();
+}
+
+void Node::End(uint32_t id, Outcome outcome, uint32_t crc) {
+  Request* request = requests_.Find(id);
+  if (request == nullptr) return;
+  const Ask& ask = request->ask;
+  Other& other = others_[ask.node];
+  const Nanos now = SteadyClock().Now();
+  if (request->at != Request::At::kQueued) {
+    --other.flying;
+    other.flying_bytes -= ask.dest.size();
+    other.oldest = now;
+  }
+  switch (outcome) {
+    case Outcome::kArrived: {
+      ++other.seen.reads;
+      other.seen.bytes += ask.dest.size();
+      const Nanos took = now - ask.start;
+      Nanos& typical = other.seen.latency_ns;
+      typical = typical == 0 ? took : typical + (took - typical) / 16;
+      break;
+    }
+    case Outcome::kTimeout:
+      ++other.seen.timeouts;
+      metrics_.timeouts.Add(1);
+      break;
+    case Outcome::kRefused:
+      ++other.seen.refused;
+      metrics_.refused.Add(1);
+      break;
+    case Outcome::kLost:
+      ++other.seen.lost;
+      metrics_.lost.Add(1);
+      break;
+  }
+  const Answer answer{.slot = ask.slot, .outcome = outcome, .crc = crc};
+  // Data sets are few.
+  for (BookState& state : books_) {
+    if (state.book == ask.book) state.answers.push_back(answer);
+  }
+  requests_.Remove(id);
+}
+
+void Node::EndAllOf(uint32_t node, ConnectionId connection, Outcome outcome) {
+  const std::vector<uint32_t> ids = requests_.Select([&](const Request& request) {
+    return request.ask.node == node &&
+           (request.at == Request::At::kQueued ||
+            (request.at == Request::At::kSent && request.connection == connection));
+  });
+  for (const uint32_t id : ids) End(id, outcome);
+}
+
+void Node::GiveUpLate(Nanos now) {
+  if (requests_.size() == 0) return;
+  const std::vector<uint32_t> late =
+      requests_.Select([&](const Request& request) { return now > request.give_up; });
+  for (const uint32_t id : late) {
+    const Request* request = requests_.Find(id);
+    if (request == nullptr) continue;
+    const uint32_t node = request->ask.node;
+    const ConnectionId connection = request->connection;
+    const bool arriving = request->at == Request::At::kArriving;
+    Fault(node, arriving ? "a reply did not end in time" : "a request was not answered in time");
+    if (arriving) {
+      // Its memory is free only when the connection is gone.
+      const auto it = connections_.find(connection);
+      if (it != connections_.end()) it->second.late = true;
+      Close(connection, "a reply did not end in time");
+      continue;
+    }
+    if (request->at == Request::At::kSent) Send(connection, CancelMessage{.request = id});
+    End(id, Outcome::kTimeout);
+  }
+}
+
+std::span<std::byte> Node::OnData(ConnectionId id, const DataMessage& data, uint64_t payload_bytes,
+                                  uint64_t* tag) {
+  const uint32_t node = connections_.at(id).node;
+  uint64_t sum = 0;
+  bool right = !data.given.empty();
+  bool wanted = false;
+  for (const Given& given : data.given) {
+    sum += given.length;
+    const Request* request = requests_.Find(given.request);
+    if (request == nullptr || request->connection != id) continue;  // given up
+    right = right && request->at == Request::At::kSent && request->ask.dest.size() == given.length;
+    wanted = true;
+  }
+  if (!right || sum != payload_bytes || (data.given.size() > 1 && sum > kGatherBytes)) {
+    Fault(node, "sent a reply that nobody asked for");
+    Close(id, "a reply that nobody asked for");
+    return {};
+  }
+  if (!wanted) return {};
+  const Nanos give_up = SteadyClock().Now() + options_.request_wait;
+  for (const Given& given : data.given) {
+    Request* request = requests_.Find(given.request);
+    if (request == nullptr || request->connection != id) continue;
+    if (payload_bytes == 0) {
+      End(given.request, Outcome::kArrived, given.crc);
+      continue;
+    }
+    request->at = Request::At::kArriving;
+    request->give_up = std::max(request->give_up, give_up);
+  }
+  if (payload_bytes == 0) return {};
+  size_t index;
+  if (free_gathered_.empty()) {
+    index = gathered_.size();
+    gathered_.emplace_back();
+  } else {
+    index = free_gathered_.back();
+    free_gathered_.pop_back();
+  }
+  Gathered& gathered = gathered_[index];
+  gathered.given.assign(data.given.begin(), data.given.end());
+  gathered.size = payload_bytes;
+  *tag = index;
+  if (data.given.size() == 1) return requests_.Find(data.given[0].request)->ask.dest;
+  if (gathered.bytes == nullptr) {
+    gathered.bytes = std::make_unique_for_overwrite<std::byte[]>(kGatherBytes);
+  }
+  return {gathered.bytes.get(), static_cast<size_t>(payload_bytes)};
+}
+
+void Node::OnPayload(ConnectionId id, uint64_t tag, const Status& status) {
+  Gathered& gathered = gathered_[tag];
+  uint64_t at = 0;
+  const auto it = connections_.find(id);
+  const bool late = it != connections_.end() && it->second.late;
+  if (it != connections_.end()) others_[it->second.node].heard = SteadyClock().Now();
+  for (const Given& given : gathered.given) {
+    Request* request = requests_.Find(given.request);
+    const bool live =
+        request != nullptr && request->connection == id && request->at == Request::At::kArriving;
+    if (live && !status.ok()) {
+      End(given.request, late ? Outcome::kTimeout : Outcome::kLost);
+    } else if (live) {
+      if (gathered.given.size() > 1 && given.length > 0) {
+        std::memcpy(request->ask.dest.data(), gathered.bytes.get() + at, given.length);
+      }
+      End(given.request, Outcome::kArrived, given.crc);
+    }
+    at += given.length;
+  }
+  free_gathered_.push_back(static_cast<size_t>(tag));
+}
+
+void Node::OnRefused(ConnectionId id, const RefusedMessage& refused) {
+  const Request* request = requests_.Find(refused.request);
+  if (request == nullptr || request->connection != id || request->at != Request::At::kSent) return;
+  const uint32_t node = request->ask.node;
+  if (refused.why == Refusal::kNotHeld) {
+    const SampleId sample = request->ask.sample;
+    request->ask.book->Correct([&](Directory& directory) { directory.OnLost(node, sample); });
+  }
+  End(refused.request, Outcome::kRefused);
+}
+
+void Node::Deliver() {
+  for (BookState& state : books_) {
+    if (state.answers.empty()) continue;
+    state.book->Deliver(state.answers);
+    state.answers.clear();
+  }
+}
+
+}  // namespace forebay::peer

@@ -1,0 +1,201 @@
+// The peer thread: data sets, where their samples are, and what this node tells of its own.
+#include <algorithm>
+#include <utility>
+
+#include "peer/node.h"
+
+namespace forebay::peer {
+namespace {
+
+constexpr Nanos kTellEvery = 50 * kMilli;
+constexpr size_t kBitmapInstead = 8192;  // changes beyond which the bitmap is sent as a whole
+
+bool BitOf(std::span<const std::byte> bits, SampleId sample) {
+  return sample / 8 < bits.size() &&
+         (std::to_integer<unsigned>(bits[sample / 8]) >> (sample % 8) & 1) != 0;
+}
+
+void SetBit(std::span<std::byte> bits, SampleId sample, bool on) {
+  if (sample / 8 >= bits.size()) return;
+  const std::byte mask{static_cast<unsigned char>(1u << (sample % 8))};
+  std::byte& at = bits[sample / 8];
+  at = on ? (at | mask) : (at & ~mask);
+}
+
+}  // namespace
+
+void Node::AddBooks(std::vector<std::shared_ptr<Book>>& books) {
+  for (std::shared_ptr<Book>& book : books) {
+    BookState state;
+    state.book = std::move(book);
+    books_.push_back(std::move(state));
+  }
+  books.clear();
+  ReadyBooks();
+  PlanBooks(SteadyClock().Now());
+}
+
+// A source is made before the engine knows its data set.
+void Node::ReadyBooks() {
+  const size_t known = engine_.dataset_count();
+  for (uint32_t number = 0; number < books_.size(); ++number) {
+    BookState& state = books_[number];
+    const Book& book = *state.book;
+    if (state.ready || book.retired() || book.id >= known) continue;
+    const Result<StreamId> serving = engine_.OpenServing(book.id);
+    if (!serving) continue;
+    state.serving = *serving;
+    state.held = engine_.HeldBits(book.id);
+    state.held.resize((book.catalog->size() + 7) / 8);
+    state.early.emplace(self_, engine_.TierLengths(book.id));
+    state.ready = true;
+    for (uint32_t node = 0; node < nodes_; ++node) {
+      if (node == self_) continue;
+      UpdateReach(node);
+      if (others_[node].in != 0) Announce(others_[node].in, number);
+    }
+  }
+}
+
+// What the data sets before this one leave of everybody's room.
+View Node::ViewFor(uint32_t number) const {
+  View view = view_;
+  for (uint32_t before = 0; before < number; ++before) {
+    if (!books_[before].ready || books_[before].early) continue;
+    const std::vector<uint64_t>& taken = books_[before].home_bytes;
+    for (Member& member : view.members) {
+      uint64_t left = member.node < taken.size() ? taken[member.node] : 0;
+      const uint64_t memory = std::min(left, member.memory);
+      member.memory -= memory;
+      left -= memory;
+      member.folder -= std::min(left, member.folder);
+    }
+  }
+  return view;
+}
+
+void Node::Plan(uint32_t number, Directory plan) {
+  BookState& state = books_[number];
+  const bool changed = plan.OnView(ViewFor(number));
+  state.home_bytes.clear();
+  for (uint32_t node = 0; node < nodes_; ++node) state.home_bytes.push_back(plan.home_bytes(node));
+  if (changed || state.early) engine_.SetShare(state.book->id, plan.Shares());
+  state.early.reset();
+  state.book->SetPlan(std::move(plan));
+  for (const Turn& turn : std::exchange(state.early_turns, {})) StartServe(turn);
+}
+
+void Node::PlanBooks(Nanos now) {
+  if (!options_.coordinate) return;
+  if (!planned_) {
+    if (view_.version == 0) return;
+    planned_ = view_.complete() || now - attached_ >= options_.join_wait;
+    if (!planned_) return;
+  }
+  for (uint32_t number = 0; number < books_.size(); ++number) {
+    BookState& state = books_[number];
+    if (!state.ready || !state.early) continue;
+    Plan(number, *state.early);
+  }
+}
+
+void Node::UpdateReach(uint32_t node) {
+  const Other& other = others_[node];
+  for (const BookState& state : books_) {
+    if (!state.ready) continue;
+    Reach reach = Reach::kNone;
+    if (other.out_ready && other.theirs.contains(state.book->name)) {
+      reach = Reach::kReady;
+    } else if (other.known && (other.out_ready || other.backoff <= 2 * kSecond / 4)) {
+      reach = Reach::kExpected;
+    }
+    state.book->SetReach(node, reach);
+  }
+}
+
+Node::BookState* Node::BookOf(uint32_t node, uint32_t their_number) {
+  for (const auto& [name, dataset] : others_[node].theirs) {
+    if (dataset.number != their_number) continue;
+    for (BookState& state : books_) {
+      if (state.ready && state.book->name == name &&
+          state.book->catalog->size() == dataset.samples) {
+        return &state;
+      }
+    }
+  }
+  return nullptr;
+}
+
+void Node::Correct(BookState& state, const std::function<void(Directory&)>& change) {
+  if (state.early) {
+    change(*state.early);
+  } else {
+    state.book->Correct(change);
+  }
+}
+
+void Node::Announce(ConnectionId connection, uint32_t number) {
+  const BookState& state = books_[number];
+  if (!state.ready) return;
+  Send(connection, DatasetMessage{.number = number,
+                                  .name = state.book->name,
+                                  .samples = static_cast<uint32_t>(state.book->catalog->size())});
+  SendHave(connection, number, false);
+}
+
+void Node::SendHave(ConnectionId connection, uint32_t number, bool all) {
+  const std::span<const std::byte> held = books_[number].held;
+  for (size_t at = 0; at < held.size(); at += kHaveBytes) {
+    const std::span<const std::byte> part =
+        held.subspan(at, std::min(kHaveBytes, held.size() - at));
+    const bool none = std::ranges::all_of(part, [](std::byte b) { return b == std::byte{0}; });
+    if (none && !all) continue;
+    Send(connection, HaveMessage{.dataset = number,
+                                 .first = static_cast<SampleId>(at * 8),
+                                 .bits = {part.begin(), part.end()}});
+  }
+}
+
+bool Node::Holds(const BookState& state, SampleId sample) const {
+  return BitOf(state.held, sample);
+}
+
+void Node::NoteHeld(BookState& state, const HeldChanges& changes) {
+  for (const SampleId sample : changes.got) SetBit(state.held, sample, true);
+  for (const SampleId sample : changes.lost) SetBit(state.held, sample, false);
+}
+
+void Node::TellHeld(Nanos now) {
+  if (now < held_at_) return;
+  held_at_ = now + kTellEvery;
+  for (uint32_t number = 0; number < books_.size(); ++number) {
+    BookState& state = books_[number];
+    if (!state.ready) continue;
+    const HeldChanges changes = engine_.TakeHeldChanges(state.book->id);
+    if (changes.got.empty() && changes.lost.empty()) continue;
+    NoteHeld(state, changes);
+    const bool whole = changes.got.size() + changes.lost.size() > kBitmapInstead;
+    std::vector<ChangesMessage> messages;
+    const auto add = [&](const std::vector<SampleId>& samples, bool got) {
+      for (size_t at = 0; at < samples.size(); at += kMostChanges) {
+        ChangesMessage& message = messages.emplace_back();
+        message.dataset = number;
+        (got ? message.got : message.lost)
+            .assign(samples.begin() + static_cast<ptrdiff_t>(at),
+                    samples.begin() +
+                        static_cast<ptrdiff_t>(std::min(at + kMostChanges, samples.size())));
+      }
+    };
+    if (!whole) {
+      add(changes.got, true);
+      add(changes.lost, false);
+    }
+    for (const Other& other : others_) {
+      if (other.in == 0) continue;
+      if (whole) SendHave(other.in, number, true);
+      for (const ChangesMessage& message : messages) Send(other.in, message);
+    }
+  }
+}
+
+}  // namespace forebay::peer

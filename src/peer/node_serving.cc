@@ -1,0 +1,266 @@
+// The peer thread: what other nodes ask for, and what this one fetches ahead of need.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "peer/node.h"
+
+namespace forebay::peer {
+namespace {
+
+// Samples up to this size are copied together into one reply; larger ones go without a copy.
+constexpr uint64_t kGatherEach = 16 << 10;
+constexpr size_t kSendBuffers = 64;
+constexpr uint64_t kBufferTag = uint64_t{1} << 63;
+constexpr size_t kMostServes = 512;
+constexpr size_t kMostPulls = 16;
+constexpr Nanos kPullPause = 200 * kMilli;
+
+}  // namespace
+
+void Node::OnGet(ConnectionId id, uint32_t node, const GetMessage& get) {
+  if (others_[node].in != id) return;
+  for (const Wanted& wanted : get.wanted) {
+    Turn turn{.node = node,
+              .dataset = get.dataset,
+              .request = wanted.request,
+              .sample = wanted.sample,
+              .bytes = 0,
+              .held_only = get.held_only != 0};
+    if (get.dataset >= books_.size() || !books_[get.dataset].ready ||
+        wanted.sample >= books_[get.dataset].book->catalog->size()) {
+      Refuse(turn, Refusal::kNoSuchSample);
+      continue;
+    }
+    turn.bytes = books_[get.dataset].book->catalog->length(wanted.sample);
+    if (!turns_.Add(turn)) Refuse(turn, Refusal::kBusy);
+  }
+}
+
+void Node::OnCancel(uint32_t node, uint32_t request) {
+  turns_.Cancel(node, request);
+  for (const size_t i : reading_) {
+    Serve& serve = serves_[i];
+    if (serve.pull || serve.turn.node != node || serve.turn.request != request) continue;
+    std::erase(reading_, i);
+    EndServe(i);
+    return;
+  }
+}
+
+void Node::Refuse(const Turn& turn, Refusal why) {
+  const ConnectionId in = others_[turn.node].in;
+  if (in != 0) Send(in, RefusedMessage{.request = turn.request, .why = why});
+}
+
+// Samples that are being served cannot be given up for others: they have an eighth of the arena.
+uint64_t Node::Room() const {
+  const uint64_t most = engine_.arena_bytes() / 8;
+  if (pinned_ == 0) return std::numeric_limits<uint64_t>::max();
+  return pinned_ < most ? most - pinned_ : 0;
+}
+
+void Node::TakeTurns(Nanos now) {
+  while (turns_.waiting() > 0 && serves_.size() - free_serves_.size() < kMostServes) {
+    const std::optional<Turn> turn = turns_.Next(Room(), now);
+    if (!turn) return;
+    StartServe(*turn);
+  }
+}
+
+void Node::StartServe(const Turn& turn) {
+  BookState& state = books_[turn.dataset];
+  const ConnectionId in = others_[turn.node].in;
+  if (in == 0) return;
+  if (!state.book->planned()) {
+    // Both see the same cluster soon.
+    state.early_turns.push_back(turn);
+    return;
+  }
+  // Only its home reads a sample from the source for others: two nodes whose views differ for a
+  // moment would wait for each other.
+  const bool home = state.book->Locate(turn.sample).home == self_;
+  if (!Holds(state, turn.sample) && (turn.held_only || !home)) {
+    NoteHeld(state, engine_.TakeHeldChanges(state.book->id));
+    if (!Holds(state, turn.sample)) {
+      Refuse(turn, Refusal::kNotHeld);
+      return;
+    }
+  }
+  const size_t index = NewServe();
+  Serve& serve = serves_[index];
+  serve.turn = turn;
+  serve.connection = in;
+  serve.pull = false;
+  pinned_ += turn.bytes;
+  Look(index);
+}
+
+size_t Node::NewServe() {
+  size_t index;
+  if (free_serves_.empty()) {
+    index = serves_.size();
+    serves_.emplace_back();
+  } else {
+    index = free_serves_.back();
+    free_serves_.pop_back();
+  }
+  serves_[index].at = Serve::At::kReading;
+  serves_[index].lease = kNoLease;
+  return index;
+}
+
+// Asks the engine once; what is not there yet is looked at again.
+void Node::Look(size_t index) {
+  Serve& serve = serves_[index];
+  const bool first = serve.lease == kNoLease;
+  const StreamId stream = books_[serve.turn.dataset].serving;
+  const Result<TakeKind> taken =
+      engine_.Fetch(stream, serve.turn.sample, 0, &serve.lease, &serve.loan);
+  if (taken && *taken == TakeKind::kPending) {
+    if (first) reading_.push_back(index);
+    return;
+  }
+  if (!first) std::erase(reading_, index);
+  if (!taken || *taken != TakeKind::kBatch) {
+    if (!serve.pull) Refuse(serve.turn, Refusal::kReadFailed);
+    serve.lease = kNoLease;
+    EndServe(index);
+    return;
+  }
+  serve.lease = serve.loan.lease;
+  if (serve.pull) {
+    metrics_.pulled.Add(1);
+    EndServe(index);
+    return;
+  }
+  Reply(index);
+}
+
+void Node::LookAtReading() {
+  const std::vector<size_t> reading = reading_;
+  for (const size_t index : reading) Look(index);
+}
+
+void Node::Reply(size_t index) {
+  Serve& serve = serves_[index];
+  Other& other = others_[serve.turn.node];
+  std::span<const std::byte> bytes{engine_.base() + serve.loan.offsets[0], serve.loan.lengths[0]};
+  const uint32_t crc = serve.loan.crcs[0];
+  ++other.seen.served;
+  other.seen.served_bytes += bytes.size();
+  metrics_.served.Add(1);
+  metrics_.served_bytes.Add(bytes.size());
+  ++replies_;
+  const bool damage =
+      parts_.corrupt_every != 0 && replies_ % parts_.corrupt_every == 0 && !bytes.empty();
+  if (damage) {
+    serve.damaged.assign(bytes.begin(), bytes.end());
+    serve.damaged[bytes.size() / 2] ^= std::byte{16};
+    bytes = serve.damaged;
+  }
+  if (bytes.size() <= kGatherEach && Gather(serve, bytes, crc)) {
+    EndServe(index);
+    return;
+  }
+  const DataMessage message{.given = {{.request = serve.turn.request,
+                                       .length = static_cast<uint32_t>(bytes.size()),
+                                       .crc = crc}}};
+  serve.at = Serve::At::kSending;
+  if (!transport_->Send(serve.connection, Encode(message), bytes, index + 1).ok()) EndServe(index);
+}
+
+bool Node::Gather(Serve& serve, std::span<const std::byte> bytes, uint32_t crc) {
+  const uint32_t node = serve.turn.node;
+  Other& other = others_[node];
+  if (other.gather != SIZE_MAX && (other.gathered + bytes.size() > kGatherBytes ||
+                                   other.gather_message.given.size() == kMostWanted)) {
+    FlushGather(node);
+  }
+  if (other.gather == SIZE_MAX) {
+    if (!free_send_buffers_.empty()) {
+      other.gather = free_send_buffers_.back();
+      free_send_buffers_.pop_back();
+    } else if (send_buffers_.size() < kSendBuffers) {
+      other.gather = send_buffers_.size();
+      send_buffers_.push_back(std::make_unique_for_overwrite<std::byte[]>(kGatherBytes));
+    } else {
+      return false;
+    }
+    other.gathered = 0;
+    gathering_.push_back(node);
+  }
+  if (!bytes.empty()) {
+    std::memcpy(send_buffers_[other.gather].get() + other.gathered, bytes.data(), bytes.size());
+  }
+  other.gathered += bytes.size();
+  other.gather_message.given.push_back(
+      {.request = serve.turn.request, .length = static_cast<uint32_t>(bytes.size()), .crc = crc});
+  return true;
+}
+
+void Node::FlushGather(uint32_t node) {
+  Other& other = others_[node];
+  if (other.gather == SIZE_MAX) return;
+  const size_t buffer = std::exchange(other.gather, SIZE_MAX);
+  const std::span<const std::byte> bytes{send_buffers_[buffer].get(),
+                                         static_cast<size_t>(other.gathered)};
+  const bool sent =
+      other.in != 0 &&
+      transport_->Send(other.in, Encode(other.gather_message), bytes, kBufferTag | buffer).ok();
+  if (!sent) free_send_buffers_.push_back(buffer);
+  other.gather_message.given.clear();
+}
+
+void Node::OnSent(ConnectionId, uint64_t tag, const Status&) {
+  if (tag == 0) return;
+  if (tag & kBufferTag) {
+    free_send_buffers_.push_back(static_cast<size_t>(tag & ~kBufferTag));
+    return;
+  }
+  EndServe(static_cast<size_t>(tag - 1));
+}
+
+void Node::EndServe(size_t index) {
+  Serve& serve = serves_[index];
+  if (serve.lease != kNoLease) (void)engine_.Release(serve.lease);
+  if (serve.pull) {
+    --pulls_;
+  } else {
+    pinned_ -= serve.turn.bytes;
+  }
+  serve.lease = kNoLease;
+  serve.at = Serve::At::kFree;
+  free_serves_.push_back(index);
+}
+
+// Copies near their next user, while nobody waits for the link. The receiver pulls: it alone knows
+// its room and its future.
+void Node::Pull(Nanos now) {
+  if (!planned_ || metrics_.pull.value() == 0) return;
+  for (uint32_t number = 0; number < books_.size(); ++number) {
+    BookState& state = books_[number];
+    if (!state.ready || now < state.pull_at || !state.book->planned()) continue;
+    if (pulls_ >= kMostPulls || requests_.size() > pulls_) return;
+    bool any = false;
+    for (const SampleId sample : engine_.Upcoming(state.book->id, kMostPulls - pulls_)) {
+      if (state.book->ChooseOne(sample, false).to != Choice::To::kPeer) continue;
+      any = true;
+      const size_t index = NewServe();
+      Serve& serve = serves_[index];
+      serve.turn = {.node = self_,
+                    .dataset = number,
+                    .request = 0,
+                    .sample = sample,
+                    .bytes = 0,
+                    .held_only = false};
+      serve.pull = true;
+      ++pulls_;
+      Look(index);
+    }
+    if (!any) state.pull_at = now + kPullPause;
+  }
+}
+
+}  // namespace forebay::peer

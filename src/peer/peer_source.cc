@@ -1,0 +1,252 @@
+#include "peer/peer_source.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/crc32c.h"
+
+namespace forebay::peer {
+
+Result<std::unique_ptr<PeerSource>> PeerSource::Make(std::shared_ptr<Exchange> exchange,
+                                                     std::shared_ptr<Book> book,
+                                                     std::unique_ptr<Source> inner) {
+  Result<WakeFd> wake = WakeFd::Make();
+  if (!wake) return wake.error();
+  FOREBAY_RETURN_IF_ERROR(wake->Watch(inner->event_fd()));
+  FOREBAY_RETURN_IF_ERROR(wake->Watch(book->event_fd()));
+  return std::unique_ptr<PeerSource>(
+      new PeerSource(std::move(exchange), std::move(book), std::move(inner), *std::move(wake)));
+}
+
+PeerSource::PeerSource(std::shared_ptr<Exchange> exchange, std::shared_ptr<Book> book,
+                       std::unique_ptr<Source> inner, WakeFd wake)
+    : exchange_(std::move(exchange)),
+      book_(std::move(book)),
+      creator_(getpid()),
+      slots_(inner->capacity()),
+      wake_(std::move(wake)),
+      inner_(std::move(inner)) {
+  for (size_t i = slots_.size(); i > 0; --i) free_.push_back(static_cast<uint32_t>(i - 1));
+}
+
+PeerSource::~PeerSource() {
+  if (getpid() != creator_) return;
+  book_->Retire();
+  // Nothing may write to the reads' memory once they are gone. Every ask ends within its time.
+  while (asked_ > 0) {
+    pollfd waiting{book_->event_fd(), POLLIN, 0};
+    poll(&waiting, 1, 50);
+    answers_.clear();
+    book_->TakeAnswers(&answers_);
+    asked_ -= std::min(asked_, answers_.size());
+  }
+}
+
+std::string PeerSource::Describe() const { return StrCat("peers, then ", inner_->Describe()); }
+
+bool PeerSource::MayWait(Nanos now) const { return now - book_->added < exchange_->join_wait; }
+
+int32_t PeerSource::Elsewhere(SampleId sample) const {
+  if (!exchange_->coordinate) return -1;
+  const Choice choice = book_->ChooseOne(sample, false);
+  return choice.to == Choice::To::kPeer ? static_cast<int32_t>(choice.node) : -1;
+}
+
+PeerCost& PeerSource::Cost(uint32_t node) {
+  if (costs_.size() <= node) costs_.resize(node + 1);
+  if (costs_[node] == nullptr) costs_[node] = std::make_unique<PeerCost>();
+  return *costs_[node];
+}
+
+size_t PeerSource::Submit(std::span<const SourceRead> reads) {
+  const size_t taken = std::min(reads.size(), free_.size());
+  if (taken == 0) return 0;
+  const Nanos now = SteadyClock().Now();
+  placed_.clear();
+  samples_.clear();
+  for (const SourceRead& read : reads.first(taken)) {
+    const uint32_t index = free_.back();
+    free_.pop_back();
+    slots_[index] = {.read = read, .start = now, .node = kNoNode, .depth = 0, .at = At::kWaiting};
+    placed_.push_back(index);
+    samples_.push_back(read.sample);
+  }
+  if (exchange_->coordinate) {
+    book_->Choose(samples_, MayWait(now), &choices_);
+  } else {
+    choices_.assign(taken, Choice{});
+  }
+  Place(true, now);
+  Flush(now);
+  return taken;
+}
+
+void PeerSource::Place(bool groups, Nanos now) {
+  // A group is what is read in one piece: one that goes to a peer ends it, so that the source does
+  // not read what lies between.
+  uint32_t group = 0;
+  uint32_t group_of = 0;
+  for (size_t i = 0; i < placed_.size(); ++i) {
+    const uint32_t index = placed_[i];
+    Slot& slot = slots_[index];
+    Choice choice = choices_[i];
+    if (slot.read.skip_tier) choice = {};
+    if (choice.to == Choice::To::kPeer) {
+      PeerCost& cost = Cost(choice.node);
+      if (cost.Avoid(slot.read.dest.size(), source_model_, inner_depth_, now)) {
+        choice = {};
+      } else {
+        cost.OnAsk(now);
+        slot.node = choice.node;
+        slot.depth = static_cast<uint32_t>(cost.in_flight());
+        slot.at = At::kPeer;
+        slot.start = now;
+        ++asked_;
+        asks_.push_back({.book = book_,
+                         .slot = index,
+                         .node = choice.node,
+                         .sample = slot.read.sample,
+                         .held_only = choice.held_only,
+                         .urgent = slot.read.urgent,
+                         .dest = slot.read.dest,
+                         .start = now});
+        group = 0;
+        continue;
+      }
+    }
+    if (choice.to == Choice::To::kWait) {
+      slot.at = At::kWaiting;
+      waiting_.push_back(index);
+      group = 0;
+      continue;
+    }
+    if (!groups || slot.read.group == 0) {
+      ToInner(index, 0, now);
+      continue;
+    }
+    if (group == 0 || group_of != slot.read.group) {
+      if (++last_group_ == 0) ++last_group_;
+      group = last_group_;
+      group_of = slot.read.group;
+    }
+    ToInner(index, group, now);
+  }
+  if (!asks_.empty() && !exchange_->Push(&asks_)) {
+    for (const Ask& ask : asks_) {
+      slots_[ask.slot].node = kNoNode;
+      --asked_;
+      ToInner(ask.slot, 0, now);
+    }
+    asks_.clear();
+  }
+}
+
+void PeerSource::ToInner(uint32_t index, uint32_t group, Nanos now) {
+  Slot& slot = slots_[index];
+  slot.at = At::kInner;
+  slot.node = kNoNode;
+  slot.start = now;
+  slot.depth = static_cast<uint32_t>(++inner_depth_);
+  to_inner_.push_back({.tag = index,
+                       .sample = slot.read.sample,
+                       .dest = slot.read.dest,
+                       .group = group,
+                       .urgent = slot.read.urgent});
+}
+
+void PeerSource::Flush(Nanos now) {
+  if (!to_inner_.empty()) {
+    const size_t taken = inner_->Submit(to_inner_);
+    to_inner_.erase(to_inner_.begin(), to_inner_.begin() + static_cast<ptrdiff_t>(taken));
+  }
+  if (answers_at_ < answers_.size()) {
+    wake_.SetTime(0);
+  } else if (!to_inner_.empty()) {
+    wake_.SetTime(now + kMilli);
+  } else if (!waiting_.empty()) {
+    wake_.SetTime(book_->added + exchange_->join_wait);
+  } else {
+    wake_.SetTime(WakeFd::kNever);
+  }
+}
+
+void PeerSource::TryWaiting(Nanos now) {
+  if (waiting_.empty()) return;
+  const uint64_t version = book_->version();
+  if (version == version_ && MayWait(now)) return;
+  version_ = version;
+  placed_.clear();
+  placed_.swap(waiting_);
+  samples_.clear();
+  for (const uint32_t index : placed_) samples_.push_back(slots_[index].read.sample);
+  book_->Choose(samples_, MayWait(now), &choices_);
+  Place(false, now);
+}
+
+size_t PeerSource::Reap(std::span<SourceDone> out) {
+  const Nanos now = SteadyClock().Now();
+  size_t taken = ReapAnswers(out, now);
+  TryWaiting(now);
+  // What failed over is with the inner source before it is asked for what has ended.
+  if (!to_inner_.empty()) Flush(now);
+  taken += ReapInner(out.subspan(taken), now);
+  Flush(now);
+  return taken;
+}
+
+size_t PeerSource::ReapAnswers(std::span<SourceDone> out, Nanos now) {
+  if (answers_at_ == answers_.size()) {
+    answers_.clear();
+    answers_at_ = 0;
+  }
+  book_->TakeAnswers(&answers_);
+  size_t taken = 0;
+  for (; answers_at_ < answers_.size() && taken < out.size(); ++answers_at_) {
+    const Answer& answer = answers_[answers_at_];
+    Slot& slot = slots_[answer.slot];
+    PeerCost& cost = Cost(slot.node);
+    --asked_;
+    bool arrived = answer.outcome == Outcome::kArrived;
+    if (arrived && Crc32c(slot.read.dest) != answer.crc) {
+      exchange_->CountCorrupt(slot.node);
+      arrived = false;
+    }
+    if (!arrived) {
+      cost.OnFailure(now);
+      ToInner(answer.slot, 0, now);
+      continue;
+    }
+    const Nanos latency = now - slot.start;
+    cost.OnAnswer(slot.read.dest.size(), slot.depth, latency, now);
+    SourceDone& done = out[taken++];
+    done = {};
+    done.tag = slot.read.tag;
+    done.crc = answer.crc;
+    done.latency_ns = latency;
+    done.peer = static_cast<int32_t>(slot.node);
+    slot.at = At::kFree;
+    free_.push_back(answer.slot);
+  }
+  return taken;
+}
+
+size_t PeerSource::ReapInner(std::span<SourceDone> out, Nanos now) {
+  const size_t taken = inner_->Reap(out);
+  for (SourceDone& done : out.first(taken)) {
+    const auto index = static_cast<uint32_t>(done.tag);
+    Slot& slot = slots_[index];
+    if (done.status.ok()) {
+      source_model_.OnRead(slot.read.dest.size(), slot.depth, now - slot.start);
+    }
+    --inner_depth_;
+    done.tag = slot.read.tag;
+    slot.at = At::kFree;
+    free_.push_back(index);
+  }
+  return taken;
+}
+
+}  // namespace forebay::peer
