@@ -265,19 +265,22 @@ void BindEngine(nb::module_& m) {
           [](const EngineHandle& e, DatasetId dataset, uint32_t batch_size, bool drop_last,
              bool contiguous, bool itemised, bool declared, uint32_t size, bool shuffle,
              uint64_t seed, uint32_t rank, uint32_t world, bool sampler_drop_last, uint64_t epochs,
-             uint64_t first_epoch, uint64_t first_position) {
+             uint64_t first_epoch, uint64_t first_position, uint32_t exchange,
+             uint32_t ranks_per_node) {
             StreamOptions options;
             options.shape = {dataset,  batch_size,  drop_last,      contiguous,
                              itemised, first_epoch, first_position, epochs};
             options.declared = declared;
-            options.sampler = {size, shuffle, seed, rank, world, sampler_drop_last};
+            options.sampler = {size,  shuffle,           seed,     rank,
+                               world, sampler_drop_last, exchange, ranks_per_node};
             return Value(e.engine->OpenStream(options));
           },
           nb::arg("dataset"), nb::arg("batch_size"), nb::arg("drop_last") = false,
           nb::arg("contiguous") = false, nb::arg("itemised") = false, nb::arg("declared") = false,
           nb::arg("size") = 0, nb::arg("shuffle") = true, nb::arg("seed") = 0, nb::arg("rank") = 0,
           nb::arg("world") = 1, nb::arg("sampler_drop_last") = false, nb::arg("epochs") = 0,
-          nb::arg("first_epoch") = 0, nb::arg("first_position") = 0)
+          nb::arg("first_epoch") = 0, nb::arg("first_position") = 0, nb::arg("exchange") = 0,
+          nb::arg("ranks_per_node") = 1)
       .def("close_stream",
            [](const EngineHandle& e, StreamId s) { Raise(e.engine->CloseStream(s)); })
       .def(

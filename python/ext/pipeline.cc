@@ -149,15 +149,17 @@ void BindPipeline(nb::module_& m) {
           [](PipelineHandle* self, nb::handle engine, DatasetId dataset, uint32_t batch_size,
              bool drop_last, uint32_t size, bool shuffle, uint64_t seed, uint32_t rank,
              uint32_t world, bool sampler_drop_last, uint64_t epochs, uint64_t first_epoch,
-             uint64_t first_position, const std::string& kind, nb::list transform,
-             const std::string& dtype, const std::string& layout, bool fast, bool skip,
-             size_t ahead, const std::string& array_name, const std::vector<uint64_t>& shape,
+             uint64_t first_position, uint32_t exchange, uint32_t ranks_per_node,
+             const std::string& kind, nb::list transform, const std::string& dtype,
+             const std::string& layout, bool fast, bool skip, size_t ahead,
+             const std::string& array_name, const std::vector<uint64_t>& shape,
              const std::string& job) {
             StreamOptions stream;
             stream.shape = {dataset, batch_size,  drop_last,      false,
                             false,   first_epoch, first_position, epochs};
             stream.shape.job = job;
-            stream.sampler = {size, shuffle, seed, rank, world, sampler_drop_last};
+            stream.sampler = {size,  shuffle,           seed,     rank,
+                              world, sampler_drop_last, exchange, ranks_per_node};
             PipelineOptions options;
             options.seed = seed;
             options.skip_corrupt = skip;
@@ -192,10 +194,10 @@ void BindPipeline(nb::module_& m) {
           nb::arg("drop_last") = false, nb::arg("size") = 0, nb::arg("shuffle") = true,
           nb::arg("seed") = 0, nb::arg("rank") = 0, nb::arg("world") = 1,
           nb::arg("sampler_drop_last") = false, nb::arg("epochs") = 0, nb::arg("first_epoch") = 0,
-          nb::arg("first_position") = 0, nb::arg("kind") = "image",
-          nb::arg("transform") = nb::list(), nb::arg("dtype") = "float32",
-          nb::arg("layout") = "chw", nb::arg("fast") = false, nb::arg("skip") = false,
-          nb::arg("ahead") = 0, nb::arg("array_name") = "",
+          nb::arg("first_position") = 0, nb::arg("exchange") = 0, nb::arg("ranks_per_node") = 1,
+          nb::arg("kind") = "image", nb::arg("transform") = nb::list(),
+          nb::arg("dtype") = "float32", nb::arg("layout") = "chw", nb::arg("fast") = false,
+          nb::arg("skip") = false, nb::arg("ahead") = 0, nb::arg("array_name") = "",
           nb::arg("shape") = std::vector<uint64_t>(), nb::arg("job") = "")
       .def("take", &Take, nb::arg("wait_s"),
            "A DecodedBatch; None when `wait_s` seconds passed; or 'end of epoch' or 'end of "

@@ -1,4 +1,5 @@
 #include "common.h"
+#include "plan/home.h"
 #include "plan/sampler.h"
 
 namespace forebay::python {
@@ -7,8 +8,8 @@ void BindPlan(nb::module_& m) {
   m.def(
       "epoch_order",
       [](uint32_t size, bool shuffle, uint64_t seed, uint64_t epoch, uint32_t rank, uint32_t world,
-         bool drop_last, uint64_t start) {
-        SamplerSpec spec{size, shuffle, seed, rank, world, drop_last};
+         bool drop_last, uint64_t start, uint32_t exchange, uint32_t ranks_per_node) {
+        SamplerSpec spec{size, shuffle, seed, rank, world, drop_last, exchange, ranks_per_node};
         Raise(spec.Validate());
         std::vector<SampleId> order;
         {
@@ -19,7 +20,19 @@ void BindPlan(nb::module_& m) {
       },
       nb::arg("size"), nb::arg("shuffle") = true, nb::arg("seed") = 0, nb::arg("epoch") = 0,
       nb::arg("rank") = 0, nb::arg("world") = 1, nb::arg("drop_last") = false, nb::arg("start") = 0,
-      "What DistributedSampler yields for this rank, from global position `start` on.");
+      nb::arg("exchange") = 0, nb::arg("ranks_per_node") = 1,
+      "What DistributedSampler yields for this rank, from global position `start` on; with "
+      "`exchange` (a rank's batch) after the exchange of each global batch.");
+  m.def(
+      "homes",
+      [](uint32_t size, uint32_t nodes) {
+        if (nodes == 0) Raise(Status(Code::kInvalidArgument, "nodes is 0"));
+        std::vector<uint32_t> homes(size);
+        for (SampleId s = 0; s < size; ++s) homes[s] = HomeOf(s, nodes).node;
+        return Array(std::move(homes));
+      },
+      nb::arg("size"), nb::arg("nodes"),
+      "The node with which each sample lives while all are there and have room.");
   m.def(
       "epoch_total",
       [](uint32_t size, uint32_t world, bool drop_last) {

@@ -84,20 +84,23 @@ void BindShared(nb::module_& m) {
           [](const SharedHandle& e, DatasetId dataset, uint32_t batch_size, bool drop_last,
              bool contiguous, bool itemised, bool declared, uint32_t size, bool shuffle,
              uint64_t seed, uint32_t rank, uint32_t world, bool sampler_drop_last, uint64_t epochs,
-             uint64_t first_epoch, uint64_t first_position, const std::string& job) {
+             uint64_t first_epoch, uint64_t first_position, uint32_t exchange,
+             uint32_t ranks_per_node, const std::string& job) {
             StreamOptions options;
             options.shape = {dataset,  batch_size,  drop_last,      contiguous,
                              itemised, first_epoch, first_position, epochs};
             options.declared = declared;
             options.shape.job = job;
-            options.sampler = {size, shuffle, seed, rank, world, sampler_drop_last};
+            options.sampler = {size,  shuffle,           seed,     rank,
+                               world, sampler_drop_last, exchange, ranks_per_node};
             return Value(Unlocked([&] { return e.client->OpenStream(options); }));
           },
           nb::arg("dataset"), nb::arg("batch_size"), nb::arg("drop_last") = false,
           nb::arg("contiguous") = false, nb::arg("itemised") = false, nb::arg("declared") = false,
           nb::arg("size") = 0, nb::arg("shuffle") = true, nb::arg("seed") = 0, nb::arg("rank") = 0,
           nb::arg("world") = 1, nb::arg("sampler_drop_last") = false, nb::arg("epochs") = 0,
-          nb::arg("first_epoch") = 0, nb::arg("first_position") = 0, nb::arg("job") = "")
+          nb::arg("first_epoch") = 0, nb::arg("first_position") = 0, nb::arg("exchange") = 0,
+          nb::arg("ranks_per_node") = 1, nb::arg("job") = "")
       .def(
           "declare",
           [](const SharedHandle& e, StreamId s, uint64_t epoch,

@@ -39,6 +39,7 @@ from .accelerate import open_through as open  # noqa: A004 - forebay.open is the
 from .daemon import SharedEngine
 from .engine import Engine
 from .loader import DataLoader
+from .locality import LocalitySampler
 from .report import EpochReport
 
 __version__ = "0.1.0"
@@ -65,6 +66,7 @@ __all__ = [
     "EpochReport",
     "ForebayError",
     "InternalError",
+    "LocalitySampler",
     "MissingError",
     "SharedEngine",
     "StorageError",

@@ -117,6 +117,8 @@ def replay(sampler: Any, batched: bool) -> Replay | None:
         inner = sampler.sampler
         if sampler.drop_last:
             keep = sampler.batch_size
+    if (type(inner).__module__, type(inner).__name__) == ("forebay.locality", "LocalitySampler"):
+        return Replay(copy.copy(inner), keep, True)
     # Exactly these, as PyTorch has them: another's __iter__ may draw as it likes, and is not to run
     # more often than the program wants.
     if not getattr(type(inner).__iter__, "__module__", "").startswith("torch."):

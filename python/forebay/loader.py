@@ -74,6 +74,9 @@ class DataLoader:
             is shorter, a warning at the end of the epoch counts them.
         decode_threads: Threads that decode, for all loaders of the engine. Default: as many as
             are needed, up to the processors.
+        locality: Ranks exchange samples of one global batch so that most are read on the node
+            that keeps them. The global batch stays the same set; which rank gets which sample
+            changes. All ranks must have the same setting.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class DataLoader:
         fast: bool = False,
         on_error: str = "raise",
         decode_threads: int | None = None,
+        locality: bool = False,
         _delay: str = "",
     ) -> None:
         if layout not in ("views", "contiguous"):
@@ -166,6 +170,7 @@ class DataLoader:
         self.drop_last = bool(drop_last)
         self.sampler_drop_last = bool(sampler_drop_last)
         self.rank, self.world_size = ranks.resolve(rank, world_size)
+        self.locality = bool(locality)
         self.collate_fn = collate_fn
         self.layout = layout
         self.epochs = epochs
@@ -251,6 +256,7 @@ class DataLoader:
             "version": _STATE_VERSION,
             "seed": self.seed,
             "shuffle": self.shuffle,
+            "locality": self.locality,
             "epoch": self._epoch,
             "consumed": self._position,
             "total": self._total,
@@ -355,6 +361,8 @@ class DataLoader:
             epochs=self.epochs or 0,
             first_epoch=self._epoch,
             first_position=self._position,
+            exchange=self.batch_size if self.locality else 0,
+            ranks_per_node=ranks.ranks_per_node(self.world_size),
         )
         contiguous = self.layout == "contiguous"
         if self._decoding is None:

@@ -35,6 +35,14 @@ def local_world() -> int:
     return 1
 
 
+def ranks_per_node(world_size: int) -> int:
+    """Rank r of the job runs on node r // ranks_per_node."""
+    nodes = os.environ.get("FOREBAY_NODES", "")
+    if nodes.isdigit() and int(nodes) > 0:
+        return -(-world_size // int(nodes))
+    return min(local_world(), world_size)
+
+
 def detect() -> tuple[int, int, str]:
     """(rank, world size, launcher's name); (0, 1, "") when nothing launched this process."""
     for name, rank_key, world_key in _LAUNCHERS:

@@ -290,6 +290,8 @@ Result<StreamId> SocketClient::OpenStream(const StreamOptions& options) {
   request.sampler_seed = options.sampler.seed;
   request.sampler_rank = options.sampler.rank;
   request.sampler_world = options.sampler.world;
+  request.sampler_exchange = options.sampler.exchange;
+  request.sampler_ranks_per_node = options.sampler.ranks_per_node;
   request.ring = rings_ && !options.shape.itemised;
   request.ahead_of_consumer = options.ahead_of_consumer;
   request.job = options.shape.job.empty() ? JobName() : CleanJobName(options.shape.job);

@@ -540,6 +540,8 @@ void Server::OnOpenStream(Peer& peer, uint64_t request, const wire::OpenStream& 
   options.sampler.rank = open.sampler_rank;
   options.sampler.world = open.sampler_world;
   options.sampler.drop_last = open.sampler_drop_last;
+  options.sampler.exchange = open.sampler_exchange;
+  options.sampler.ranks_per_node = open.sampler_ranks_per_node;
   const wire::RingShape shape =
       open.ring && !open.itemised ? wire::RingShape::For(open.batch_size) : wire::RingShape();
   options.ahead_of_consumer = shape.slots != 0;

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "plan/locality.h"
+
 namespace forebay {
 
 std::vector<SampleId> RandPerm(uint32_t n, Mt19937& rng) {
@@ -35,6 +37,7 @@ Status SamplerSpec::Validate() const {
                   StrCat("cannot shuffle ", size, " samples: the order is defined for up to ",
                          kMaxPermutation));
   }
+  if (ranks_per_node == 0) return Status(Code::kInvalidArgument, "ranks_per_node is 0");
   return Status();
 }
 
@@ -44,6 +47,7 @@ uint64_t SamplerSpec::TotalSize() const {
 }
 
 std::vector<SampleId> EpochOrder(const SamplerSpec& spec, uint64_t epoch, uint64_t start) {
+  if (spec.exchange != 0) return LocalOrder(spec, epoch, start);
   const uint64_t total = spec.TotalSize();
   std::vector<SampleId> order;
   if (start >= total) return order;

@@ -30,6 +30,10 @@ struct SamplerSpec {
   uint32_t rank = 0;
   uint32_t world = 1;
   bool drop_last = false;  // DistributedSampler's: drop the tail instead of padding it
+  // Samples of a rank's batch: ranks exchange those of each global batch so that most are read on
+  // the node where they live (plan/locality.h). 0: no exchange.
+  uint32_t exchange = 0;
+  uint32_t ranks_per_node = 1;  // rank r runs on node r / ranks_per_node
 
   Status Validate() const;
   // Samples all ranks together see in an epoch, padding included.
@@ -38,7 +42,8 @@ struct SamplerSpec {
 };
 
 // What one rank reads in `epoch` from global position `start` on (a multiple of the world size):
-// the padded permutation's elements start + rank, start + rank + world, ...
+// the padded permutation's elements start + rank, start + rank + world, ...; with `exchange`, as
+// many of each global batch from `start` on.
 std::vector<SampleId> EpochOrder(const SamplerSpec& spec, uint64_t epoch, uint64_t start = 0);
 
 // A torch.Generator's state as get_state() returns it (5,056 bytes).

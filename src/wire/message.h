@@ -99,6 +99,8 @@ struct OpenStream {
   uint64_t sampler_seed = 0;
   uint32_t sampler_rank = 0;
   uint32_t sampler_world = 1;
+  uint32_t sampler_exchange = 0;
+  uint32_t sampler_ranks_per_node = 1;
   bool ring = false;               // batches are announced in a ring, to this client alone
   bool ahead_of_consumer = false;  // who takes the batches works ahead: its waits are no stalls
   std::string job;                 // whose limits hold for it
@@ -106,7 +108,8 @@ struct OpenStream {
   static void Fields(Self& m, Io& io) {
     io(m.dataset, m.batch_size, m.drop_last, m.contiguous, m.itemised, m.declared, m.first_epoch,
        m.first_position, m.epochs, m.sampler_size, m.sampler_shuffle, m.sampler_drop_last,
-       m.sampler_seed, m.sampler_rank, m.sampler_world, m.ring, m.ahead_of_consumer, m.job);
+       m.sampler_seed, m.sampler_rank, m.sampler_world, m.sampler_exchange,
+       m.sampler_ranks_per_node, m.ring, m.ahead_of_consumer, m.job);
   }
   bool Valid() const { return job.size() <= kLongestJob; }
 };
