@@ -26,9 +26,8 @@ struct Member {
   bool operator==(const Member&) const = default;
 };
 
-// The same for all nodes that have the same version.
 struct View {
-  uint64_t version = 0;         // 0: nothing known yet
+  uint64_t version = 0;         // grows with every change; 0: nothing known yet
   uint32_t nodes = 1;           // of the job
   std::vector<Member> members;  // by node; those that never came are missing
   bool complete() const { return members.size() == nodes; }
@@ -42,6 +41,14 @@ struct MembershipOptions {
   Status Validate() const;
 };
 
+// What has happened so far, for metrics and status.
+struct MembershipCounts {
+  uint64_t views = 0;     // changes of the view
+  uint64_t deaths = 0;    // members that went without leaving, or left
+  uint64_t contacts = 0;  // with the registrar, a peer or etcd: the first, and each new one
+  uint64_t refused = 0;   // connections that did not prove the secret, or sent garbage
+};
+
 // Has threads of its own; calls are safe from any thread and never wait for the network.
 class Membership {
  public:
@@ -53,10 +60,13 @@ class Membership {
   virtual void Suspect(uint32_t node, uint64_t incarnation, const std::string& why) = 0;
   // Ok, or why this node knows nothing new: "node 0 at 10.0.0.1:7421 does not answer".
   virtual Status health() const = 0;
+  // "node 2 of 4 by torchrun's variables, registered with node 0 at 10.0.0.1:7421; 4 are there".
   virtual std::string Describe() const = 0;
+  virtual MembershipCounts counts() const { return {}; }
 };
 
-// Returns at once; the view fills as members come.
+// Returns at once; the view fills as members come. What goes wrong later (a port that is taken, a
+// registrar that is not there) is health()'s, and is tried again. kNone is an error.
 Result<std::unique_ptr<Membership>> Join(const MembershipOptions& options);
 
 }  // namespace forebay::peer

@@ -1,0 +1,570 @@
+// Members over real sockets and a real etcd. Leases are long where something must be seen at once,
+// and short where silence is what counts.
+#include "peer/membership.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/owned.h"
+#include "control/etcd_process.h"
+#include "peer/membership_message.h"
+
+namespace forebay::peer {
+namespace {
+
+using Method = ClusterSpec::Method;
+using control::testing::EtcdProcess;
+
+const std::string kSecret(32, 's');
+
+uint16_t FreePort() {
+  const OwnedFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), size) != 0) return 0;
+  ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size);
+  return ntohs(address.sin_port);
+}
+
+// True as soon as it holds; false after a time that no busy machine needs.
+bool Await(const std::function<bool()>& holds, Nanos wait = 20 * kSecond) {
+  const Nanos until = SteadyClock().Now() + wait;
+  while (!holds()) {
+    if (SteadyClock().Now() > until) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return true;
+}
+
+bool Alive(const Membership& member, uint32_t node, uint64_t incarnation = 0) {
+  for (const Member& one : member.Current().members) {
+    if (one.node == node) {
+      return one.alive && (incarnation == 0 || one.incarnation == incarnation);
+    }
+  }
+  return false;
+}
+
+bool AllAlive(const Membership& member) {
+  const View view = member.Current();
+  for (const Member& one : view.members) {
+    if (!one.alive) return false;
+  }
+  return view.complete();
+}
+
+class Job {
+ public:
+  explicit Job(uint32_t nodes, Nanos lease = 60 * kSecond) : lease_(lease) {
+    spec_.method = Method::kLauncher;
+    spec_.nodes = nodes;
+    spec_.master = StrCat("127.0.0.1:", FreePort());
+    members_.resize(nodes);
+  }
+  void MakeStatic() {
+    spec_.method = Method::kStatic;
+    for (uint32_t node = 0; node < spec_.nodes; ++node) {
+      spec_.nodes_at.push_back(StrCat("127.0.0.1:", FreePort()));
+    }
+  }
+  void MakeEtcd(const EtcdProcess& etcd) {
+    spec_.method = Method::kEtcd;
+    spec_.etcd = etcd.endpoint().substr(7);
+    spec_.job = "j";
+  }
+
+  MembershipOptions Options(uint32_t node, uint64_t incarnation = 1) const {
+    MembershipOptions options;
+    options.cluster = spec_;
+    options.cluster.node = node;
+    options.self.node = node;
+    options.self.incarnation = incarnation;
+    options.self.address = StrCat("10.0.0.", node, ":1");
+    options.self.memory = 1000 + node;
+    options.lease = lease_;
+    options.secret = kSecret;
+    return options;
+  }
+  void Start(uint32_t node, uint64_t incarnation = 1) {
+    members_[node].reset();
+    auto joined = Join(Options(node, incarnation));
+    ASSERT_TRUE(joined) << joined.status().message();
+    members_[node] = *std::move(joined);
+  }
+  void StartAll() {
+    for (uint32_t node = 0; node < spec_.nodes; ++node) Start(node);
+  }
+  void Stop(uint32_t node) { members_[node].reset(); }
+  Membership& operator[](uint32_t node) { return *members_[node]; }
+  bool Everywhere(const std::function<bool(const Membership&)>& holds) {
+    return Await([&] {
+      for (const auto& member : members_) {
+        if (member != nullptr && !holds(*member)) return false;
+      }
+      return true;
+    });
+  }
+  bool AllSee(uint32_t node, bool alive, uint64_t incarnation = 0) {
+    return Everywhere(
+        [&](const Membership& member) { return Alive(member, node, incarnation) == alive; });
+  }
+  uint16_t port() const { return ParseHostPort(spec_.master)->port; }
+  ClusterSpec& spec() { return spec_; }
+
+ private:
+  ClusterSpec spec_;
+  const Nanos lease_;
+  std::vector<std::unique_ptr<Membership>> members_;
+};
+
+// A connection made by hand.
+class Raw {
+ public:
+  explicit Raw(uint16_t port) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(port);
+    connected_ = Await([&] {
+      return ::connect(fd_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+    });
+  }
+  bool connected() const { return connected_; }
+  void Send(std::string_view bytes) {
+    (void)!::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+  }
+  void Send(const frame::Frame& message) {
+    std::string bytes;
+    frame::Append(message, &bytes);
+    Send(bytes);
+  }
+  std::optional<frame::Frame> Next() {
+    while (true) {
+      std::string_view rest = in_;
+      auto taken = frame::Take(&rest, frame::kLongest);
+      if (!taken) return std::nullopt;
+      if (*taken) {
+        in_.erase(0, in_.size() - rest.size());
+        return **taken;
+      }
+      if (!More()) return std::nullopt;
+    }
+  }
+  // The other side has closed it.
+  bool AwaitEnd() {
+    while (More()) {
+    }
+    return ended_;
+  }
+  // Up to a registered member.
+  bool Register(const MembershipOptions& options) {
+    Challenge challenge;
+    challenge.initiator = RandomDigest();
+    challenge.initiator_node = options.self.node;
+    Send(frame::Hello{frame::kProtocol, options.self.node, options.self.incarnation,
+                      challenge.initiator});
+    const auto answer = Next();
+    if (!answer || !std::holds_alternative<frame::Answer>(*answer)) return false;
+    challenge.acceptor = std::get<frame::Answer>(*answer).nonce;
+    Send(frame::ProofOf{Proof(options.secret, challenge, true)});
+    Send(frame::Register{options.cluster.nodes, options.self, 0, {}});
+    const auto view = Next();
+    return view && std::holds_alternative<frame::Changes>(*view);
+  }
+
+ private:
+  bool More() {
+    pollfd one{fd_.get(), POLLIN, 0};
+    if (::poll(&one, 1, 20000) != 1) return false;
+    char bytes[4096];
+    const ssize_t got = ::recv(fd_.get(), bytes, sizeof bytes, 0);
+    if (got <= 0) {
+      ended_ = true;
+      return false;
+    }
+    in_.append(bytes, static_cast<size_t>(got));
+    return true;
+  }
+
+  OwnedFd fd_;
+  bool connected_ = false;
+  bool ended_ = false;
+  std::string in_;
+};
+
+TEST(MembershipOptionsTest, AreChecked) {
+  const Job job(2);
+  EXPECT_TRUE(job.Options(1).Validate().ok());
+  const auto wrong = [&](const std::function<void(MembershipOptions&)>& change) {
+    MembershipOptions options = job.Options(1);
+    change(options);
+    return !options.Validate().ok() && !Join(options);
+  };
+  EXPECT_TRUE(wrong([](auto& options) { options.self.node = 0; }));
+  EXPECT_TRUE(wrong([](auto& options) { options.self.incarnation = 0; }));
+  EXPECT_TRUE(wrong([](auto& options) { options.self.address = ""; }));
+  EXPECT_TRUE(wrong([](auto& options) { options.self.address = std::string(300, 'a'); }));
+  EXPECT_TRUE(wrong([](auto& options) { options.secret = "short"; }));
+  EXPECT_TRUE(wrong([](auto& options) { options.lease = 0; }));
+  EXPECT_TRUE(wrong([](auto& options) { options.cluster.method = Method::kNone; }));
+  EXPECT_TRUE(wrong([](auto& options) { options.cluster.node = options.self.node = 2; }));
+  EXPECT_TRUE(wrong([](auto& options) { options.cluster.master = "nowhere"; }));
+}
+
+// Both ways without a store.
+class MembershipTest : public ::testing::TestWithParam<const char*> {
+ protected:
+  void Prepare(Job& job) {
+    if (std::string(GetParam()) == "static") job.MakeStatic();
+  }
+};
+
+TEST_P(MembershipTest, AllComeLeaveAtOnceAndReturn) {
+  Job job(4);
+  Prepare(job);
+  for (const uint32_t node : {3u, 1u, 0u, 2u}) job.Start(node);  // node 0 is not the first
+  ASSERT_TRUE(job.Everywhere(AllAlive));
+  const View view = job[3].Current();
+  EXPECT_EQ(view.members, job[0].Current().members);
+  EXPECT_EQ(view.members[2].address, "10.0.0.2:1");
+  EXPECT_EQ(view.members[2].memory, 1002u);
+  EXPECT_TRUE(job.Everywhere([](const Membership& member) { return member.health().ok(); }));
+  EXPECT_NE(job[2].Describe().find("all 4 are there"), std::string::npos) << job[2].Describe();
+
+  job.Stop(2);
+  ASSERT_TRUE(job.AllSee(2, false));
+  EXPECT_EQ(job[1].Current().members.size(), 4u);
+  EXPECT_GT(job[1].Current().version, view.version);
+  EXPECT_EQ(job[1].counts().deaths, 1u);
+  EXPECT_NE(job[1].Describe().find("not node 2"), std::string::npos) << job[1].Describe();
+
+  job.Start(2, 22);
+  ASSERT_TRUE(job.AllSee(2, true, 22));
+  ASSERT_TRUE(job.Everywhere(AllAlive));
+}
+
+TEST_P(MembershipTest, EventTellsOfChanges) {
+  Job job(2);
+  Prepare(job);
+  job.StartAll();
+  const auto readable = [&] {
+    pollfd one{job[0].event_fd(), POLLIN, 0};
+    return ::poll(&one, 1, 0) == 1;
+  };
+  ASSERT_TRUE(Await([&] { return AllAlive(job[0]) && !readable(); }));
+  job.Stop(1);
+  ASSERT_TRUE(Await(readable));
+  EXPECT_FALSE(Alive(job[0], 1));
+  EXPECT_FALSE(readable());
+}
+
+TEST_P(MembershipTest, WrongSecretIsRefused) {
+  Job job(2);
+  Prepare(job);
+  job.Start(0);
+  MembershipOptions options = job.Options(1);
+  options.secret = std::string(32, 'x');
+  const auto stranger = Join(options);
+  ASSERT_TRUE(stranger);
+  ASSERT_TRUE(Await([&] { return job[0].counts().refused > 0; }));
+  EXPECT_FALSE(Alive(job[0], 1));
+  EXPECT_FALSE(Alive(**stranger, 0));
+  if (std::string(GetParam()) == "launcher") {
+    ASSERT_TRUE(Await([&] {
+      return (*stranger)->health().message().find("FOREBAY_PEER_SECRET") != std::string::npos;
+    })) << (*stranger)->health().message();
+  }
+}
+
+TEST_P(MembershipTest, PortThatIsTakenIsNamedAndTriedAgain) {
+  Job job(2);
+  Prepare(job);
+  const std::string at =
+      job.spec().method == Method::kStatic ? job.spec().nodes_at[0] : job.spec().master;
+  const uint16_t port = ParseHostPort(at)->port;
+  OwnedFd taken(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(port);
+  ASSERT_EQ(::bind(taken.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  ASSERT_EQ(::listen(taken.get(), 8), 0);
+  job.StartAll();
+  ASSERT_TRUE(Await([&] {
+    const std::string error = job[0].health().message();
+    return error.find(StrCat("port ", port)) != std::string::npos &&
+           error.find("FOREBAY_PEER_PORT") != std::string::npos;
+  })) << job[0].health().message();
+  taken.Reset();
+  EXPECT_TRUE(job.Everywhere(AllAlive));
+  EXPECT_TRUE(job[0].health().ok());
+}
+
+INSTANTIATE_TEST_SUITE_P(Methods, MembershipTest, ::testing::Values("launcher", "static"),
+                         [](const auto& one) { return std::string(one.param); });
+
+TEST(Registrar, BrokenConnectionIsSeenAtOnce) {
+  Job job(3);
+  job.Start(0);
+  job.Start(2);
+  {
+    Raw raw(job.port());
+    ASSERT_TRUE(raw.Register(job.Options(1)));
+    ASSERT_TRUE(job.AllSee(1, true));
+  }
+  EXPECT_TRUE(job.AllSee(1, false));
+}
+
+TEST(Registrar, SilentIsDeadAfterTheLease) {
+  Job job(3, kSecond);
+  job.Start(0);
+  job.Start(2);
+  Raw raw(job.port());
+  const Nanos before = SteadyClock().Now();
+  ASSERT_TRUE(raw.Register(job.Options(1)));
+  ASSERT_TRUE(Await([&] { return Alive(job[2], 1); }));
+  ASSERT_TRUE(Await([&] { return !Alive(job[2], 1); }));
+  EXPECT_GE(SteadyClock().Now() - before, kSecond);
+  EXPECT_TRUE(raw.AwaitEnd());
+}
+
+TEST(Registrar, SuspectIsLookedAtSooner) {
+  Job job(4, 2 * kSecond);
+  job.Start(0);
+  job.Start(2);
+  job.Start(3);
+  ASSERT_TRUE(Await([&] { return Alive(job[2], 3) && Alive(job[3], 2); }));
+  Raw raw(job.port());
+  const Nanos before = SteadyClock().Now();
+  ASSERT_TRUE(raw.Register(job.Options(1)));
+  ASSERT_TRUE(job.AllSee(1, true));
+  job[2].Suspect(1, 1, "no answer");
+  job[2].Suspect(3, 1, "no answer");
+  // The registrar asks it.
+  while (true) {
+    const auto next = raw.Next();
+    ASSERT_TRUE(next);
+    if (std::holds_alternative<frame::Beat>(*next)) break;
+  }
+  ASSERT_TRUE(job.AllSee(1, false));
+  // A machine that is too busy shows nothing here.
+  if (SteadyClock().Now() - before < 1500 * kMilli) {
+    EXPECT_TRUE(Alive(job[0], 3)) << "it answers";
+  }
+}
+
+TEST(Registrar, GoneAndBackTheViewGoesOn) {
+  Job job(4);
+  job.StartAll();
+  ASSERT_TRUE(job.Everywhere(AllAlive));
+  uint64_t version = job[1].Current().version;
+  job.Stop(0);
+  ASSERT_TRUE(job.AllSee(0, false));
+  EXPECT_FALSE(job[1].health().ok());
+  EXPECT_NE(job[1].health().message().find("node 0 at"), std::string::npos);
+  EXPECT_GT(job[1].Current().version, version);
+  // Without it each one decides for itself.
+  job[1].Suspect(3, 1, "no answer");
+  ASSERT_TRUE(Await([&] { return !Alive(job[1], 3); }));
+  EXPECT_TRUE(Alive(job[1], 2));
+  EXPECT_TRUE(Alive(job[2], 3));
+  version = job[1].Current().version;
+
+  // Nodes 1 to 3 never vanish from the view of node 2 while the new one learns of them.
+  std::atomic<bool> stop = false;
+  std::atomic<bool> vanished = false;
+  std::thread watcher([&] {
+    while (!stop) {
+      for (const uint32_t node : {1u, 2u, 3u}) {
+        if (!Alive(job[2], node)) vanished = true;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+  job.Start(0, 55);
+  const bool back = job.Everywhere(
+      [](const Membership& member) { return AllAlive(member) && Alive(member, 0, 55); });
+  stop = true;
+  watcher.join();
+  EXPECT_TRUE(back);
+  EXPECT_FALSE(vanished);
+  EXPECT_GT(job[1].Current().version, version);
+  EXPECT_TRUE(job.Everywhere([](const Membership& member) { return member.health().ok(); }));
+}
+
+TEST(Registrar, SecondProcessOfANodeTakesItsPlace) {
+  Job job(2);
+  job.StartAll();
+  ASSERT_TRUE(job.Everywhere(AllAlive));
+  auto second = Join(job.Options(1, 2));
+  ASSERT_TRUE(second);
+  ASSERT_TRUE(Await([&] { return Alive(job[0], 1, 2) && (*second)->health().ok(); }));
+  ASSERT_TRUE(Await([&] { return !job[1].health().ok(); }));
+  EXPECT_NE(job[1].health().message().find("another process"), std::string::npos)
+      << job[1].health().message();
+  EXPECT_TRUE(Alive(job[0], 1, 2)) << "the first one does not come back";
+}
+
+TEST(Registrar, OtherNumberOfNodesIsRefused) {
+  Job job(2);
+  job.Start(0);
+  MembershipOptions options = job.Options(1);
+  options.cluster.nodes = 3;
+  const auto other = Join(options);
+  ASSERT_TRUE(Await([&] {
+    return (*other)->health().message().find("has 2 nodes") != std::string::npos;
+  })) << (*other)->health().message();
+  EXPECT_FALSE(Alive(job[0], 1));
+}
+
+TEST(Registrar, GarbageCostsNothing) {
+  Job job(2, kSecond);
+  job.Start(0);
+  std::vector<std::unique_ptr<Raw>> idle;
+  for (int i = 0; i < 150; ++i) {
+    idle.push_back(std::make_unique<Raw>(job.port()));
+    ASSERT_TRUE(idle.back()->connected());
+  }
+  std::string hello;
+  frame::Append(frame::Hello{frame::kProtocol, 1, 5, RandomDigest()}, &hello);
+  std::string early;  // without a proof
+  frame::Append(frame::Register{2, job.Options(1).self, 0, {}}, &early);
+  for (const std::string& bytes :
+       {std::string("GET / HTTP/1.1\r\nHost: x\r\n\r\n"), std::string(100000, '\xff'),
+        std::string(100000, '\0'), hello + hello, hello + early, early}) {
+    Raw raw(job.port());
+    raw.Send(bytes);
+    EXPECT_TRUE(raw.AwaitEnd());
+  }
+  Raw half(job.port());
+  half.Send(hello.substr(0, 20));
+  Raw wrong(job.port());
+  MembershipOptions options = job.Options(1);
+  options.secret = std::string(32, 'y');
+  EXPECT_FALSE(wrong.Register(options));
+  job.Start(1);
+  EXPECT_TRUE(job.Everywhere(AllAlive));
+  // All of them are closed soon.
+  for (const auto& raw : idle) EXPECT_TRUE(raw->AwaitEnd());
+  EXPECT_TRUE(half.AwaitEnd());
+  EXPECT_GE(job[0].counts().refused, 150u + 6 + 2);
+  EXPECT_TRUE(job.Everywhere(AllAlive));
+}
+
+TEST(Registrar, ByName) {
+  Job job(2);
+  job.spec().master = StrCat("localhost:", job.port());
+  job.StartAll();
+  EXPECT_TRUE(job.Everywhere(AllAlive)) << job[1].health().message();
+}
+
+TEST(Registrar, NameOfNobodyIsSaid) {
+  Job job(2);
+  job.spec().master = StrCat("no-such-host.invalid:", job.port());
+  job.Start(1);
+  ASSERT_TRUE(Await([&] {
+    return job[1].health().message().find("host no-such-host.invalid") != std::string::npos;
+  })) << job[1].health().message();
+  EXPECT_EQ(job[1].Current().version, 0u);
+}
+
+TEST(Registrar, ForkedChildTouchesNothing) {
+  Job job(2);
+  job.StartAll();
+  ASSERT_TRUE(job.Everywhere(AllAlive));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const bool empty = job[1].Current().members.empty();
+    job.Stop(1);
+    ::_exit(empty ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(Alive(job[0], 1));
+}
+
+class EtcdMembershipTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!EtcdProcess::Installed()) GTEST_SKIP() << "etcd is not installed: apt install etcd-server";
+    etcd_ = EtcdProcess::Start();
+    ASSERT_NE(etcd_, nullptr);
+  }
+  std::unique_ptr<EtcdProcess> etcd_;
+};
+
+TEST_F(EtcdMembershipTest, AllComeLeaveAndReturn) {
+  Job job(3, 30 * kSecond);
+  job.MakeEtcd(*etcd_);
+  job.StartAll();
+  ASSERT_TRUE(job.Everywhere(AllAlive)) << job[0].health().message();
+  EXPECT_EQ(job[0].Current().members, job[2].Current().members);
+  EXPECT_NE(job[0].Describe().find("registered in etcd"), std::string::npos) << job[0].Describe();
+  job.Stop(1);
+  ASSERT_TRUE(job.AllSee(1, false));
+  job.Start(1, 9);
+  ASSERT_TRUE(job.AllSee(1, true, 9));
+
+  // A second process in its place.
+  auto second = Join(job.Options(1, 10));
+  ASSERT_TRUE(second);
+  ASSERT_TRUE(Await([&] { return Alive(job[0], 1, 10) && !job[1].health().ok(); }));
+  EXPECT_NE(job[1].health().message().find("another process"), std::string::npos);
+}
+
+TEST_F(EtcdMembershipTest, LeaseThatIsNotKeptEnds) {
+  Job job(2, 2 * kSecond);
+  job.MakeEtcd(*etcd_);
+  job.Start(0);
+  control::EtcdOptions options;
+  options.endpoints = {etcd_->endpoint()};
+  options.deadline = 20 * kSecond;
+  const auto store = control::EtcdStore::Make(options);
+  const auto lease = (*store)->GrantLease(kSecond);
+  ASSERT_TRUE(lease);
+  std::string value;
+  frame::Append(frame::Register{2, job.Options(1).self, 0, {}}, &value);
+  ASSERT_TRUE((*store)->Put(EtcdPrefix(job.spec()) + "nodes/1", value, *lease).ok());
+  ASSERT_TRUE((*store)->Put(EtcdPrefix(job.spec()) + "nodes/x", "nonsense").ok());
+  ASSERT_TRUE((*store)->Put(EtcdPrefix(job.spec()) + "nodes/0x", value).ok());
+  ASSERT_TRUE(Await([&] { return Alive(job[0], 1); }));
+  ASSERT_TRUE(Await([&] { return !Alive(job[0], 1); }));
+  EXPECT_TRUE(Alive(job[0], 0));
+  EXPECT_TRUE(job[0].health().ok());
+}
+
+TEST_F(EtcdMembershipTest, WithoutEtcdTheViewStays) {
+  Job job(2, 2 * kSecond);
+  job.MakeEtcd(*etcd_);
+  job.StartAll();
+  ASSERT_TRUE(job.Everywhere(AllAlive));
+  etcd_->Kill();
+  ASSERT_TRUE(Await([&] { return !job[0].health().ok(); }));
+  EXPECT_NE(job[0].health().message().find("etcd at"), std::string::npos);
+  EXPECT_TRUE(AllAlive(job[0]));
+  job[0].Suspect(1, 1, "no answer");
+  ASSERT_TRUE(Await([&] { return !Alive(job[0], 1); }));
+  etcd_->Launch();
+  ASSERT_TRUE(etcd_->AwaitReady());
+  EXPECT_TRUE(job.Everywhere(
+      [](const Membership& member) { return member.health().ok() && AllAlive(member); }));
+}
+
+}  // namespace
+}  // namespace forebay::peer

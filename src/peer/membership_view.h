@@ -1,0 +1,77 @@
+// What a membership has published: its view, readable from any thread, and what it says of itself.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/owned.h"
+#include "base/status.h"
+#include "base/thread_annotations.h"
+#include "peer/membership.h"
+
+namespace forebay::peer {
+
+// Safe for concurrent use by multiple threads.
+class PublishedView {
+ public:
+  explicit PublishedView(uint32_t nodes);
+
+  int event_fd() const { return event_.get(); }
+  // Takes the event back.
+  View Current();
+  uint64_t version() const;
+  // A new version where the members differ, of `version` at least.
+  void Publish(std::vector<Member> members, uint64_t version);
+
+  Status health() const;
+  void SetHealth(Status health);
+  // "4 are there" or "3 of 4 are there, node 2 is not".
+  std::string Describe() const;
+  MembershipCounts counts() const;
+  void CountContact();
+  void CountRefused(uint64_t total);
+
+ private:
+  const OwnedFd event_;
+  mutable Mutex mutex_;
+  View view_ GUARDED_BY(mutex_);
+  Status health_ GUARDED_BY(mutex_);
+  MembershipCounts counts_ GUARDED_BY(mutex_);
+};
+
+// Members that this node gave up by itself while nobody else decides: for a while, which grows from
+// time to time, so that they are tried again. Pure.
+class OwnSuspicions {
+ public:
+  explicit OwnSuspicions(Nanos lease) : lease_(lease) {}
+  void Suspect(uint32_t node, uint64_t incarnation, Nanos now);
+  void Clear() { list_.clear(); }
+  // Marks those in `members` dead.
+  void Apply(Nanos now, std::vector<Member>* members) const;
+
+ private:
+  struct One {
+    uint32_t node = 0;
+    uint64_t incarnation = 0;
+    Nanos until = 0;
+    Nanos wait = 0;
+  };
+  const Nanos lease_;
+  std::vector<One> list_;  // one a node
+};
+
+struct Suspected {
+  uint32_t node = 0;
+  uint64_t incarnation = 0;
+  std::string why;
+};
+
+// Each method's own; `options` are valid.
+Result<std::unique_ptr<Membership>> JoinByNetwork(const MembershipOptions& options);
+Result<std::unique_ptr<Membership>> JoinByEtcd(const MembershipOptions& options);
+
+}  // namespace forebay::peer
