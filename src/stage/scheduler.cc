@@ -254,9 +254,10 @@ void Scheduler::FreeBlock(DatasetId d, SampleId s) {
 
 void Scheduler::MaybeFree(DatasetId d, SampleId s) {
   const Entry& e = entry(d, s);
-  if (e.state == State::kResident && e.pins == 0 && e.ahead == 0 && !(e.flags & kKept)) {
-    FreeBlock(d, s);
-  }
+  if (e.state != State::kResident || e.pins != 0 || (e.flags & kKept)) return;
+  // Room for copies comes as what lives here arrives, and after some were read.
+  if (!datasets_[d].share.empty() && WouldKeep(d, s, kNoJob)) KeepIfMay(d, s, kNoJob);
+  if (e.ahead == 0 && !(e.flags & kKept)) FreeBlock(d, s);
 }
 
 void Scheduler::Uncount(const Entry& e) {
