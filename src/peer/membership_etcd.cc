@@ -50,7 +50,7 @@ class EtcdMembership final : public Membership {
 
   ~EtcdMembership() override {
     if (fork_generation_ != ForkGeneration()) {  // a child: the thread is its parent's
-      if (thread_.joinable()) thread_.detach();
+      (void)thread_.release();
       return;
     }
     {
@@ -58,7 +58,7 @@ class EtcdMembership final : public Membership {
       stop_ = true;
     }
     changed_.notify_all();
-    if (thread_.joinable()) thread_.join();
+    if (thread_ != nullptr) thread_->join();
   }
 
   Status Start() {
@@ -71,8 +71,8 @@ class EtcdMembership final : public Membership {
     pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are the program's own threads'
     Status status;
     try {
-      thread_ = std::thread([this] { Run(); });
-      pthread_setname_np(thread_.native_handle(), "forebay-members");
+      thread_ = std::make_unique<std::thread>([this] { Run(); });
+      pthread_setname_np(thread_->native_handle(), "forebay-members");
     } catch (const std::system_error& error) {
       status = Status(Code::kResourceExhausted, StrCat("no thread for members: ", error.what()));
     }
@@ -290,7 +290,7 @@ class EtcdMembership final : public Membership {
   uint64_t version_ = 0;
   OwnSuspicions suspicions_;
 
-  std::thread thread_;
+  std::unique_ptr<std::thread> thread_;  // a forked child leaves it alone
 };
 
 }  // namespace

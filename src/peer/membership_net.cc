@@ -19,6 +19,7 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -105,7 +106,7 @@ class NetMembership final : public Membership {
 
   ~NetMembership() override {
     if (fork_generation_ != ForkGeneration()) {  // a child: the thread is its parent's
-      if (thread_.joinable()) thread_.detach();
+      (void)thread_.release();
       return;
     }
     {
@@ -113,7 +114,7 @@ class NetMembership final : public Membership {
       stop_ = true;
     }
     Wake();
-    if (thread_.joinable()) thread_.join();
+    if (thread_ != nullptr) thread_->join();
   }
 
   Status Start() {
@@ -147,8 +148,8 @@ class NetMembership final : public Membership {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     Status status;
     try {
-      thread_ = std::thread([this] { Run(); });
-      pthread_setname_np(thread_.native_handle(), "forebay-members");
+      thread_ = std::make_unique<std::thread>([this] { Run(); });
+      pthread_setname_np(thread_->native_handle(), "forebay-members");
     } catch (const std::system_error& error) {
       status = Status(Code::kResourceExhausted, StrCat("no thread for members: ", error.what()));
     }
@@ -951,7 +952,7 @@ class NetMembership final : public Membership {
   bool changed_ = false;
   uint64_t refused_ = 0;
 
-  std::thread thread_;
+  std::unique_ptr<std::thread> thread_;  // a forked child leaves it alone
 };
 
 }  // namespace
