@@ -115,7 +115,7 @@ TEST(RouteTest, OnlyAPeerThatBecameSlowIsAvoided) {
   // Slower than the source, and healthy.
   for (int i = 0; i < 100; ++i) answer(50 * kMilli);
   EXPECT_FALSE(peer.Avoid(100000, source, 0, now));
-  for (int i = 0; i < 100; ++i) answer(400 * kMilli);
+  for (int i = 0; i < 100; ++i) answer(900 * kMilli);
   EXPECT_FALSE(peer.Avoid(100000, source, 0, now));  // one to see whether it is well again
   EXPECT_TRUE(peer.Avoid(100000, source, 0, now));
   EXPECT_TRUE(peer.Avoid(100000, source, 0, now + PeerCost::kProbeEvery / 2));
@@ -128,10 +128,10 @@ TEST(RouteTest, SilenceTellsBeforeAnswersDo) {
   PeerCost peer;
   peer.OnAsk(kSecond);
   EXPECT_FALSE(peer.Avoid(1000, source, 0, kSecond + 50 * kMilli));
-  EXPECT_FALSE(peer.Avoid(1000, source, 0, kSecond + 200 * kMilli));  // the probe
-  EXPECT_TRUE(peer.Avoid(1000, source, 0, kSecond + 201 * kMilli));
+  EXPECT_FALSE(peer.Avoid(1000, source, 0, kSecond + 500 * kMilli));  // the probe
+  EXPECT_TRUE(peer.Avoid(1000, source, 0, kSecond + 501 * kMilli));
   EXPECT_FALSE(PeerCost().Avoid(1000, source, 0, kSecond));
-  EXPECT_FALSE(peer.Avoid(1000, PlaceModel(), 0, kSecond + 201 * kMilli));
+  EXPECT_FALSE(peer.Avoid(1000, PlaceModel(), 0, kSecond + 501 * kMilli));
 }
 
 Turn Wants(uint32_t node, uint32_t request, uint64_t bytes = 100) {

@@ -26,6 +26,7 @@ Book::Book(DatasetId dataset, std::shared_ptr<const Catalog> of, uint32_t node, 
       event_(std::move(event)) {}
 
 Choice Book::ChooseLocked(SampleId sample, bool may_wait) const {
+  if (abandoned_) return {};
   if (!directory_) {
     return {.to = may_wait ? Choice::To::kWait : Choice::To::kSource,
             .node = kNoNode,
@@ -85,6 +86,14 @@ void Book::SetPlan(Directory directory) {
   {
     MutexLock lock(mutex_);
     directory_.emplace(std::move(directory));
+  }
+  Changed();
+}
+
+void Book::Abandon() {
+  {
+    MutexLock lock(mutex_);
+    abandoned_ = true;
   }
   Changed();
 }
@@ -159,6 +168,7 @@ std::vector<Ask> Exchange::Close() {
   MutexLock lock(mutex_);
   open_ = false;
   wake_ = nullptr;
+  for (const std::shared_ptr<Book>& book : books_) book->Abandon();
   return std::exchange(asks_, {});
 }
 

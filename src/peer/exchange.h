@@ -20,6 +20,7 @@
 #include "base/status.h"
 #include "base/thread_annotations.h"
 #include "catalog/catalog.h"
+#include "metrics/registry.h"
 #include "peer/directory.h"
 #include "peer/route.h"
 #include "stage/scheduler.h"
@@ -69,6 +70,8 @@ class Book {
   Found Locate(SampleId sample) const EXCLUDES(mutex_);
   // Applies `change` to the plan, where there is one.
   void Correct(const std::function<void(Directory&)>& change) EXCLUDES(mutex_);
+  // There are no peers any more: everything is read from the source.
+  void Abandon() EXCLUDES(mutex_);
   // The source is gone.
   void Retire() { retired_.store(true, std::memory_order_release); }
   bool retired() const { return retired_.load(std::memory_order_acquire); }
@@ -84,6 +87,7 @@ class Book {
   mutable Mutex mutex_;
   std::optional<Directory> directory_ GUARDED_BY(mutex_);
   std::vector<Reach> reach_ GUARDED_BY(mutex_);
+  bool abandoned_ GUARDED_BY(mutex_) = false;
   std::atomic<uint64_t> version_{1};
   std::atomic<bool> retired_{false};
   Mutex answers_mutex_;
@@ -105,9 +109,11 @@ struct Ask {
 // Safe for concurrent use by multiple threads.
 class Exchange {
  public:
-  Exchange(Nanos wait, bool coordinated) : join_wait(wait), coordinate(coordinated) {}
+  Exchange(Nanos wait, bool coordinated, Metric& avoided_total)
+      : join_wait(wait), coordinate(coordinated), avoided(avoided_total) {}
   const Nanos join_wait;
   const bool coordinate;
+  Metric& avoided;  // reads that went to the source because the peer was slow
 
   // False: the peer thread is gone, nothing was taken.
   bool Push(std::vector<Ask>* asks) EXCLUDES(mutex_);

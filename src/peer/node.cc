@@ -65,6 +65,8 @@ PeerMetrics::PeerMetrics(Registry& registry, const PeerOptions& options)
                                    "Samples that came from a peer with wrong bytes")),
       lost(mechanism.AddCounter("forebay_peer_lost_total",
                                 "Asks that were lost with their connection")),
+      avoided(mechanism.AddCounter("forebay_peer_avoided_total",
+                                   "Reads that went to the source because the peer was slow")),
       strangers(mechanism.AddCounter("forebay_peer_strangers_total",
                                      "Connections that did not prove the job's secret")),
       pulled(mechanism.AddCounter("forebay_peer_pulled_samples_total",
@@ -89,8 +91,9 @@ Node::Node(Engine& engine, const PeerOptions& options, NodeParts parts)
       identity_{.node = self_, .incarnation = RandomNumber()},
       creator_(getpid()),
       parts_(std::move(parts)),
-      exchange_(std::make_shared<Exchange>(options.join_wait, options.coordinate)),
       metrics_(engine.registry(), options),
+      exchange_(
+          std::make_shared<Exchange>(options.join_wait, options.coordinate, metrics_.avoided)),
       attached_(SteadyClock().Now()),
       others_(nodes_),
       turns_(nodes_) {
@@ -182,6 +185,7 @@ void Node::Shutdown() {
     End(id, Outcome::kLost);
   }
   Deliver();
+  for (const BookState& state : books_) state.book->Abandon();
   for (size_t i = 0; i < serves_.size(); ++i) {
     if (serves_[i].at != Serve::At::kFree) EndServe(i);
   }
@@ -288,6 +292,7 @@ void Node::TakeView(Nanos now) {
     if (other.known) Forget(member.node, "it was started anew");
     other.member = member;
     other.known = true;
+    other.was_ready = false;
     other.retry_at = now;
     other.backoff = 0;
     other.seen.state = "connecting";
@@ -367,6 +372,12 @@ void Node::CheckSilence(Nanos now) {
   }
 }
 
+void Node::LostOut(uint32_t node) {
+  Other& other = others_[node];
+  other.was_ready = other.was_ready || other.out_ready;
+  other.out_ready = false;
+}
+
 void Node::Fault(uint32_t node, std::string what) { others_[node].seen.fault = std::move(what); }
 
 // ---- connections -----------------------------------------------------------------------------
@@ -378,7 +389,7 @@ void Node::Close(ConnectionId id, const std::string& why) {
   connection.closing = true;
   connection.why = why;
   if (connection.asking) {
-    others_[connection.node].out_ready = false;
+    LostOut(connection.node);
     UpdateReach(connection.node);
     // What has begun to arrive ends with OnPayload.
     EndAllOf(connection.node, id, Outcome::kLost);
@@ -426,7 +437,7 @@ void Node::OnClosed(ConnectionId id, const Status& why) {
   if (connection.asking) {
     if (other.out != id) return;
     other.out = 0;
-    other.out_ready = false;
+    LostOut(connection.node);
     other.theirs.clear();
     if (!connection.closing) {
       Fault(connection.node, StrCat("connection lost: ", why.message()));

@@ -58,6 +58,7 @@ struct PeerMetrics {
   Metric& refused;
   Metric& corrupt;
   Metric& lost;
+  Metric& avoided;
   Metric& strangers;
   Metric& pulled;
   Metric& connected;
@@ -83,6 +84,7 @@ class Node final : public Peers, private TransportHandler {
     // Asking: the connection that this node made.
     ConnectionId out = 0;
     bool out_ready = false;
+    bool was_ready = false;  // and is not any more: nobody waits for it
     Nanos retry_at = 0;
     Nanos backoff = 0;
     Nanos heard = 0;
@@ -159,6 +161,7 @@ class Node final : public Peers, private TransportHandler {
   bool Send(ConnectionId connection, const Message& message);
   void Shake(ConnectionId id, Connection& connection, const Message& message, bool payload);
   void Proven(ConnectionId id, Connection& connection);
+  void LostOut(uint32_t node);
   void Fault(uint32_t node, std::string what);
   void Publish();
 
@@ -212,8 +215,8 @@ class Node final : public Peers, private TransportHandler {
   const Identity identity_;
   const pid_t creator_;
   NodeParts parts_;
-  const std::shared_ptr<Exchange> exchange_;  // shared with the sources, which outlive this
   PeerMetrics metrics_;
+  const std::shared_ptr<Exchange> exchange_;  // shared with the sources, which outlive this
   const Nanos attached_;
 
   // Peer thread only, from Start on.

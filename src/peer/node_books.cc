@@ -106,7 +106,8 @@ void Node::UpdateReach(uint32_t node) {
     Reach reach = Reach::kNone;
     if (other.out_ready && other.theirs.contains(state.book->name)) {
       reach = Reach::kReady;
-    } else if (other.known && (other.out_ready || other.backoff <= 2 * kSecond / 4)) {
+    } else if (other.known && !other.was_ready && other.seen.state != "refused" &&
+               other.backoff < kSecond) {
       reach = Reach::kExpected;
     }
     state.book->SetReach(node, reach);

@@ -97,6 +97,7 @@ void PeerSource::Place(bool groups, Nanos now) {
     if (choice.to == Choice::To::kPeer) {
       PeerCost& cost = Cost(choice.node);
       if (cost.Avoid(slot.read.dest.size(), source_model_, inner_depth_, now)) {
+        exchange_->avoided.Add(1);
         choice = {};
       } else {
         cost.OnAsk(now);

@@ -6,9 +6,11 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -211,10 +213,17 @@ class PeerCluster : public ::testing::Test {
   static std::string Name(uint32_t node) { return StrCat("n", node); }
 
   // Consumes one epoch and checks order and bytes; `longest` gets the longest wait for a batch.
-  static void CheckEpoch(One& one, uint64_t epoch, Nanos* longest = nullptr) {
+  // `at_half` is called once, in the middle.
+  static void CheckEpoch(One& one, uint64_t epoch, Nanos* longest = nullptr,
+                         const std::function<void()>& at_half = nullptr) {
     const auto order = EpochOrder(one.sampler, epoch);
     size_t at = 0;
+    bool called = false;
     while (true) {
+      if (at_half && !called && at >= order.size() / 2) {
+        called = true;
+        at_half();
+      }
       BatchLoan loan;
       const Nanos start = SteadyClock().Now();
       auto taken = one.engine->Take(one.stream, 20 * kSecond, &loan);
@@ -236,16 +245,24 @@ class PeerCluster : public ::testing::Test {
     ASSERT_EQ(at, order.size());
   }
 
-  // All nodes at once.
-  void Epoch(uint64_t epoch, Nanos* longest = nullptr) {
+  // All nodes at once. `at_half` is called when node 0 is in the middle; node `out` takes no part.
+  // Returns the longest wait for a batch.
+  Nanos Epoch(uint64_t epoch, const std::function<void()>& at_half = nullptr,
+              uint32_t out = kNoNode) {
     std::vector<std::jthread> ranks;
     std::vector<Nanos> waits(nodes_.size(), 0);
     for (size_t i = 0; i < nodes_.size(); ++i) {
-      if (nodes_[i].engine == nullptr) continue;
-      ranks.emplace_back([this, i, epoch, &waits] { CheckEpoch(nodes_[i], epoch, &waits[i]); });
+      if (nodes_[i].engine == nullptr || i == out) continue;
+      ranks.emplace_back(
+          [&, i] { CheckEpoch(nodes_[i], epoch, &waits[i], i == 0 ? at_half : nullptr); });
     }
     ranks.clear();
-    if (longest != nullptr) *longest = *std::max_element(waits.begin(), waits.end());
+    return *std::max_element(waits.begin(), waits.end());
+  }
+  // As a process that was killed: nobody is told.
+  void Kill(uint32_t node) {
+    nodes_[node].peers.reset();
+    nodes_[node].engine.reset();
   }
 
   static uint64_t Value(Engine& engine, std::string_view metric) {

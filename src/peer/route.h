@@ -35,7 +35,9 @@ Choice Choose(const Found& found, uint32_t self, std::span<const Reach> reach, b
 // as healthy peers do: the source is shared by all nodes. Not safe for concurrent use.
 class PeerCost {
  public:
-  static constexpr Nanos kHealthy = 100 * kMilli;
+  // Nodes whose processors are all busy answer late now and then; that is no reason to load the
+  // source.
+  static constexpr Nanos kHealthy = 400 * kMilli;
   static constexpr int kSlower = 4;  // than the source
   static constexpr Nanos kProbeEvery = 250 * kMilli;
 

@@ -1,0 +1,186 @@
+// Whatever happens to a peer, every sample comes, with the right bytes, within a bound, and the
+// peer at fault is named.
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "peer/peer_testing.h"
+
+namespace forebay::peer {
+namespace {
+
+class PeerFaultsTest : public testing::PeerCluster {
+ protected:
+  PeerFaultsTest() {
+    options_.request_wait = 300 * kMilli;
+    options_.join_wait = 2 * kSecond;
+    options_.lease = 500 * kMilli;
+  }
+  // Generous: the machine may be busy. A bound that is missed would be seen by its order.
+  static constexpr Nanos kBound = 5 * kSecond;
+
+  bool Connected(uint32_t a, uint32_t b) {
+    return Within(kBound, [&] { return Seen(a, b).state == "connected"; });
+  }
+};
+
+TEST_F(PeerFaultsTest, APeerThatIsKilled) {
+  engine_options_.memory_tier = 8 << 20;
+  Start(3, 24 << 20, MakeFiles(300, 50000, 60000));
+  Epoch(0);
+  const Nanos longest = Epoch(
+      1, [&] { Kill(2); }, 2);
+  EXPECT_LT(longest, kBound);
+  EXPECT_TRUE(Within(kBound, [&] { return !Seen(0, 2).fault.empty(); }));
+  EXPECT_EQ(Seen(0, 1).fault, "");
+  EXPECT_GT(registrar_->suspected(2), 0);
+  // Once everybody knows, the others share what it had.
+  registrar_->SetAlive(2, false);
+  EXPECT_TRUE(Within(kBound, [&] { return Seen(0, 2).state == "dead"; }));
+  Epoch(2);
+  EXPECT_EQ(Seen(1, 2).state, "dead");
+}
+
+TEST_F(PeerFaultsTest, APeerThatComesBack) {
+  engine_options_.memory_tier = 8 << 20;
+  const auto catalog = MakeFiles(200, 50000, 60000);
+  Start(2, 24 << 20, catalog);
+  Epoch(0);
+  Kill(1);
+  registrar_->SetAlive(1, false);
+  Epoch(1);
+  const uint64_t before = Value(*nodes_[0].engine, "forebay_peer_reads_total");
+  Begin(1, 24 << 20);
+  Use(1, catalog);
+  ASSERT_TRUE(Connected(0, 1));
+  ASSERT_TRUE(Connected(1, 0));
+  ASSERT_TRUE(nodes_[1].engine->Seek(nodes_[1].stream, 2, 0).ok());
+  Epoch(2);
+  Epoch(3);
+  EXPECT_GT(Value(*nodes_[0].engine, "forebay_peer_reads_total"), before);
+}
+
+TEST_F(PeerFaultsTest, ALinkThatIsCut) {
+  engine_options_.memory_tier = 8 << 20;
+  Start(2, 24 << 20, MakeFiles(280, 50000, 60000));
+  Epoch(0);
+  ASSERT_TRUE(Connected(0, 1));
+  const Nanos longest = Epoch(1, [&] { network_.Cut("n0", "n1"); });
+  EXPECT_LT(longest, kBound);
+  EXPECT_TRUE(Within(kBound, [&] { return !Seen(0, 1).fault.empty(); }));
+  EXPECT_TRUE(Within(kBound, [&] { return Seen(0, 1).state != "connected"; }));
+  Epoch(2);
+  network_.Heal("n0", "n1");
+  ASSERT_TRUE(Connected(0, 1));
+  ASSERT_TRUE(Connected(1, 0));
+  const uint64_t before = Sum("forebay_peer_reads_total");
+  for (uint64_t epoch = 3; epoch < 8; ++epoch) Epoch(epoch);
+  EXPECT_GT(Sum("forebay_peer_reads_total"), before);
+}
+
+TEST_F(PeerFaultsTest, APeerThatBecomesSlow) {
+  engine_options_.memory_tier = 8 << 20;
+  Start(2, 24 << 20, MakeFiles(200, 50000, 60000));
+  Epoch(0);
+  const Nanos longest = Epoch(1, [&] { network_.SetRate("n1", 100000); });
+  EXPECT_LT(longest, kBound);
+  EXPECT_TRUE(Within(kBound, [&] { return !Seen(0, 1).fault.empty(); }));
+}
+
+TEST_F(PeerFaultsTest, BytesThatAreWrong) {
+  engine_options_.memory_tier = 8 << 20;
+  Start(2, 24 << 20, MakeFiles(200, 10000, 60000));
+  network_.CorruptEvery("n1", 5);
+  Epoch(0);
+  Epoch(1);
+  EXPECT_TRUE(Within(kBound, [&] { return Seen(0, 1).corrupt > 0; }));
+  EXPECT_EQ(Seen(0, 1).fault, "sent wrong bytes");
+  EXPECT_EQ(Seen(1, 0).corrupt, 0u);
+  EXPECT_EQ(Seen(1, 0).fault, "");
+}
+
+TEST_F(PeerFaultsTest, ASenderThatDamagesItsReplies) {
+  parts_.corrupt_every = 7;
+  engine_options_.memory_tier = 8 << 20;
+  Start(2, 24 << 20, MakeFiles(200, 1000, 60000));
+  Epoch(0);
+  Epoch(1);
+  EXPECT_TRUE(Within(kBound, [&] { return Seen(0, 1).corrupt > 0 && Seen(1, 0).corrupt > 0; }));
+}
+
+TEST_F(PeerFaultsTest, AStrangerGetsNothing) {
+  Prepare(2);
+  Begin(0, 64 << 20);
+  parts_.secret = std::string(32, 'x');
+  Begin(1, 64 << 20);
+  const auto catalog = MakeFiles(60, 1000, 3000);
+  Use(0, catalog);
+  Use(1, catalog);
+  Epoch(0);
+  EXPECT_TRUE(Within(kBound, [&] { return Seen(0, 1).state == "refused"; }));
+  EXPECT_EQ(Seen(0, 1).fault, "node 1 does not know the job's secret");
+  EXPECT_EQ(Sum("forebay_peer_served_samples_total"), 0u);
+  EXPECT_GE(SourceReads(), 60u);
+}
+
+TEST_F(PeerFaultsTest, ADataSetThatANodeAddsLater) {
+  Prepare(2);
+  Begin(0, 64 << 20);
+  Begin(1, 64 << 20);
+  const auto catalog = MakeFiles(100, 1000, 30000);
+  Use(0, catalog);
+  std::jthread late([&] {
+    poll(nullptr, 0, 300);
+    Use(1, catalog);
+    CheckEpoch(nodes_[1], 0);
+  });
+  CheckEpoch(nodes_[0], 0);
+  late.join();
+  EXPECT_EQ(SourceReads(), 100u);
+}
+
+TEST_F(PeerFaultsTest, ADataSetThatOthersDoNotHave) {
+  options_.join_wait = 300 * kMilli;
+  Prepare(2);
+  Begin(0, 64 << 20);
+  Begin(1, 64 << 20);
+  Use(0, MakeFiles(100, 1000, 30000));
+  Nanos longest = 0;
+  CheckEpoch(nodes_[0], 0, &longest);
+  EXPECT_LT(longest, kBound);
+}
+
+TEST_F(PeerFaultsTest, ANodeThatNeverComes) {
+  options_.join_wait = 300 * kMilli;
+  Prepare(3);
+  Begin(0, 64 << 20);
+  Begin(1, 64 << 20);
+  const auto catalog = MakeFiles(100, 1000, 30000);
+  Use(0, catalog);
+  Use(1, catalog);
+  EXPECT_LT(Epoch(0), kBound);
+  Epoch(1);
+  EXPECT_GT(Sum("forebay_peer_reads_total"), 0u);
+}
+
+TEST_F(PeerFaultsTest, SamplesThatNobodyHasRoomFor) {
+  // Two times 2 MB for 10 MB.
+  engine_options_.memory_tier = 2 << 20;
+  Start(2, 24 << 20, MakeFiles(200, 50000, 60000));
+  for (uint64_t epoch = 0; epoch < 3; ++epoch) EXPECT_LT(Epoch(epoch), kBound);
+  EXPECT_EQ(Sum("forebay_peer_timeouts_total"), 0u);
+  // What one of them keeps is read once.
+  EXPECT_LT(SourceReads(), 3 * 200u);
+}
+
+TEST_F(PeerFaultsTest, PeersThatGoBeforeTheEngine) {
+  engine_options_.memory_tier = 8 << 20;
+  Start(2, 24 << 20, MakeFiles(200, 50000, 60000));
+  Epoch(0);
+  const Nanos longest = Epoch(1, [&] { nodes_[1].peers.reset(); });
+  EXPECT_LT(longest, kBound);
+  Epoch(2, [&] { nodes_[0].peers.reset(); });
+}
+
+}  // namespace
+}  // namespace forebay::peer
