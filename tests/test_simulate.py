@@ -174,6 +174,40 @@ def test_study(name: str) -> None:
     assert by_name["forebay"]["seconds"] <= nopfs["seconds"]
 
 
+def test_peers_read_each_sample_once(scenario: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scenario.write_text(SMALL.replace("nodes = 2", "nodes = [2, 4]"))
+    code, out, _ = call(capsys, scenario, "--peers", "--hold", "1.2", "--json", "-")
+    assert code == 0
+    (result,) = json.loads(out)["scenarios"]
+    figures = {(run["nodes"], run["case"]): run for run in result["runs"]}
+    assert len(figures) == 6
+    for nodes in (2, 4):
+        coordinated = figures[nodes, "coordinated"]
+        assert coordinated["source_vs_dataset"] == pytest.approx(1)
+        assert figures[nodes, "each for itself"]["source_vs_dataset"] > 1.5
+        local = figures[nodes, "with locality"]["local_share"]
+        assert local > 0.8 > coordinated["local_share"]
+    code, out, _ = call(capsys, scenario, "--peers")
+    assert code == 0 and "source ÷ data set" in out
+    for wrong in (["--hold", "1.2"], ["--peers", "--hold", "-1"], ["--peers", "--plot", "x.png"]):
+        code, _, err = call(capsys, scenario, *wrong)
+        assert code != 0 and "--peers" in err
+
+
+def test_a_restart_keeps_what_stays(scenario: Path) -> None:
+    from forebay._forebay import SimTier, Simulation, simulate_peers
+
+    job = simulate.load(scenario).make(4)
+    job.tiers = [SimTier("memory", 0.4 * job.sample_mb * job.samples, 1000, 1)]
+    epochs = simulate_peers(Simulation(job), [(4, 2), (3, 2), (5, 2)])
+    reads = [e["source_vs_dataset"] for e in epochs]
+    assert [e["nodes"] for e in epochs] == [4, 4, 3, 3, 5, 5]
+    assert reads[0] == pytest.approx(1)
+    assert reads[1] == 0
+    assert 0 < reads[2] + reads[3] < 0.3
+    assert reads[4] + reads[5] < 0.05
+
+
 def test_ctrl_c_stops_at_once(scenario: Path) -> None:
     scenario.write_text(
         SMALL.replace("samples = 400", "samples = 20000000").replace("epochs = 3", "epochs = 5")

@@ -3,6 +3,7 @@
 
 #include "common.h"
 #include "sim/node_sim.h"
+#include "sim/peer_sim.h"
 #include "sim/simulate.h"
 
 namespace forebay::python {
@@ -175,6 +176,40 @@ void BindSim(nb::module_& m) {
           },
           nb::arg("policy"), nb::arg("progress") = nb::none(),
           "Runs one policy; `progress` is called with (accesses done, accesses in all).");
+  m.def(
+      "simulate_peers",
+      [](Simulation& simulation, const std::vector<std::pair<uint32_t, uint32_t>>& phases,
+         bool coordinate, bool locality, nb::object progress) {
+        std::vector<PeerPhase> each;
+        for (const auto& [nodes, epochs] : phases) each.push_back({nodes, epochs});
+        const ProgressFn tick = [&progress](uint64_t done, uint64_t total) {
+          nb::gil_scoped_acquire locked;
+          if (SignalRaised()) throw nb::python_error();
+          if (!progress.is_none()) progress(done, total);
+          return true;
+        };
+        Result<std::vector<PeerEpoch>> result = [&] {
+          nb::gil_scoped_release unlocked;
+          return SimulatePeers(simulation, each, {coordinate, locality}, tick);
+        }();
+        nb::list out;
+        for (const PeerEpoch& epoch : Value(std::move(result))) {
+          nb::dict d;
+          d["nodes"] = epoch.nodes;
+          d["source_vs_dataset"] = epoch.source_vs_dataset();
+          d["local_share"] = epoch.local_share();
+          d["source_mb"] = epoch.source_mb;
+          d["peer_mb"] = epoch.peer_mb;
+          d["hottest_link"] = epoch.hottest_link;
+          d["hottest_link_step"] = epoch.hottest_link_step;
+          out.append(d);
+        }
+        return out;
+      },
+      nb::arg("simulation"), nb::arg("phases"), nb::arg("coordinate") = true,
+      nb::arg("locality") = false, nb::arg("progress") = nb::none(),
+      "Who reads what from the source and who serves whom: one dict an epoch. `phases`: (nodes, "
+      "epochs) of each part of the job; nodes that stay keep what they hold.");
   m.def(
       "sim_policies",
       [] {

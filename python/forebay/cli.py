@@ -264,12 +264,24 @@ def _run_simulate(argv: Sequence[str]) -> int:
         "examples:\n"
         "  forebay simulate scenarios/nopfs/imagenet1k.toml\n"
         "  forebay simulate scenarios/nopfs/*.toml --json study.json --plot study.png\n"
-        "  forebay simulate scenarios/scale/imagenet1k.toml --policies forebay,nopfs\n",
+        "  forebay simulate scenarios/scale/imagenet1k.toml --policies forebay,nopfs\n"
+        "  forebay simulate scenarios/peers.toml --peers --hold 1.2\n",
     )
     parser.add_argument("scenarios", metavar="SCENARIO", nargs="+", help="a .toml file")
     parser.add_argument("--policies", metavar="LIST", help="only these, as forebay,nopfs")
     parser.add_argument("--json", metavar="FILE", help="write all figures; - prints them instead")
     parser.add_argument("--plot", metavar="FILE", help="draw a picture, such as out.png")
+    parser.add_argument(
+        "--peers",
+        action="store_true",
+        help="not times: what the nodes read from the source and from each other",
+    )
+    parser.add_argument(
+        "--hold",
+        metavar="SHARE",
+        type=float,
+        help="with --peers: n nodes hold SHARE of the data set together, instead of [[tiers]]",
+    )
     from .simulate import run
 
     return run(parser.parse_args(argv))

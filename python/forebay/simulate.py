@@ -16,6 +16,7 @@ from typing import Any
 
 from ._errors import ArgumentError, MissingError, UnsupportedError
 from ._forebay import SimScenario, SimTier, Simulation, sim_policies
+from ._forebay import simulate_peers as _native_peers
 from .progress import counting
 from .units import parse_bytes
 
@@ -286,6 +287,82 @@ def simulate(
     return results
 
 
+_PEER_CASES = (
+    ("coordinated", {}),
+    ("with locality", {"locality": True}),
+    ("each for itself", {"coordinate": False}),
+)
+
+
+def simulate_peers(
+    scenarios: Sequence[Scenario],
+    hold: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[dict[str, Any]]:
+    """What the nodes of every scenario read from the source and from each other."""
+    total = sum(len(s.nodes) * len(_PEER_CASES) for s in scenarios)
+    finished = 0
+    results = []
+
+    def tick(done: int, epochs: int) -> None:
+        if progress is not None:
+            progress(1000 * finished + 1000 * done // max(1, epochs), 1000 * total)
+
+    for scenario in scenarios:
+        runs = []
+        for count in scenario.nodes:
+            job = scenario.make(count)
+            if hold is not None:
+                each = hold * job.sample_mb * job.samples / count
+                job.tiers = [SimTier("memory", each, 1000, 1)]
+            simulation = Simulation(job)
+            for name, rules in _PEER_CASES:
+                epochs = _native_peers(simulation, [(count, job.epochs)], progress=tick, **rules)
+                finished += 1
+                last = epochs[-1]
+                runs.append(
+                    {
+                        "nodes": count,
+                        "case": name,
+                        "source_vs_dataset": sum(e["source_vs_dataset"] for e in epochs),
+                        "local_share": last["local_share"],
+                        "hottest_link": last["hottest_link"],
+                        "hottest_link_step": last["hottest_link_step"],
+                        "epochs": epochs,
+                    }
+                )
+        results.append(
+            {
+                "file": Path(scenario.file).as_posix(),
+                "title": scenario.title,
+                "epochs": len(runs[0]["epochs"]),
+                "hold": hold,
+                "runs": runs,
+            }
+        )
+    return results
+
+
+def _print_peers(console: Any, result: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"{result['title']} ({result['epochs']} epochs)")
+    for name in ("nodes", "case"):
+        table.add_column(name, no_wrap=True)
+    for name in ("source ÷ data set", "local, last epoch", "hottest link", "in a step"):
+        table.add_column(name, justify="right")
+    for run in result["runs"]:
+        links = (run["hottest_link"], run["hottest_link_step"])
+        table.add_row(
+            f"{run['nodes']:,}",
+            run["case"],
+            f"{run['source_vs_dataset']:.3f}",
+            f"{100 * run['local_share']:.1f} %",
+            *(f"{100 * link:.0f} %" if link else "–" for link in links),
+        )
+    console.print(table)
+
+
 def _add_ratios(scenario: Scenario, policies: list[dict[str, Any]]) -> None:
     bound = next(p["seconds"] for p in policies if p["policy"] == BOUND)
     published_bound = scenario.published.get(BOUND)
@@ -478,8 +555,15 @@ def run(arguments: argparse.Namespace) -> int:
         chosen = [_check_policy(section, "policy", name) for name in chosen]
         for scenario in scenarios:
             scenario.policies = [BOUND, *dict.fromkeys(p for p in chosen if p != BOUND)]
+    if arguments.hold is not None and not (arguments.peers and arguments.hold > 0):
+        raise ArgumentError("--hold is a share above 0, and needs --peers")
+    if arguments.peers and (arguments.plot or arguments.policies):
+        raise ArgumentError("--peers has neither policies nor a picture")
     with counting("simulating", enabled=None) as update:
-        results = simulate(scenarios, update)
+        if arguments.peers:
+            results = simulate_peers(scenarios, arguments.hold, update)
+        else:
+            results = simulate(scenarios, update)
     document = {"forebay": __version__, "scenarios": results}
     if arguments.json == "-":
         json.dump(document, sys.stdout, indent=1)
@@ -489,8 +573,11 @@ def run(arguments: argparse.Namespace) -> int:
 
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
         for result in results:
+            if arguments.peers:
+                _print_peers(console, result)
+                continue
             (_print_single if len(result["runs"]) == 1 else _print_sweep)(console, result)
-        for note in _notes(results):
+        for note in [] if arguments.peers else _notes(results):
             console.print(note, markup=False)
         if arguments.json:
             Path(arguments.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
