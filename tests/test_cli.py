@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import forebay
 import pytest
-from forebay import cli
+from forebay import _forebay, cli, doctor
 
 
 @pytest.fixture(autouse=True)
@@ -207,6 +208,24 @@ def test_doctor_without_a_path(capsys: pytest.CaptureFixture[str]) -> None:
     for word in ("cores", "memory", "cgroup", "budget", "PyTorch", "io_uring", "FUSE", "UCX",
                  "etcd", "libjpeg", "libcurl"):  # fmt: skip
         assert word in out
+
+
+def test_doctor_measures_the_transport() -> None:
+    if not Path(_forebay.__file__).with_name("libforebay_ucx.so").exists():
+        pytest.skip("built without UCX")
+    link = doctor.measure_transport(4096, 200)
+    assert re.match(r"ucx \d+\.\d+\.\d+ \(\w", link.transport)
+    assert link.bytes == 4096 and link.bytes_per_s > 0 and link.round_trip_s > 0
+    part = next(p for p in doctor.parts() if p.name == "UCX")
+    assert part.state == "works" and "/s" in part.detail, part
+
+
+def test_doctor_says_why_there_is_no_transport(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not Path(_forebay.__file__).with_name("libforebay_ucx.so").exists():
+        pytest.skip("built without UCX")
+    monkeypatch.setenv("FOREBAY_UCX_LIBRARY", "/nonexistent/libforebay_ucx.so")
+    part = next(p for p in doctor.parts() if p.name == "UCX")
+    assert part.state == "missing" and "libucx0" in part.detail, part
 
 
 @pytest.mark.parametrize("memory", [None, "20K"])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import os
 import random
 import shutil
 import statistics
+import subprocess
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -96,11 +98,14 @@ def parts() -> list[Part]:
         "slow storage for the demo and the benchmarks" if usable
         else "demo and benchmarks emulate slow storage inside the loaders, less exactly",
     ))  # fmt: skip
+    found.append(_peers())
+    etcd = shutil.which("etcd") is not None
+    found.append(Part(
+        "etcd", "works" if etcd else "missing", "" if etcd else "no etcd in PATH",
+        "one may run here: peers and controllers find each other by it" if etcd
+        else "peers find each other by torchrun's, SLURM's or MPI's variables, or an etcd elsewhere",
+    ))  # fmt: skip
     later = (
-        ("UCX", "ucx", _library("libucp.so.0"), "reads from peers' memory",
-         "every node reads from storage for itself; none reads from its peers' memory"),
-        ("etcd", "etcd", shutil.which("etcd") is not None, "membership",
-         "ranks come from torchrun, SLURM or MPI"),
         ("libjpeg-turbo", "libjpeg", _library("libjpeg.so.62", "libjpeg.so.8"),
          "JPEGs of rare kinds",
          "JPEGs of rare kinds (arithmetic coding, 12 bits) are not read; all others are"),
@@ -126,6 +131,47 @@ def parts() -> list[Part]:
             detail = "installed here, not used" if installed else "not installed here either"
             found.append(Part(name, "not built in", detail, cost))
     return found
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a transport carries between two ends on this machine, over its loopback device."""
+
+    transport: str  # "ucx 1.13.1 (tcp)"
+    bytes: int
+    bytes_per_s: float  # of payloads of so many bytes, asked for many at once
+    round_trip_s: float  # of an empty message
+
+
+def measure_transport(size: int = 110 << 10, count: int = 2000) -> Link:
+    """Measures UCX in a process of its own; OSError says why it cannot be used."""
+    program = Path(_forebay.__file__).parent / "forebay-linkperf"
+    done = subprocess.run(
+        [str(program), "here", str(size), str(count)], capture_output=True, text=True, timeout=60
+    )
+    if done.returncode != 0:
+        raise OSError(done.stderr.strip().removeprefix("forebay-linkperf: "))
+    lines = {line["mode"]: line for line in map(json.loads, done.stdout.splitlines())}
+    pull = lines["pull"]
+    return Link(pull["transport"], size, pull["bytes_per_s"], lines["ping"]["us"] / 1e6)
+
+
+def _peers() -> Part:
+    cost = "every node reads from storage for itself; none reads from its peers' memory"
+    if not (Path(_forebay.__file__).parent / "libforebay_ucx.so").exists():
+        installed = _library("libucp.so.0")
+        detail = "installed here, not used" if installed else "built where libucx-dev is found"
+        return Part("UCX", "not built in", detail, cost)
+    try:
+        link = measure_transport()
+    except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
+        return Part("UCX", "missing", str(error), cost)
+    return Part(
+        "UCX", "works",
+        f"{link.transport} over this machine's loopback device: {format_bytes(link.bytes)} a read, "
+        f"{format_bytes(link.bytes_per_s)}/s; there and back in {_time(link.round_trip_s)}",
+        "reads from peers' memory",
+    )  # fmt: skip
 
 
 def _memory_total() -> int:
