@@ -9,6 +9,7 @@
 #include "catalog/test_data.h"
 #include "decode/jpeg_test_data.h"
 #include "files/packet.h"
+#include "peer/membership_message.h"
 #include "peer/message.h"
 #include "wire/frame.h"
 
@@ -53,6 +54,24 @@ void PutQuestions(const std::string& folder) {
   add(files::PathsPacket(Kind::kAt, {}, 2));
   add(files::PathsPacket(Kind::kChanged, {&paths[1], 1}));
   Put(folder, "files", 0, input);
+}
+
+// A member that says who it is, registers, suspects another and leaves.
+void PutMemberFrames(const std::string& folder) {
+  using namespace peer::frame;
+  const peer::Member one{1, 5, "10.0.0.1:7711", 1 << 20, 0, true};
+  const peer::Member two{2, 6, "10.0.0.2:7711", 1 << 20, 1 << 30, false};
+  const std::vector<Frame> frames = {Hello{kProtocol, 1, 5, {}}, Answer{0, 1, 3, {}, {}}, ProofOf{},
+                                     Register{8, one, 4, {two}}, Changes{5, {one, two}},  Beat{},
+                                     Suspicion{2, 6, "silent"},  Refused{true, "no"},     Leave{}};
+  std::string all;
+  for (size_t i = 0; i < frames.size(); ++i) {
+    std::string bytes;
+    Append(frames[i], &bytes);
+    Put(folder, "members", static_cast<int>(i), bytes);
+    all += bytes;
+  }
+  Put(folder, "members", static_cast<int>(frames.size()), all);
 }
 
 void PutPeerMessages(const std::string& folder) {
@@ -164,6 +183,7 @@ int Main(const std::string& folder) {
   PutJpegs(folder);
   PutMessages(folder);
   PutPeerMessages(folder);
+  PutMemberFrames(folder);
   const std::string long_name = std::string(120, 'n') + ".jpg";
   const std::string tar = TarMember("d/", "", '5') + TarMember("a.jpg", "picture") +
                           TarMember("a.cls", "7") + TarMember("././@LongLink", long_name, 'L') +

@@ -4,7 +4,7 @@
 set -eu
 seconds=${1:?usage: fuzz/run.sh SECONDS}
 cd "$(dirname "$0")/.."
-fuzzers="catalog tar tfrecord folder wire ring jpeg policy files peer"
+fuzzers="catalog tar tfrecord folder wire ring jpeg policy files peer members"
 targets=fuzz_seeds
 for name in $fuzzers; do targets="$targets fuzz_$name"; done
 
