@@ -72,6 +72,9 @@ PeerMetrics::PeerMetrics(Registry& registry, const PeerOptions& options)
       pulled(mechanism.AddCounter("forebay_peer_pulled_samples_total",
                                   "Samples copied from peers ahead of their use")),
       connected(mechanism.AddGauge("forebay_peer_connected", "Nodes that can be asked")),
+      alive(mechanism.AddGauge("forebay_peer_alive", "Nodes of the job that are there")),
+      deaths(mechanism.AddCounter("forebay_peer_deaths_total",
+                                  "Nodes that left, fell silent or were started anew")),
       bytes_per_second(
           mechanism.AddKnob("peer_bytes_per_second", KnobType::kBytesPerSecond, 0, int64_t{1} << 50,
                             static_cast<int64_t>(options.bytes_per_second),
@@ -122,7 +125,7 @@ Status Node::Start() {
   membership_ = *std::move(membership);
   {
     MutexLock lock(mutex_);
-    describe_ = StrCat(nodes_, " nodes by ", membership_->Describe(), ", ", transport_->Describe(),
+    describe_ = StrCat(nodes_, " nodes by ", options_.cluster.source, ", ", transport_->Describe(),
                        " at ", transport_->address());
   }
   exchange_->Open([this] { transport_->Wake(); });
@@ -214,6 +217,12 @@ void Node::Publish() {
     connected += other.out_ready ? 1 : 0;
   }
   metrics_.connected.Set(connected);
+  metrics_.alive.Set(static_cast<uint64_t>(std::count_if(
+      view_.members.begin(), view_.members.end(), [](const Member& one) { return one.alive; })));
+  const MembershipCounts counts = membership_->counts();
+  metrics_.deaths.Add(counts.deaths - counted_.deaths);
+  metrics_.strangers.Add(counts.refused - counted_.refused);
+  counted_ = counts;
   const Status health = membership_->health();
   MutexLock lock(mutex_);
   health_ = health.message();

@@ -62,6 +62,8 @@ struct PeerMetrics {
   Metric& strangers;
   Metric& pulled;
   Metric& connected;
+  Metric& alive;
+  Metric& deaths;
   Knob& bytes_per_second;
   Knob& link_bytes_per_second;
   Knob& pull;
@@ -223,6 +225,7 @@ class Node final : public Peers, private TransportHandler {
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<Membership> membership_;
   View view_;
+  MembershipCounts counted_;  // in the metrics already
   bool planned_ = false;
   std::vector<Other> others_;
   std::unordered_map<ConnectionId, Connection> connections_;
