@@ -216,7 +216,11 @@ size_t PeerSource::ReapAnswers(std::span<SourceDone> out, Nanos now) {
       arrived = false;
     }
     if (!arrived) {
-      cost.OnFailure(now);
+      if (answer.outcome == Outcome::kTimeout) {
+        cost.OnTimeout(slot.read.dest.size(), slot.depth, now - slot.start, now);
+      } else {
+        cost.OnFailure(now);
+      }
       ToInner(answer.slot, 0, now);
       continue;
     }

@@ -252,7 +252,7 @@ class PeerCluster : public ::testing::Test {
     std::vector<std::jthread> ranks;
     std::vector<Nanos> waits(nodes_.size(), 0);
     for (size_t i = 0; i < nodes_.size(); ++i) {
-      if (nodes_[i].engine == nullptr || i == out) continue;
+      if (i == out || nodes_[i].engine == nullptr) continue;
       ranks.emplace_back(
           [&, i] { CheckEpoch(nodes_[i], epoch, &waits[i], i == 0 ? at_half : nullptr); });
     }

@@ -43,8 +43,9 @@ class PeerCost {
 
   void OnAsk(Nanos now);
   void OnAnswer(uint64_t bytes, size_t depth, Nanos latency, Nanos now);
-  // Ended without bytes.
+  // Ended without bytes, at once or after a time that tells of the peer.
   void OnFailure(Nanos now);
+  void OnTimeout(uint64_t bytes, size_t depth, Nanos waited, Nanos now);
   size_t in_flight() const { return in_flight_; }
   // True: read from the source. Lets one through now and then, to see whether the peer is well
   // again.
