@@ -80,6 +80,9 @@ typedef struct fb_engine_options {
   uint32_t keep;
   /* 1: check the bytes of each sample once more as they arrive. Default 0. */
   uint32_t verify;
+  /* Other nodes of the job: "off", "auto" (the launcher's variables) or "host:port,host:port,...".
+   * Default NULL: $FOREBAY_PEERS, or "auto". Where they cannot be had the engine does without. */
+  const char* peers;
 } fb_engine_options;
 
 /* Called while a data set is listed, by one thread at a time, at most ten times a second. Any value

@@ -4,6 +4,7 @@
 #include "base/crc32c.h"
 #include "common.h"
 #include "handles.h"
+#include "peer/start.h"
 #include "source/delay_source.h"
 
 namespace forebay::python {
@@ -137,6 +138,36 @@ nb::object MakeBatch(std::shared_ptr<Client> client, std::shared_ptr<const Catal
   return nb::cast(Batch(std::move(client), std::move(catalog), std::move(loan)));
 }
 
+nb::object ClusterOf(const ClusterReport& report) {
+  if (report.nodes == 0) return nb::none();
+  nb::dict d;
+  d["node"] = report.node;
+  d["nodes"] = report.nodes;
+  d["coordinated"] = report.coordinated;
+  d["description"] = FileText(report.description);
+  d["health"] = FileText(report.health);
+  nb::list peers;
+  for (const PeerReport& p : report.peers) {
+    nb::dict one;
+    one["node"] = p.node;
+    one["address"] = FileText(p.address);
+    one["state"] = p.state;
+    one["fault"] = FileText(p.fault);
+    one["reads"] = p.reads;
+    one["bytes"] = p.bytes;
+    one["served"] = p.served;
+    one["served_bytes"] = p.served_bytes;
+    one["timeouts"] = p.timeouts;
+    one["refused"] = p.refused;
+    one["corrupt"] = p.corrupt;
+    one["lost"] = p.lost;
+    one["latency_ns"] = p.latency_ns;
+    peers.append(one);
+  }
+  d["peers"] = peers;
+  return d;
+}
+
 nb::dict StatsOf(const EpochStats& e) {
   nb::dict d;
   d["epoch"] = e.epoch;
@@ -207,7 +238,8 @@ void BindEngine(nb::module_& m) {
           [](EngineHandle* self, uint64_t memory, size_t max_in_flight, size_t in_flight,
              const std::string& io, size_t copy_threads, size_t decode_threads, bool keep,
              bool verify, const std::string& cache_dir, uint64_t cache_bytes, uint64_t memory_tier,
-             uint64_t read_ahead, const std::string& tuner, const std::string& tuner_log) {
+             uint64_t read_ahead, const std::string& tuner, const std::string& tuner_log,
+             const std::string& peers) {
             EngineOptions options;
             options.memory = memory;
             options.max_in_flight = max_in_flight;
@@ -236,13 +268,16 @@ void BindEngine(nb::module_& m) {
                            StrCat("io is '", io, "'; it takes auto, threads or io_uring")));
             }
             EnginePtr engine = Value(Engine::Create(options));
-            new (self) EngineHandle(std::shared_ptr<Engine>(engine.release(), EngineDelete()));
+            peer::Started started = Value(peer::StartPeers(*engine, peers));
+            new (self) EngineHandle(peer::Share(std::move(engine), std::move(started.peers)));
+            self->peers_note = std::move(started.note);
+            self->peers_failed = started.failed;
           },
           nb::arg("memory") = 0, nb::arg("max_in_flight") = 256, nb::arg("in_flight") = 0,
           nb::arg("io") = "auto", nb::arg("copy_threads") = 2, nb::arg("decode_threads") = 0,
           nb::arg("keep") = true, nb::arg("verify") = false, nb::arg("cache_dir") = "",
           nb::arg("cache_bytes") = 0, nb::arg("memory_tier") = 0, nb::arg("read_ahead") = 0,
-          nb::arg("tuner") = "forebay", nb::arg("tuner_log") = "")
+          nb::arg("tuner") = "forebay", nb::arg("tuner_log") = "", nb::arg("peers") = "off")
       .def(
           "add_dataset",
           [](const EngineHandle& e, const CatalogHandle& c, const std::string& delay) {
@@ -400,6 +435,13 @@ void BindEngine(nb::module_& m) {
       .def_prop_ro(
           "cache_note", [](const EngineHandle& e) { return FileText(e.engine->CacheNote()); },
           "What was mended when the cache folder was opened; mostly nothing.")
+      .def_prop_ro(
+          "peers_note", [](const EngineHandle& e) { return FileText(e.peers_note); },
+          "What there was to say when the engine looked for its cluster; mostly nothing.")
+      .def_prop_ro("peers_failed", [](const EngineHandle& e) { return e.peers_failed; })
+      .def(
+          "cluster", [](const EngineHandle& e) { return ClusterOf(e.engine->Cluster()); },
+          "What this node knows of its cluster; None without peers.")
       .def_prop_ro("in_flight_limit",
                    [](const EngineHandle& e) { return e.engine->in_flight_limit(); });
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -21,6 +22,9 @@ namespace forebay::python {
 struct CatalogHandle {
   std::shared_ptr<const Catalog> catalog;  // shared by Python objects and engines
 };
+
+// None without peers.
+nb::object ClusterOf(const ClusterReport& report);
 
 // One epoch as a dict.
 nb::dict StatsOf(const EpochStats& epoch);
@@ -73,6 +77,8 @@ struct EngineHandle {
   std::shared_ptr<Engine> engine;  // shared by Python objects and batches on loan
   std::shared_ptr<Client> client;  // of that engine, which it keeps alive: what batches hold
   std::shared_ptr<StoredBatches> batches;  // likewise, for pipelines
+  std::string peers_note;                  // for the log
+  bool peers_failed = false;
 };
 
 // A daemon's engine.

@@ -332,6 +332,8 @@ class _Tally:
             source_reads=grown.get("forebay_source_reads_total", 0),
             source_bytes=grown.get("forebay_source_read_bytes_total", 0),
             batch_seconds=np.array(self._gaps),
+            peer_reads=grown.get("forebay_peer_reads_total", 0),
+            peer_bytes=grown.get("forebay_peer_read_bytes_total", 0),
         )
 
 

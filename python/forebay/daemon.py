@@ -22,7 +22,7 @@ from ._errors import (
     StorageError,
     UnsupportedError,
 )
-from .engine import Engine, dataset_id, metrics_port_of, shared_engine
+from .engine import Engine, dataset_id, metrics_port_of, peers_of, shared_engine
 from .units import format_bytes, parse_bytes
 
 _log = logging.getLogger("forebay")
@@ -89,6 +89,7 @@ class SharedEngine(Engine):
         job: str | None = None,
         etcd: str | None = None,
         folder: str | os.PathLike[str] | None = None,
+        peers: str | bool | None = None,
     ) -> None:
         if cache_bytes and not cache_dir:
             raise ArgumentError("cache_bytes needs a cache_dir")
@@ -108,6 +109,7 @@ class SharedEngine(Engine):
             job=job or "",
             etcd=etcd or "",
             folder=os.path.abspath(folder) if folder else "",
+            peers=peers_of(peers),
         )
         self._noted = False
         self._pid = -1
@@ -166,6 +168,7 @@ class SharedEngine(Engine):
             for name in ("linger", "job", "etcd", "folder"):
                 del options[name]
             options["metrics_port"] = 0  # one port, and as many of these as ranks
+            options["peers"] = "off"  # the daemon was the node, and another one may come
             # What was meant for all ranks of the node is divided among them.
             for name in ("memory", "memory_tier"):
                 if options[name]:
@@ -299,6 +302,10 @@ class SharedEngine(Engine):
     def cache_status(self) -> str:
         said = self._describe()
         return said.cache_status if isinstance(said, Engine) else said["cache_status"]
+
+    def cluster(self) -> dict[str, Any] | None:
+        said = self._describe()
+        return said.cluster() if isinstance(said, Engine) else said.get("cluster")
 
     def metrics(self) -> dict[str, int]:
         said = self._describe()

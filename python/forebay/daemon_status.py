@@ -10,12 +10,15 @@ from typing import Any
 from . import _forebay, files
 from ._errors import AccessError, MissingError, StorageError
 from .control_status import control_lines
+from .peers_status import cluster_lines
 from .units import format_bytes
 from .watch import text_of, why_idle
 
 _KEY_METRICS = (
     ("forebay_source_reads_total", "reads from the source", False),
     ("forebay_source_read_bytes_total", "bytes read from the source", True),
+    ("forebay_peer_reads_total", "samples from other nodes", False),
+    ("forebay_peer_read_bytes_total", "bytes from other nodes", True),
     ("forebay_stage_samples_total", "samples handed out", False),
     ("forebay_stage_kept_bytes", "kept for later epochs", True),
     ("forebay_source_in_flight_reads", "reads under way", False),
@@ -113,6 +116,9 @@ def describe(said: dict[str, Any], where: str) -> str:
             )
     if not jobs:
         lines.append("  none")
+    if cluster := cluster_lines(said.get("cluster")):
+        lines.append("\ncluster")
+        lines += [f"  {line}" for line in cluster]
     lines += control_lines(said["control"])
     lines.append("\nmechanisms and their knobs")
     for mechanism in said["mechanisms"]:

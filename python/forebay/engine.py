@@ -8,7 +8,7 @@ import threading
 import weakref
 from typing import Any
 
-from . import _forebay
+from . import _forebay, ranks
 from ._errors import ArgumentError, ForebayError
 from .units import format_bytes, parse_bytes
 
@@ -46,6 +46,11 @@ class Engine:
             or shards: after rewriting files in place with their sizes unchanged, clear the folder.
         cache_bytes: How much of the disk it may take, such as ``"50G"``. Default: four fifths of
             what is free.
+        peers: The other nodes of the job, whose memory and cache folders serve this one and the
+            other way round: ``None`` as ``$FOREBAY_PEERS`` says, else the launcher's variables
+            (torchrun, SLURM, MPI) where they tell of several nodes; ``False`` for none; or a string
+            as that variable takes it, ``"host:port,host:port"`` or ``"etcd://host:port"``. One
+            engine of a process has them. Where they cannot be had, the log says why.
         metrics_port: ``GET /metrics`` for Prometheus on 127.0.0.1; 0: no port. Default:
             ``FOREBAY_METRICS_PORT``, or none. One that is taken is a line in the log.
     """
@@ -68,6 +73,7 @@ class Engine:
         read_ahead: int | str | None = None,
         tuner: str = "forebay",
         tuner_log: str | os.PathLike[str] | None = None,
+        peers: str | bool | None = None,
     ) -> None:
         if cache_bytes and not cache_dir:
             raise ArgumentError("cache_bytes needs a cache_dir")
@@ -88,6 +94,7 @@ class Engine:
             tuner_log=os.fspath(
                 os.environ.get("FOREBAY_TUNER_LOG", "") if tuner_log is None else tuner_log
             ),
+            peers=peers_of(peers) or embedded_peers(),
         )
         self._metrics_port = metrics_port_of(metrics_port)
         self._web: _forebay.MetricsPort | None = None
@@ -111,10 +118,13 @@ class Engine:
         if self._native is None or self._pid != os.getpid():
             with self._lock if self._pid in (-1, os.getpid()) else threading.Lock():
                 options = self._options
-                if self._pid != -1:  # a child must not write into its parent's log
-                    options = {**options, "tuner_log": ""}
+                if self._pid != -1:  # a child must not write into its parent's log, nor be its node
+                    options = {**options, "tuner_log": "", "peers": "off"}
                 self._native = _forebay.Engine(**options)
                 self._pid = os.getpid()
+                if self._native.peers_note:
+                    level = logging.WARNING if self._native.peers_failed else logging.INFO
+                    _log.log(level, "forebay: %s", self._native.peers_note)
         return self._native
 
     @property
@@ -126,6 +136,12 @@ class Engine:
     def cache_status(self) -> str:
         """Why the cache folder takes no copies; empty while it does, or where there is none."""
         return self.native.cache_status
+
+    def cluster(self) -> dict[str, Any] | None:
+        """What this node knows of the job's other nodes: who is there, what came from each, and
+        what went wrong with it last. None without peers.
+        """
+        return self.native.cluster()
 
     def metrics(self) -> dict[str, int]:
         """Every counter and gauge by name (see docs/metrics.md)."""
@@ -152,7 +168,8 @@ class Engine:
         return self.native.mechanisms()
 
     def __reduce__(self):
-        return _rebuild, ({**self._options, "tuner_log": ""},)  # two must not write to it
+        # Two must not write to one log, nor be one node.
+        return _rebuild, ({**self._options, "tuner_log": "", "peers": "off"},)
 
 
 def _rebuild(options: dict) -> Engine:
@@ -168,6 +185,27 @@ def metrics_port_of(given: int | None) -> int:
         name = "FOREBAY_METRICS_PORT" if given is None else "metrics_port"
         raise ArgumentError(f"{name} is {text}; it takes a port, 1 to 65535, or 0 for none")
     return int(text)
+
+
+def peers_of(given: str | bool | None) -> str:
+    """What the user said of other nodes, as the C++ side takes it; empty: nothing."""
+    if given is None:
+        return ""
+    if given is False:
+        return "off"
+    if given is True:
+        return "auto"
+    if not isinstance(given, str) or not given:
+        raise ArgumentError(
+            f"peers is {given!r}; it takes None, False, or what FOREBAY_PEERS takes, such as "
+            f"'host:port,host:port'"
+        )
+    return given
+
+
+def embedded_peers() -> str:
+    """Of several ranks on a node, each with an engine of its own, the first is the node."""
+    return "off" if ranks.local_rank() > 0 else ""
 
 
 _shared: weakref.ref[Engine] | None = None

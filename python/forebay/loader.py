@@ -14,8 +14,9 @@ from ._errors import ArgumentError, CancelledError, DeadlineError
 from ._forebay import Batch, Catalog
 from .daemon import MakeFeed, SharedEngine, SharedFeed, default_engine
 from .device import DeviceBatch, DeviceFeed, check_device
-from .engine import Engine, dataset_id
+from .engine import Engine, dataset_id, peers_of
 from .feeds import Decoding, PipelineFeed, StreamFeed, finish
+from .peers_status import fault_lines
 from .report import EpochReport, from_native, log_epoch, sentence, table
 from .units import parse_bytes
 
@@ -56,7 +57,7 @@ class DataLoader:
             every 30 s that names what it waits for.
         engine: An engine of your own; default: the process's shared one, or, with several ranks on
             the node, ``forebay.SharedEngine()``.
-        io, in_flight, verify, cache_dir, cache_bytes: As in ``forebay.Engine``.
+        io, in_flight, verify, cache_dir, cache_bytes, peers: As in ``forebay.Engine``.
         progress: Show a bar while the data set is indexed; default: on a terminal.
         decode: ``"image"``: C++ threads decode and augment, the loop gets ``(images, labels)`` as
             PyTorch tensors (NumPy arrays where there is no PyTorch). ``"npy"``, ``"npz"`` or
@@ -103,6 +104,7 @@ class DataLoader:
         verify: bool | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int | str | None = None,
+        peers: str | bool | None = None,
         progress: bool | None = None,
         decode: str | None = None,
         transform: Any = None,
@@ -135,6 +137,8 @@ class DataLoader:
             raise ArgumentError("pass memory= to the engine, not to a loader that has one")
         if engine is not None and (cache_dir is not None or cache_bytes is not None):
             raise ArgumentError("pass cache_dir= to the engine, not to a loader that has one")
+        if engine is not None and peers is not None:
+            raise ArgumentError("pass peers= to the engine, not to a loader that has one")
         self._decoding: Decoding | None = None
         self.device = check_device(device)
         if decode is not None:
@@ -192,6 +196,7 @@ class DataLoader:
             verify=verify,
             cache_dir=None if cache_dir is None else os.path.abspath(cache_dir),
             cache_bytes=None if cache_bytes is None else parse_bytes(cache_bytes, "cache_bytes"),
+            peers=peers_of(peers) or None,
         )
         if decode_threads is not None:
             self.engine.set_knob("decode_threads", decode_threads)
@@ -312,7 +317,9 @@ class DataLoader:
         reports = self.stats()
         if not reports:
             return "No epoch has been read yet."
-        return f"{sentence(reports[-1])}\n{table(reports)}"
+        cluster = self.engine.cluster()
+        lines = [sentence(reports[-1], cluster), table(reports), *fault_lines(cluster)]
+        return "\n".join(lines)
 
     def _tell_epoch(self, epoch: int) -> None:
         """Why was my GPU idle? A line of the log at each epoch's end."""
@@ -320,6 +327,7 @@ class DataLoader:
             str(self.catalog.root),
             self.rank,
             lambda: next((r for r in reversed(self.stats()) if r.epoch == epoch), None),
+            self.engine.cluster,
         )
 
     def close(self) -> None:

@@ -25,6 +25,14 @@ _LOCAL = (
     "MPI_LOCALNRANKS",
 )
 
+_LOCAL_RANK = (
+    "LOCAL_RANK",
+    "SLURM_LOCALID",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+)
+
 
 def local_world() -> int:
     """Ranks on this node; 1 when no launcher says more."""
@@ -33,6 +41,15 @@ def local_world() -> int:
         if digits and int(digits.group(1)) > 0:
             return int(digits.group(1))
     return 1
+
+
+def local_rank() -> int:
+    """This process's number among the ranks of its node; 0 when no launcher says."""
+    for name in _LOCAL_RANK:
+        digits = re.fullmatch(r"\s*(\d+)\s*", os.environ.get(name, ""))
+        if digits:
+            return int(digits.group(1))
+    return 0
 
 
 def ranks_per_node(world_size: int) -> int:

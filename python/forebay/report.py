@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ._errors import ForebayError
+from .peers_status import at_fault
 from .units import format_bytes
 
 _log = logging.getLogger("forebay")
@@ -40,6 +42,9 @@ class EpochReport:
     source_bytes: int
     batch_seconds: np.ndarray
     """From one batch handed out to the next."""
+    peer_reads: int = 0
+    """Samples that other nodes of the job gave instead of the source."""
+    peer_bytes: int = 0
 
     @property
     def stall(self) -> float:
@@ -72,11 +77,13 @@ def from_native(stats: dict) -> EpochReport:
         source_reads=stats["source_reads"],
         source_bytes=stats["source_bytes"],
         batch_seconds=stats["batch_us"] * 1e-6,
+        peer_reads=stats["peer_reads"],
+        peer_bytes=stats["peer_bytes"],
     )
 
 
-def sentence(report: EpochReport) -> str:
-    """Why was my GPU idle? In one sentence."""
+def sentence(report: EpochReport, cluster: dict[str, Any] | None = None) -> str:
+    """Why was my GPU idle? In one sentence, which names the peer at fault."""
     share = report.stall_share
     start = f"Epoch {report.epoch}: {report.samples:,} samples in {report.seconds:.2f} s"
     if share < 0.02:
@@ -87,11 +94,21 @@ def sentence(report: EpochReport) -> str:
     if cause == "source":
         rate = report.source_bytes / report.seconds if report.seconds else 0
         more = f" ({report.source_reads:,} reads, {format_bytes(rate)}/s)"
+    if cause == "peer":
+        rate = report.peer_bytes / report.seconds if report.seconds else 0
+        blamed = at_fault(cluster)
+        more = f" ({report.peer_reads:,} reads, {format_bytes(rate)}/s"
+        more += f"; {blamed})" if blamed else ")"
     what = f"{CAUSES[cause]}{more}"
     return f"{start}; training waited {share:.0%} of the time, {of:.0%} of it for {what}."
 
 
-def log_epoch(what: str, rank: int, report: Callable[[], EpochReport | None]) -> None:
+def log_epoch(
+    what: str,
+    rank: int,
+    report: Callable[[], EpochReport | None],
+    cluster: Callable[[], dict[str, Any] | None] = lambda: None,
+) -> None:
     """Logs the sentence, as INFO for rank 0 and as DEBUG for the others. ``report`` is called only
     where somebody listens.
     """
@@ -100,18 +117,20 @@ def log_epoch(what: str, rank: int, report: Callable[[], EpochReport | None]) ->
         return
     try:
         found = report()
+        nodes = cluster()
     except ForebayError as error:  # training does not depend on it
         _log.log(level, "forebay: %s: no report of this epoch: %s", what, str(error))
         return
     if found is not None:
         rank_text = f", rank {rank}" if rank else ""
-        _log.log(level, "forebay: %s%s: %s", what, rank_text, sentence(found))
+        _log.log(level, "forebay: %s%s: %s", what, rank_text, sentence(found, nodes))
 
 
 def table(reports: list[EpochReport]) -> str:
     """A table of plain text, one row an epoch."""
+    peers = any(r.peer_reads for r in reports)
     head = ("epoch", "time s", "samples/s", "waited s", "waited", "mostly for", "reads", "read",
-            "batch p50 ms", "p99 ms")  # fmt: skip
+            *(("of peers", "read") if peers else ()), "batch p50 ms", "p99 ms")  # fmt: skip
     rows = [head]
     for r in reports:
         rows.append((
@@ -119,6 +138,7 @@ def table(reports: list[EpochReport]) -> str:
             f"{r.stall:.2f}", f"{r.stall_share:.1%}",
             r.main_cause if r.stall_share >= 0.005 else "-",
             f"{r.source_reads:,}", format_bytes(r.source_bytes),
+            *((f"{r.peer_reads:,}", format_bytes(r.peer_bytes)) if peers else ()),
             f"{r.percentile(50) * 1e3:.2f}", f"{r.percentile(99) * 1e3:.2f}",
         ))  # fmt: skip
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]

@@ -17,6 +17,7 @@ from typing import Any
 from . import _forebay
 from ._errors import AccessError, ForebayError
 from .daemon_status import duration, knob_value
+from .peers_status import cluster_lines
 from .report import CAUSES
 from .units import format_bytes
 from .watch import Rates, processes, rates, streams, text_of, why_idle
@@ -81,6 +82,9 @@ def frame(
     text.add(("source   ", "soft"), f"{rate:>13}  {reads:>14}   in flight {source['in_flight']} of "
              f"{source['in_flight_limit']}", ("   errors " + str(source["errors"]), "bad")
              if source["errors"] else "")  # fmt: skip
+    for line in cluster_lines(said.get("cluster")):
+        for part in _wrapped(line, width - 9):
+            text.add((f"{'' if line.startswith(' ') else 'cluster':<9}", "soft"), part.strip())
     for tier in said["tiers"]:
         share = tier["used"] / tier["limit"] if tier["limit"] else 0.0
         text.add((f"{tier['name']:<9}", "soft"), (bar(share, 24), "fill"), f" {share:4.0%}  ",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from .peers_status import at_fault
 from .report import CAUSES
 from .units import format_bytes
 
@@ -117,5 +118,7 @@ def why_idle(said: dict[str, Any], now: Rates | None = None) -> str:
         more = f" ({said['source']['in_flight']} reads in flight)"
         if now is not None:
             more = f" ({format_bytes(now.source_bytes)}/s, {more[2:]}"
+    if worst.cause == "peer" and (blamed := at_fault(said.get("cluster"))):
+        more = f" ({blamed})"
     what = f"{CAUSES.get(worst.cause, worst.cause)}{more}"
     return f"{who} waited {worst.share:.0%} of the last 10 s, {of:.0%} of it for {what}."

@@ -22,6 +22,7 @@
 #include "base/thread_annotations.h"
 #include "catalog/catalog.h"
 #include "forebay/forebay.h"
+#include "peer/start.h"
 #include "stage/engine.h"
 
 namespace forebay {
@@ -542,7 +543,10 @@ FOREBAY_API int fb_engine_open(const fb_engine_options* options, fb_engine** out
     auto handle = std::make_unique<fb_engine>();
     Result<EnginePtr> engine = Engine::Create(*chosen);
     if (!engine) return engine.error();
-    handle->engine = *std::move(engine);
+    Result<peer::Started> peers =
+        peer::StartPeers(**engine, given->peers == nullptr ? "" : given->peers);
+    if (!peers) return peers.error();
+    handle->engine = peer::Share(*std::move(engine), std::move(peers->peers));
     *out = handle.release();
     return 0;
   });

@@ -21,6 +21,7 @@
 #include "daemon/page.h"
 #include "daemon/server.h"
 #include "daemon/web_server.h"
+#include "peer/start.h"
 #include "stage/engine.h"
 #include "wire/program.h"
 
@@ -42,6 +43,8 @@ constexpr std::string_view kUsage =
     "  --copy_threads=N, --keep=0|1, --verify=0|1, --io=auto|threads|io_uring\n"
     "  --linger=SECONDS       it stays without a client; default 5\n"
     "  --metrics_port=PORT    a page for people at http://127.0.0.1:PORT/, and /metrics\n"
+    "  --peers=off|auto|LIST  other nodes of the job; default: $FOREBAY_PEERS, or the launcher's\n"
+    "                         variables\n"
     "  --etcd=URL[,URL]       of the cluster that shares the source; default: $FOREBAY_ETCD, or "
     "none\n"
     "  --etcd_prefix=PREFIX   of the cluster's keys; default /forebay/\n";
@@ -55,6 +58,7 @@ struct Settings {
   uint64_t linger = 5;
   ControlLoopOptions control;
   uint64_t metrics_port = 0;
+  std::string peers;  // empty: as the environment says
 };
 
 using wire::ParseNumber;
@@ -105,6 +109,10 @@ Status ParseOne(std::string_view word, Settings* out) {
     out->control.prefix = value;
     return Status();
   }
+  if (name == "peers") {
+    out->peers = value;
+    return Status();
+  }
   if (name == "cache_dir") {
     engine.cache_folder = value;
     return Status();
@@ -121,6 +129,7 @@ void Say(std::string_view what) { wire::Say("forebayd", what); }
 
 struct Daemon {
   EnginePtr engine;
+  std::unique_ptr<peer::Peers> peers;    // goes before the engine
   std::unique_ptr<ControlLoop> control;  // goes before the engine
   ServerPtr server;                      // goes before both
   WebServerPtr web;                      // goes before the server
@@ -138,6 +147,10 @@ Result<Daemon> Start(const Settings& settings, const DaemonPlace& place) {
                                 static_cast<int64_t>(settings.linger),
                                 "how long forebayd stays after its last client has left");
   if (const std::string note = daemon.engine->CacheNote(); !note.empty()) Say(note);
+  Result<peer::Started> peers = peer::StartPeers(*daemon.engine, settings.peers);
+  if (!peers) return peers.error();
+  if (!peers->note.empty()) Say(peers->note);
+  daemon.peers = std::move(peers->peers);
   ServerOptions options;
   if (settings.metrics_port != 0) {
     auto web = WebServer::Listen(static_cast<uint16_t>(settings.metrics_port));
@@ -212,6 +225,7 @@ int Run(int argc, char** argv) {
                             daemon->web.reset();
                             daemon->server.reset();
                             daemon->control.reset();
+                            daemon->peers.reset();
                             daemon->engine.reset();
                             return 0;
                           });

@@ -47,6 +47,23 @@ std::string WaitsJson(const StreamWatch::Waits& waits) {
   return out + "}";
 }
 
+// What this node knows of its cluster; null without peers.
+std::string ClusterJson(const ClusterReport& report) {
+  if (report.nodes == 0) return "null";
+  const std::string peers = Joined(report.peers, [](const PeerReport& p) {
+    return StrCat("{\"node\":", p.node, ",\"address\":", Quoted(p.address),
+                  ",\"state\":", Quoted(p.state), ",\"fault\":", Quoted(p.fault),
+                  ",\"reads\":", p.reads, ",\"bytes\":", p.bytes, ",\"served\":", p.served,
+                  ",\"served_bytes\":", p.served_bytes, ",\"timeouts\":", p.timeouts,
+                  ",\"refused\":", p.refused, ",\"corrupt\":", p.corrupt, ",\"lost\":", p.lost,
+                  ",\"latency_ns\":", p.latency_ns, "}");
+  });
+  return StrCat("{\"node\":", report.node, ",\"nodes\":", report.nodes,
+                ",\"coordinated\":", report.coordinated ? "true" : "false",
+                ",\"description\":", Quoted(report.description),
+                ",\"health\":", Quoted(report.health), ",\"peers\":[", peers, "]}");
+}
+
 // Of this rank in an epoch; 0: not known.
 uint64_t BatchesAnEpoch(const wire::OpenStream& opened) {
   if (opened.declared || opened.sampler_world == 0 || opened.batch_size == 0) return 0;
@@ -166,8 +183,9 @@ std::string Server::Describe() const {
                 ",\"settings\":", Quoted(options_.settings), ",\"url\":", Quoted(options_.url),
                 ",\"cache_status\":", cache_status, ",\"datasets\":[", datasets, "],\"clients\":[",
                 clients, "],\"source\":", source, ",\"tiers\":[", tiers, "],\"mechanisms\":[",
-                listed, "],\"control\":", options_.control ? options_.control() : "null",
-                ",\"metrics\":{", metrics, "}}");
+                listed, "],\"cluster\":", ClusterJson(engine_.Cluster()),
+                ",\"control\":", options_.control ? options_.control() : "null", ",\"metrics\":{",
+                metrics, "}}");
 }
 
 std::string Server::PrometheusText() const {

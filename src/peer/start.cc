@@ -1,0 +1,80 @@
+#include "peer/start.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/fork.h"
+#include "peer/options.h"
+
+namespace forebay::peer {
+namespace {
+
+// Whether an engine of this process, or of one that it was forked from, is the node.
+std::atomic<bool> taken{false};
+
+class OnlyPeers final : public Peers {
+ public:
+  explicit OnlyPeers(std::unique_ptr<Peers> peers) : peers_(std::move(peers)) {}
+  ~OnlyPeers() override {
+    peers_.reset();
+    taken.store(false);
+  }
+  std::vector<PeerStatus> Seen() const override { return peers_->Seen(); }
+  std::string Describe() const override { return peers_->Describe(); }
+
+ private:
+  std::unique_ptr<Peers> peers_;
+};
+
+std::optional<std::string> FromEnvironment(std::string_view name) {
+  const char* value = std::getenv(std::string(name).c_str());
+  if (value == nullptr) return std::nullopt;
+  return std::string(value);
+}
+
+}  // namespace
+
+Result<Started> StartPeers(Engine& engine, std::string_view wanted) {
+  constexpr std::string_view kPeers = "FOREBAY_PEERS";
+  const std::string word =
+      wanted.empty() ? FromEnvironment(kPeers).value_or("") : std::string(wanted);
+  const bool asked = !word.empty() && word != "auto";
+  const auto alone = [](const Status& why) {
+    return Started{nullptr, StrCat("no peers: ", why.ToString()), true};
+  };
+  Result<PeerOptions> options = PeerOptionsFromEnvironment([&](std::string_view name) {
+    return name == kPeers && !word.empty() ? std::optional(word) : FromEnvironment(name);
+  });
+  if (!options) {
+    if (asked) return options.error();
+    return alone(options.error());
+  }
+  if (options->cluster.method == ClusterSpec::Method::kNone) return Started();
+  if (taken.exchange(true)) return Started();
+  Result<std::unique_ptr<Peers>> peers = Peers::Attach(engine, *options);
+  if (!peers) {
+    taken.store(false);
+    if (asked && peers.error().code() == Code::kInvalidArgument) return peers.error();
+    return alone(peers.error());
+  }
+  Started started;
+  started.note =
+      StrCat("peers: ", (*peers)->Describe(), options->coordinate ? "" : "; coordination is off");
+  started.peers = std::make_unique<OnlyPeers>(*std::move(peers));
+  return started;
+}
+
+std::shared_ptr<Engine> Share(EnginePtr engine, std::unique_ptr<Peers> peers) {
+  Engine* const raw = engine.get();
+  return std::shared_ptr<Engine>(
+      raw, [e = engine.release(), p = peers.release(), made = ForkGeneration()](Engine*) {
+        if (made != ForkGeneration()) return;
+        delete p;
+        EngineDelete()(e);
+      });
+}
+
+}  // namespace forebay::peer
