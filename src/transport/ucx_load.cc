@@ -2,9 +2,12 @@
 // nothing of UCX in it.
 #include <dlfcn.h>
 #include <signal.h>
+#include <unistd.h>
 
+#include <climits>
 #include <cstdlib>
 #include <cstring>
+#include <string>
 #include <vector>
 
 #include "base/thread_annotations.h"
@@ -22,7 +25,11 @@ std::vector<std::string> Places() {
   std::vector<std::string> places;
   Dl_info info{};
   if (dladdr(reinterpret_cast<const void*>(&UcxVersion), &info) != 0 && info.dli_fname != nullptr) {
-    const std::string file = info.dli_fname;
+    std::string file = info.dli_fname;
+    // A program's name is what it was started as, which need not say where it lies.
+    char self[PATH_MAX];
+    const ssize_t n = file.starts_with('/') ? -1 : readlink("/proc/self/exe", self, sizeof self);
+    if (n > 0) file.assign(self, static_cast<size_t>(n));
     const size_t slash = file.rfind('/');
     const std::string folder = slash == std::string::npos ? "." : file.substr(0, slash);
     places.push_back(StrCat(folder, "/", kName));
