@@ -103,7 +103,7 @@ def parts() -> list[Part]:
     found.append(Part(
         "etcd", "works" if etcd else "missing", "" if etcd else "no etcd in PATH",
         "one may run here: peers and controllers find each other by it" if etcd
-        else "peers find each other by torchrun's, SLURM's or MPI's variables, or an etcd elsewhere",
+        else "peers find each other by torchrun's, SLURM's or MPI's variables, or etcd elsewhere",
     ))  # fmt: skip
     later = (
         ("libjpeg-turbo", "libjpeg", _library("libjpeg.so.62", "libjpeg.so.8"),

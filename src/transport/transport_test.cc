@@ -1,8 +1,14 @@
 // One suite for every transport; what only loopback can do follows at the end.
 #include "transport/transport.h"
 
+#include <dlfcn.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -144,7 +150,7 @@ class UcxFabric final : public Fabric {
 };
 
 // A transport with its recorder; names are those of the loopback network.
-struct End {
+struct EndPoint {
   Recorder recorder;
   std::unique_ptr<Transport> transport;
 
@@ -168,8 +174,8 @@ class TransportTest : public testing::TestWithParam<const char*> {
     }
   }
 
-  std::unique_ptr<End> Make(const std::string& name, Nanos connect_wait = 5 * kSecond) {
-    auto end = std::make_unique<End>();
+  std::unique_ptr<EndPoint> Make(const std::string& name, Nanos connect_wait = 5 * kSecond) {
+    auto end = std::make_unique<EndPoint>();
     Result<std::unique_ptr<Transport>> made = fabric_->Make(name, end->recorder, connect_wait);
     EXPECT_TRUE(made.has_value()) << made.status().ToString();
     if (made) end->transport = std::move(*made);
@@ -177,11 +183,11 @@ class TransportTest : public testing::TestWithParam<const char*> {
   }
 
   // Runs them until it holds; false: ten seconds have passed.
-  static bool Run(std::vector<End*> ends, const std::function<bool()>& done) {
+  static bool Run(std::vector<EndPoint*> ends, const std::function<bool()>& done) {
     const Nanos until = SteadyClock().Now() + 10 * kSecond;
     while (!done()) {
       bool more = false;
-      for (End* end : ends) more |= end->transport->Progress();
+      for (EndPoint* end : ends) more |= end->transport->Progress();
       if (done()) return true;
       if (SteadyClock().Now() > until) return false;
       if (!more) ends.front()->transport->Wait({}, ends.size() > 1 ? kMilli / 5 : 20 * kMilli);
@@ -189,7 +195,7 @@ class TransportTest : public testing::TestWithParam<const char*> {
     return true;
   }
 
-  ConnectionId Join(End& a, End& b) {
+  ConnectionId Join(EndPoint& a, EndPoint& b) {
     const size_t before = b.recorder.opened.size();
     const Result<ConnectionId> id = a.transport->Connect(b.transport->address());
     EXPECT_TRUE(id.has_value());
@@ -276,7 +282,7 @@ TEST_P(TransportTest, ManyUnderWayAtOnceInRegisteredMemory) {
     which.push_back(i);
   };
   for (uint64_t i = 0; i < kCount; ++i) {
-    End& sender = i % 2 == 0 ? *a : *b;
+    EndPoint& sender = i % 2 == 0 ? *a : *b;
     const ConnectionId id = i % 2 == 0 ? ac : bc;
     const auto header = std::as_bytes(std::span(&i, 1));
     const auto payload = std::span<const std::byte>(from).subspan(i * kSample, kSample);
@@ -528,6 +534,115 @@ TEST(SocketAddress, ReadsNumbersAndNothingElse) {
   }
 }
 
+#ifdef LINKPERF
+// The first bytes of a function of libc, before anything of UCX is in the process.
+std::string Code16(void* function) { return {static_cast<const char*>(function), 16}; }
+const std::string mmap_code = Code16(reinterpret_cast<void*>(&::mmap));
+const std::string munmap_code = Code16(reinterpret_cast<void*>(&::munmap));
+
+// The other end is a process of its own.
+class UcxProcessTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    const Result<std::string> version = UcxVersion();
+    if (!version) GTEST_SKIP() << version.error().message();
+    int fds[2];
+    ASSERT_EQ(::pipe2(fds, O_CLOEXEC), 0);
+    const OwnedFd from(fds[0]);
+    OwnedFd to(fds[1]);
+    posix_spawn_file_actions_t actions;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, to.get(), 1);
+    std::string program = LINKPERF, mode = "serve", listen = "127.0.0.1:0";
+    char* arguments[] = {program.data(), mode.data(), listen.data(), nullptr};
+    const int error = ::posix_spawn(&child_, LINKPERF, &actions, nullptr, arguments, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    ASSERT_EQ(error, 0);
+    to.Reset();
+    char address[64] = "";
+    const ssize_t got = ::read(from.get(), address, sizeof address - 1);
+    ASSERT_GT(got, 1);
+    const std::string at(address, static_cast<size_t>(got) - 1);
+    end_.transport = std::move(*MakeUcxTransport({.listen = "127.0.0.1:0"}, end_.recorder));
+    const Result<ConnectionId> id = end_.transport->Connect(at);
+    ASSERT_TRUE(id.has_value());
+    id_ = *id;
+    ASSERT_TRUE(Run([&] { return end_.recorder.opened.contains(id_); }));
+  }
+  void TearDown() override { End(); }
+  void End() {
+    if (child_ <= 0) return;
+    ::kill(child_, SIGKILL);
+    ::waitpid(child_, nullptr, 0);
+    child_ = 0;
+  }
+  bool Run(const std::function<bool()>& done) {
+    const Nanos until = SteadyClock().Now() + 10 * kSecond;
+    while (!done()) {
+      if (SteadyClock().Now() > until) return false;
+      if (!end_.transport->Progress() && !done()) end_.transport->Wait({}, 20 * kMilli);
+    }
+    return true;
+  }
+  // Asks forebay-linkperf for payloads.
+  void Ask(uint32_t bytes, uint64_t tag) {
+    const struct {
+      uint32_t kind = 3;
+      uint32_t bytes;
+      uint64_t count = 0;
+    } order{.bytes = bytes};
+    ASSERT_TRUE(end_.Send(id_, std::as_bytes(std::span(&order, 1)), {}, tag).ok());
+  }
+
+  pid_t child_ = 0;
+  EndPoint end_;
+  ConnectionId id_ = 0;
+};
+
+TEST_F(UcxProcessTest, AKilledPeerEndsItsConnectionWithoutAWord) {
+  testing::internal::CaptureStdout();
+  testing::internal::CaptureStderr();
+  for (uint64_t i = 0; i < 200; ++i) Ask(512 << 10, i);
+  EXPECT_TRUE(Run([&] { return end_.recorder.payloads.size() > 5; }));
+  End();
+  EXPECT_TRUE(Run([&] { return end_.recorder.closed.contains(id_); }));
+  EXPECT_TRUE(end_.recorder.awaited.empty());
+  EXPECT_TRUE(end_.recorder.sending.empty());
+  end_.transport.reset();
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(testing::internal::GetCapturedStdout(), "");
+}
+
+TEST_F(UcxProcessTest, CloseDoesNotWaitForAPeerThatHasStopped) {
+  for (uint64_t i = 0; i < 32; ++i) Ask(512 << 10, i);
+  EXPECT_TRUE(Run([&] { return end_.recorder.payloads.size() > 2; }));
+  ::kill(child_, SIGSTOP);
+  const std::vector<std::byte> payload = Bytes(1 << 20, 1);
+  for (uint64_t i = 100; i < 116; ++i) {
+    EXPECT_TRUE(end_.Send(id_, Text("sixteen bytes .."), payload, i).ok());
+  }
+  Run([&, until = SteadyClock().Now() + 50 * kMilli] { return SteadyClock().Now() > until; });
+  EXPECT_FALSE(end_.recorder.sending.empty());
+  end_.transport->Close(id_);
+  EXPECT_TRUE(Run([&] { return end_.recorder.closed.contains(id_); }));
+  EXPECT_TRUE(end_.recorder.awaited.empty());
+  EXPECT_TRUE(end_.recorder.sending.empty());
+}
+
+TEST_F(UcxProcessTest, LeavesSignalsAndLibcAlone) {
+  for (const int signal : {SIGSEGV, SIGILL, SIGBUS, SIGFPE, SIGHUP}) {
+    struct sigaction action {};
+    ASSERT_EQ(::sigaction(signal, nullptr, &action), 0);
+    Dl_info info{};
+    if (::dladdr(reinterpret_cast<void*>(action.sa_handler), &info) != 0) {
+      EXPECT_EQ(std::strstr(info.dli_fname, "libuc"), nullptr) << signal;
+    }
+  }
+  EXPECT_EQ(Code16(reinterpret_cast<void*>(&::mmap)), mmap_code);
+  EXPECT_EQ(Code16(reinterpret_cast<void*>(&::munmap)), munmap_code);
+}
+#endif  // LINKPERF
+
 // What loopback does on demand.
 class LoopbackTest : public testing::Test {
  protected:
@@ -553,7 +668,7 @@ class LoopbackTest : public testing::Test {
   }
 
   LoopbackNetwork network_;
-  End a_, b_;
+  EndPoint a_, b_;
   ConnectionId id_ = 0;
 };
 

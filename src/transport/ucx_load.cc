@@ -18,6 +18,7 @@ namespace forebay {
 namespace {
 
 constexpr char kName[] = "libforebay_ucx.so";
+constexpr char kFirstName[] = "libforebay_ucx_first.so";
 
 // Beside the module or program that this code is in, or above it (libforebay.so is in lib/).
 std::vector<std::string> Places() {
@@ -64,6 +65,21 @@ class KeepSignals {
   struct sigaction actions_[kSignals] = {};
 };
 
+// Keeps UCX from rewriting libc's code, unless somebody asks for that; false: it will.
+bool LoadFirst(const std::string& place) {
+  if (std::getenv("UCX_MEM_EVENTS") != nullptr) return false;
+  const size_t slash = place.rfind('/');
+  const std::string first =
+      slash == std::string::npos ? kFirstName : place.substr(0, slash + 1) + kFirstName;
+  // UCX's lowest library names functions of the next one, which is not there yet.
+  void* const handle = dlopen(first.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NODELETE);
+  if (handle == nullptr) return false;
+  const auto tell = reinterpret_cast<UcxFirst>(dlsym(handle, kUcxFirst));
+  if (tell == nullptr) return false;
+  tell();
+  return true;
+}
+
 Result<const UcxLibrary*> Load() {
   static Mutex mutex;
   static const UcxLibrary* loaded = nullptr;
@@ -76,6 +92,7 @@ Result<const UcxLibrary*> Load() {
   const KeepSignals keep;
   std::string why;
   for (const std::string& place : Places()) {
+    const bool told = !shared && LoadFirst(place);
     // Never unloaded: UCX has threads and exit handlers of its own.
     void* const handle = dlopen(place.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (handle == nullptr) {
@@ -91,7 +108,7 @@ Result<const UcxLibrary*> Load() {
     if (library == nullptr || std::strcmp(library->build, kUcxBuild) != 0) {
       return Status(Code::kUnavailable, StrCat(place, " is of another build of Forebay"));
     }
-    if (!shared) library->quiet();
+    if (!shared) library->quiet(told);
     loaded = library;
     return loaded;
   }

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <ifaddrs.h>
 #include <netinet/in.h>
+#include <ucm/api/ucm.h>
 #include <ucs/config/global_opts.h>
 
 #include <cstdlib>
@@ -52,7 +53,7 @@ bool HasRdma() {
 
 }  // namespace
 
-void QuietUcx() {
+void QuietUcx(bool told) {
   if (std::getenv("UCX_LOG_LEVEL") == nullptr) ucs_global_opts_set_value("LOG_LEVEL", "fatal");
   if (std::getenv("UCX_WARN_UNUSED_ENV_VARS") == nullptr) {
     ucs_global_opts_set_value("WARN_UNUSED_ENV_VARS", "n");
@@ -60,6 +61,13 @@ void QuietUcx() {
   // We name the kind of memory with every call; nobody has to watch allocations for it.
   if (std::getenv("UCX_MEMTYPE_CACHE") == nullptr) {
     ucs_global_opts_set_value("MEMTYPE_CACHE", "n");
+  }
+  // UCX has read its environment again meanwhile.
+  if (told) {
+    ucm_global_config_t memory = ucm_global_opts;
+    memory.enable_events = 0;
+    memory.mmap_hook_mode = UCM_MMAP_HOOK_NONE;
+    ucm_set_global_opts(&memory);
   }
 }
 
@@ -75,11 +83,6 @@ Result<ucp_config_t*> UcxConfig(const SocketAddress& listen) {
     if (const std::string name = InterfaceOf(listen); !name.empty()) {
       ucp_config_modify(config, "NET_DEVICES", name.c_str());
     }
-  }
-  // The cache of registrations rewrites the process's mmap and munmap; the arena is registered
-  // once, without it.
-  if (std::getenv("UCX_IB_REG_METHODS") == nullptr) {
-    ucp_config_modify(config, "IB_REG_METHODS", "direct");
   }
   return config;
 }

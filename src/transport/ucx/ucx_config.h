@@ -10,7 +10,8 @@ namespace forebay {
 
 // To be given back with ucp_config_release.
 Result<ucp_config_t*> UcxConfig(const SocketAddress& listen);
-// Nothing is printed in a process that is somebody's training, unless UCX_LOG_LEVEL asks for it.
-void QuietUcx();
+// In a process that is somebody's training nothing is printed and nobody's code is rewritten,
+// unless UCX_LOG_LEVEL or UCX_MEM_EVENTS ask for it. Before the first UcxConfig.
+void QuietUcx(bool told);
 
 }  // namespace forebay

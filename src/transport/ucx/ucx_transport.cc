@@ -923,6 +923,6 @@ constexpr UcxLibrary kLibrary{kUcxBuild, QuietUcx, Version, MakeTransport};
 }  // namespace
 }  // namespace forebay
 
-extern "C" __attribute__((visibility("default"))) const forebay::UcxLibrary* forebay_ucx_library() {
+extern "C" __attribute__((visibility("default"))) const forebay::UcxLibrary* ForebayUcxLibrary() {
   return &forebay::kLibrary;
 }
