@@ -79,15 +79,6 @@ TEST_F(PeersTest, WhereEverythingFitsAllReadsBecomeLocal) {
   EXPECT_EQ(SourceReads(), 300u);
 }
 
-TEST_F(PeersTest, WhatIsUsedNextIsFetchedWhileTheLinkIsIdle) {
-  engine_options_.read_ahead = 1 << 20;
-  Start(2, 64 << 20, MakeFiles(300, 10000, 30000));
-  Epoch(0);
-  // Nobody asks for anything: the next epochs' samples come all the same.
-  EXPECT_TRUE(Within(10 * kSecond, [&] { return Sum("forebay_peer_pulled_samples_total") > 0; }));
-  EXPECT_EQ(SourceReads(), 300u);
-}
-
 TEST_F(PeersTest, ARateHoldsALinkBack) {
   options_.link_bytes_per_second = 4 << 20;
   engine_options_.memory_tier = 8 << 20;
