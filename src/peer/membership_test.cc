@@ -407,6 +407,19 @@ TEST(Registrar, GoneAndBackTheViewGoesOn) {
   EXPECT_TRUE(job.Everywhere([](const Membership& member) { return member.health().ok(); }));
 }
 
+TEST(Registrar, StartedAnewItIsToldWhoWasThere) {
+  Job job(3, kSecond);
+  job.StartAll();
+  ASSERT_TRUE(job.Everywhere(AllAlive));
+  job.Stop(0);
+  ASSERT_TRUE(job.AllSee(0, false));
+  job.Stop(2);  // nobody notices
+  job.Start(0, 55);
+  ASSERT_TRUE(Await([&] { return Alive(job[0], 2); })) << "node 1 knows of it";
+  EXPECT_TRUE(Await([&] { return !Alive(job[0], 2) && !Alive(job[1], 2); }));
+  EXPECT_TRUE(Alive(job[0], 1));
+}
+
 TEST(Registrar, SecondProcessOfANodeTakesItsPlace) {
   Job job(2);
   job.StartAll();
