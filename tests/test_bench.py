@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -17,12 +18,15 @@ pytest.importorskip("torch")
 
 from forebay import bench  # noqa: E402
 from forebay.bench import drift, measure, page_cache, run  # noqa: E402
-from forebay.testing import Etcd, SlowFs  # noqa: E402
+from forebay.testing import Cluster, Etcd, SlowFs  # noqa: E402
 
 _usable, _reason = SlowFs.available()
 needs_fuse = pytest.mark.skipif(not _usable, reason=f"no mount here: {_reason}")
 
 needs_etcd = pytest.mark.skipif(not Etcd.available()[0], reason=Etcd.available()[1])
+
+_bed, _no_bed = Cluster.available()
+needs_cluster = pytest.mark.skipif(not _bed, reason=f"no test bed here: {_no_bed}")
 
 FIGURES = {
     "overhead": {"memory_vs_memcpy", "small_samples_per_s"},
@@ -57,6 +61,10 @@ FIGURES = {
         "first_vs_plain", "later_vs_plain", "decode_later_vs_plain", "tf_first_vs_plain",
         "tf_later_vs_plain", "warm_overhead", "warm_overhead_inside", "half_fit_source_share",
         "source_ops_vs_plain",
+    },
+    "peers": {
+        "cluster_source_vs_dataset", "rank_spread", "batch_p99_vs_median", "later_vs_torch",
+        "local_share", "peer_vs_ucx_perftest", "peer_vs_link", "locate_ns", "etcd_lookup_us",
     },
 }  # fmt: skip
 
@@ -144,6 +152,16 @@ TINY: dict[str, dict[str, Any]] = {
         "warm": {"files": 4, "bytes": [20_000, 4096], "seconds": 0.01, "processes": 1,
                  "repeats": 2},
     },
+    "peers": {
+        "repeats": 1, "files": 240, "mean_bytes": 20_000, "batch": 8, "nodes": [1, 2], "epochs": 3,
+        "step_ms": 2, "latency_ms": 1, "workers": [1], "staging_bytes": 8 << 20,
+        "locality": {"batch": 16, "epochs": 2},
+        "rate": {
+            "files": 100, "bytes": 20_000, "batch": 8, "staging_bytes": 8 << 20, "epochs": 2,
+            "limited_epochs": 1, "limit_gbit": 2, "messages": 200,
+        },
+        "lookup": {"samples": 1000, "nodes": 4, "groups": 20, "keys": 10, "asked": 20},
+    },
 }  # fmt: skip
 
 
@@ -177,6 +195,10 @@ def check_result(result: dict, name: str, mode: str = "default", seed: int = 1) 
         figures.add("syscalls_per_ready_batch")  # no seccomp filter may be made
     if name == "transparent" and "decode" not in result["workload"]["parts"]:
         figures |= {"decode_later_vs_plain", "tf_first_vs_plain", "tf_later_vs_plain"}
+    if name == "peers" and shutil.which("ucx_perftest") is None:
+        figures.add("peer_vs_ucx_perftest")
+    if name == "peers" and not Etcd.available()[0]:
+        figures.add("etcd_lookup_us")
     assert figures == FIGURES[name]
     assert all(type(v) in (int, float) and math.isfinite(v) for v in result["figures"].values())
     check_cases(result["cases"])
@@ -207,6 +229,7 @@ MARKS = {
     "control": [needs_etcd],
     "accuracy": [needs_real_images, needs_torchvision],
     "transparent": [needs_fuse],
+    "peers": [needs_fuse, needs_cluster],
 }
 BENCHES = [pytest.param(name, marks=MARKS.get(name, [])) for name in run.BENCHES]
 

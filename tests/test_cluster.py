@@ -118,7 +118,7 @@ def test_by_hand_and_killed_without_a_word(tmp_path: Path) -> None:
         "import os, time; out = open(os.environ['PLACE'] + os.environ['RANK'], 'w')\n"
         "print(os.getpid(), file=out, flush=True); time.sleep(60)"
     )
-    command = [sys.executable, "-m", "forebay.testing.cluster", "--nodes", "2", "--",
+    command = [sys.executable, "-m", "forebay.testing", "--nodes", "2", "--",
                sys.executable, "-c", script]  # fmt: skip
     hand = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

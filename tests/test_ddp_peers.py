@@ -58,7 +58,6 @@ def test_the_loss_curve_is_the_same_with_and_without(tmp_path: Path) -> None:
     first, last = (float.fromhex(ranks[0]["having"][at]) for at in (0, -1))
     assert first > 0 and last > 0
     # Each sample was read from the mount by one of them.
-    if "forebay_peer_reads_total" in ranks[0]["metrics"]:
-        reads = sum(said["metrics"]["forebay_source_reads_total"] for said in ranks)
-        assert sum(said["metrics"]["forebay_peer_reads_total"] for said in ranks) > 0
-        assert reads == _FILES
+    reads = {name: sum(said["metrics"][f"forebay_{name}_reads_total"] for said in ranks)
+             for name in ("source", "peer")}  # fmt: skip
+    assert reads["source"] == _FILES and reads["peer"] > 0

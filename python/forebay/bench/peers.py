@@ -27,6 +27,15 @@ Epochs = Mapping[int, Sequence[Mapping[str, Any]]]
 _PERFTEST_PORT = 13337
 
 
+def _mount(ctx: Context, data: str) -> SlowFs:
+    work = ctx.workload
+    return SlowFs(
+        data, open_ms=work["latency_ms"], read_ms=work["latency_ms"], stat_ms=work["stat_ms"],
+        readdir_ms=work["stat_ms"], bandwidth_mb=work["bandwidth_mb"], jitter=work["jitter"],
+        seed=ctx.seed,
+    )  # fmt: skip
+
+
 class Setup:
     """One mount, the data below it, and what every node's process needs."""
 
@@ -135,8 +144,9 @@ def _source(ctx: Context, out: Outcome, setup: Setup) -> None:
     out.notes.append(
         f"{work['files']} files of {work['mean_bytes']} B on average, {work['epochs']} epochs, "
         f"batches of {work['batch']} with a step of {work['step_ms']:g} ms; each of n nodes holds "
-        f"{work['share']:g}/n of the data in memory; links of {work['gbit']:g} Gbit/s, a mount of "
-        f"{work['latency_ms']:g} ms; ranks never wait for each other"
+        f"{work['share']:g}/n of the data in memory, beside {work['staging_bytes'] >> 20} MiB to "
+        f"read ahead; links of {work['gbit']:g} Gbit/s, a mount of {work['latency_ms']:g} ms; "
+        "ranks never wait for each other"
     )
 
 
@@ -169,10 +179,10 @@ def _torch(ctx: Context, out: Outcome, setup: Setup) -> None:
     ):
         setup.check(specs, ranks.epochs(2))
         for repeat in range(ctx.repeats):
-            # The first of the two has what was read ahead while PyTorch ran.
-            epochs = ranks.epochs(2)
+            # The first has what was read ahead while PyTorch ran.
+            epochs = ranks.epochs(3)
             setup.check(specs, epochs)
-            ours.append(cluster_seconds(epochs, 1))
+            ours.append(cluster_seconds(epochs, 2))
             of_torch = plain.epochs(1)
             setup.check(rival, of_torch, bytes_too=False)
             theirs.append(cluster_seconds(of_torch, 0))
@@ -213,16 +223,37 @@ def perftest(cluster: Cluster, size: int, count: int) -> float:
 
 
 def peer_rate(ranks: Ranks, epochs: int) -> float:
-    """Bytes a second that node 1 gets, all of them from node 0, over whole epochs."""
+    """Bytes a second that node 1 gets from node 0, over whole epochs."""
+    peer, source = _reads(ranks)
     ranks.ask(1, epochs=epochs + 1)
-    runs = ranks.answer(1)["epochs"][1:]
-    return float(sum(run["bytes"] for run in runs) / (runs[-1]["end"] - runs[0]["start"]))
+    runs = ranks.answer(1)["epochs"]
+    now_peer, now_source = _reads(ranks)
+    samples = sum(len(entry[5]) for run in runs for entry in run["batches"])
+    if now_source - source > 0.05 * samples:
+        raise RuntimeError(f"{now_source - source} of {samples} samples came from the source")
+    # What was read ahead before the clock ran came over the link, too, but not in this time.
+    share = min(1.0, (now_peer - peer) / samples)
+    runs = runs[1:]
+    seconds = runs[-1]["end"] - runs[0]["start"]
+    return float(share * sum(run["bytes"] for run in runs) / seconds)
+
+
+def _reads(ranks: Ranks) -> tuple[int, int]:
+    ranks.ask(1, stats=1)
+    metrics = ranks.answer(1)["metrics"]
+    return metrics["forebay_peer_reads_total"], metrics["forebay_source_reads_total"]
 
 
 def _rates(ctx: Context, out: Outcome, setup: Setup) -> None:
     work = ctx.workload["rate"]
     data = os.path.join(ctx.scratch, "equal")
     make_files(data, work["files"], work["bytes"], ctx.seed, sigma=0.0)
+    with _mount(ctx, data) as mount:
+        _rates_from(ctx, out, setup, str(mount.path))
+
+
+def _rates_from(ctx: Context, out: Outcome, setup: Setup, data: str) -> None:
+    work = ctx.workload["rate"]
     total = work["files"] * work["bytes"]
     room = 2 * total + (64 << 20)
     # Node 0 has room for all, node 1 for none: whatever node 1 reads comes over the link.
@@ -241,11 +272,7 @@ def _rates(ctx: Context, out: Outcome, setup: Setup) -> None:
         ranks.ask(1, epochs=1)
         ranks.answer(1)
         for repeat in range(ctx.repeats):
-            before = _peer_reads(ranks)
             ours.append(peer_rate(ranks, work["epochs"]))
-            share = (_peer_reads(ranks) - before) / (work["files"] * (work["epochs"] + 1))
-            if share < 0.95:
-                raise RuntimeError(f"only {share:.1%} of the reads were of the peer")
             if usable:
                 rival.append(perftest(cluster, work["bytes"], work["messages"]))
             for node in range(2):
@@ -271,11 +298,6 @@ def _rates(ctx: Context, out: Outcome, setup: Setup) -> None:
         Case(f"the same over {work['limit_gbit']:g} Gbit/s", "MB/s", [r / 1e6 for r in limited],
              limit=link / 1e6, limit_name="the link"),
     ]  # fmt: skip
-
-
-def _peer_reads(ranks: Ranks) -> int:
-    ranks.ask(1, stats=1)
-    return int(ranks.answer(1)["metrics"]["forebay_peer_reads_total"])
 
 
 # ---- finding a sample
@@ -316,6 +338,12 @@ def _global(batches: Mapping[int, Sequence[Sequence[int]]], number: int) -> list
     return sorted(sample for each in batches.values() for sample in each[number])
 
 
+def _fetched(ranks: Ranks) -> int:
+    """Samples that all nodes together took from peers or the source."""
+    names = ("forebay_peer_reads_total", "forebay_source_reads_total")
+    return sum(said["metrics"][name] for said in ranks.stats().values() for name in names)
+
+
 def _locality(ctx: Context, out: Outcome, setup: Setup) -> None:
     work = ctx.workload
     nodes = max(work["nodes"])
@@ -324,22 +352,25 @@ def _locality(ctx: Context, out: Outcome, setup: Setup) -> None:
     count = work["locality"]["epochs"]
     for repeat in range(ctx.repeats):
         for locality in shares:
-            specs = setup.specs(nodes, batch=batch, locality=locality, step_ms=work["step_ms"])
+            specs = setup.specs(nodes, batch=batch, locality=locality, step_ms=2 * work["step_ms"])
             with Cluster(nodes, gbit=work["gbit"]) as cluster, setup.ranks(cluster, specs) as ranks:
-                epochs = ranks.epochs(count)
-                stats = ranks.stats()
-            for e in range(count):
-                got = {n: [entry[5] for entry in runs[e]["batches"]] for n, runs in epochs.items()}
-                wanted = {n: setup.oracle.batches(e, n, nodes, batch) for n in epochs}
+                first = ranks.epochs(1)
+                before = _fetched(ranks)
+                later = ranks.epochs(count)
+                # All that came from elsewhere, also what was pulled ahead of its use.
+                elsewhere = _fetched(ranks) - before
+            for e in range(count + 1):
+                runs = first if e == 0 else later
+                got = {
+                    n: [entry[5] for entry in each[max(0, e - 1)]["batches"]]
+                    for n, each in runs.items()
+                }
+                wanted = {n: setup.oracle.batches(e, n, nodes, batch) for n in runs}
                 for number in range(len(wanted[0])):
                     if _global(got, number) != _global(wanted, number):
                         raise RuntimeError(f"epoch {e}: global batch {number} is another set")
-            # Later epochs; what was read for them, wherever it came from, was not local.
-            samples = elsewhere = 0
-            for said in stats.values():
-                for report in said["epochs"][1:]:
-                    samples += report["samples"]
-                    elsewhere += report["source_reads"] + report["peer_reads"]
+            samples = sum(len(entry[5]) for runs in later.values() for run in runs
+                          for entry in run["batches"])  # fmt: skip
             shares[locality].append(1 - elsewhere / samples)
             ctx.say(f"locality {'on' if locality else 'off'}: {shares[locality][-1]:.3f} local "
                     f"({repeat + 1}/{ctx.repeats})")  # fmt: skip
@@ -355,11 +386,7 @@ def run(ctx: Context) -> Outcome:
     out = Outcome()
     data = os.path.join(ctx.scratch, "data")
     make_files(data, work["files"], work["mean_bytes"], ctx.seed)
-    with SlowFs(
-        data, open_ms=work["latency_ms"], read_ms=work["latency_ms"], stat_ms=work["stat_ms"],
-        readdir_ms=work["stat_ms"], bandwidth_mb=work["bandwidth_mb"], jitter=work["jitter"],
-        seed=ctx.seed,
-    ) as mount:  # fmt: skip
+    with _mount(ctx, data) as mount:
         setup = Setup(ctx, mount, data)
         parts = work["parts"]
         if "source" in parts:

@@ -110,6 +110,10 @@ class Ranks:
             self.ask(node, **order)
         return {node: self.answer(node) for node in nodes}
 
+    def running(self) -> list[int]:
+        """The nodes that have a process."""
+        return list(self._processes)
+
     def epochs(self, count: int, **how: Any) -> dict[int, list[dict[str, Any]]]:
         return {node: said["epochs"] for node, said in self.all(epochs=count, **how).items()}
 

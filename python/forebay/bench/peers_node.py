@@ -45,6 +45,7 @@ class Spec:
     memory: int = 0
     memory_tier: int = 0
     keep: bool = True
+    read_ahead: int = 0
     cache_dir: str = ""
     cache_bytes: int = 0
     locality: bool = False
@@ -67,6 +68,7 @@ class ForebayRank:
         self._engine = forebay.Engine(
             memory=spec.memory or None, memory_tier=spec.memory_tier or None, keep=spec.keep,
             cache_dir=spec.cache_dir or None, cache_bytes=spec.cache_bytes or None,
+            read_ahead=spec.read_ahead or None,
         )  # fmt: skip
         if spec.knobs:
             self._engine.set_knobs(spec.knobs)
@@ -87,7 +89,7 @@ class ForebayRank:
             "metrics": self._engine.metrics(),
             "epochs": reports,
             "report": self._loader.report(),
-            "peers": peers_of(self._engine),
+            "cluster": self._engine.cluster(),
         }
 
 
@@ -132,12 +134,6 @@ def vars_of(report: Any) -> dict[str, Any]:
     """The plain values of an epoch's report."""
     named = {name: getattr(report, name) for name in getattr(report, "__dataclass_fields__", {})}
     return {k: v for k, v in named.items() if isinstance(v, int | float | str)}
-
-
-def peers_of(engine: Any) -> Any:
-    """What the engine says of its peers; None where it has none."""
-    peers = getattr(engine, "peers", None)
-    return peers() if callable(peers) else peers
 
 
 class Orders:

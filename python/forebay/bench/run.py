@@ -24,6 +24,7 @@ from .measure import Case, Outcome
 BENCHES = (
     "overhead", "epoch", "accelerate", "budget", "decode", "accuracy", "placement", "plan",
     "simulator", "tiers", "drift", "tune", "control", "jobs", "fairness", "transparent",
+    "peers",
 )  # fmt: skip
 GPU_BENCHES = ("gpu",)  # not part of `all`
 

@@ -9,7 +9,7 @@ The nodes share the machine's files, so one slowfs is the shared storage of all.
 namespace of its own: nothing of the machine's network is touched. Namespaces have no names; open
 descriptors of this process hold them, so they go with it, however it ends.
 
-By hand: ``python -m forebay.testing.cluster --help``.
+By hand: ``python -m forebay.testing --help``.
 """
 
 from __future__ import annotations
@@ -355,7 +355,7 @@ def _storage(args: argparse.Namespace) -> Iterator[dict[str, str]]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m forebay.testing.cluster",
+        prog="python -m forebay.testing",
         description="Runs COMMAND on every node of a cluster of network namespaces; then takes "
         "orders from standard input. All of it is gone when this ends.",
         epilog=f"orders:\n{_HELP}",
@@ -383,7 +383,3 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
