@@ -328,6 +328,7 @@ void Node::Forget(uint32_t node, const std::string& why) {
   if (other.out != 0) Close(other.out, why);
   if (other.in != 0) Close(other.in, why);
   other.theirs.clear();
+  other.told.clear();
   for (BookState& state : books_) {
     Correct(state, [&](Directory& directory) { directory.OnDead(node); });
   }
@@ -448,6 +449,7 @@ void Node::OnClosed(ConnectionId id, const Status& why) {
     other.out = 0;
     LostOut(connection.node);
     other.theirs.clear();
+    other.told.clear();
     if (!connection.closing) {
       Fault(connection.node, StrCat("connection lost: ", why.message()));
       if (other.seen.state != "refused") other.seen.state = "connecting";
@@ -518,7 +520,7 @@ void Node::Proven(ConnectionId id, Connection& connection) {
     turns_.Drop(node);
     Close(old, "replaced");
   }
-  for (uint32_t number = 0; number < books_.size(); ++number) Announce(id, number);
+  for (uint32_t number = 0; number < books_.size(); ++number) Announce(node, number);
 }
 
 std::span<std::byte> Node::OnMessage(ConnectionId id, std::span<const std::byte> header,
@@ -560,12 +562,19 @@ std::span<std::byte> Node::OnMessage(ConnectionId id, std::span<const std::byte>
     constexpr size_t kMostDatasets = 4096;
     if (other.theirs.size() < kMostDatasets) other.theirs.insert_or_assign(dataset->name, *dataset);
     UpdateReach(node);
+    // Before, it could not have made use of it.
+    for (uint32_t number = 0; number < books_.size(); ++number) {
+      const BookState& state = books_[number];
+      if (!state.ready || state.book->name != dataset->name || other.in == 0) continue;
+      SendHave(other.in, number, false);
+    }
   } else if (const auto* have = std::get_if<HaveMessage>(&message)) {
     if (BookState* state = BookOf(node, have->dataset)) {
       const uint64_t end = uint64_t{have->first} + have->bits.size() * 8;
       const uint64_t samples = state->book->catalog->size();
       if (have->first % 8 == 0 && end < samples + 8) {
         Correct(*state, [&](Directory& d) { d.OnHave(node, have->first, have->bits); });
+        if (end >= samples && other.told.insert(state->book->name).second) UpdateReach(node);
       }
     }
   } else if (const auto* changes = std::get_if<ChangesMessage>(&message)) {

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -93,6 +94,7 @@ class Node final : public Peers, private TransportHandler {
     Nanos pinged = 0;
     Nanos oldest = 0;  // since when something is under way without an answer
     std::map<uint64_t, DatasetMessage> theirs;  // by name
+    std::set<uint64_t> told;                    // of these, whose held samples it has said
     std::deque<uint32_t> queue;                 // requests that wait for credit
     size_t flying = 0;
     uint64_t flying_bytes = 0;
@@ -174,7 +176,7 @@ class Node final : public Peers, private TransportHandler {
   void Plan(uint32_t number, Directory plan);
   View ViewFor(uint32_t number) const;
   void UpdateReach(uint32_t node);
-  void Announce(ConnectionId connection, uint32_t number);
+  void Announce(uint32_t node, uint32_t number);
   void TellHeld(Nanos now);
   void NoteHeld(BookState& state, const HeldChanges& changes);
   void SendHave(ConnectionId connection, uint32_t number, bool all);

@@ -52,7 +52,7 @@ void Node::ReadyBooks() {
     for (uint32_t node = 0; node < nodes_; ++node) {
       if (node == self_) continue;
       UpdateReach(node);
-      if (others_[node].in != 0) Announce(others_[node].in, number);
+      if (others_[node].in != 0) Announce(node, number);
     }
   }
 }
@@ -105,7 +105,7 @@ void Node::UpdateReach(uint32_t node) {
     if (!state.ready) continue;
     Reach reach = Reach::kNone;
     if (other.out_ready && other.theirs.contains(state.book->name)) {
-      reach = Reach::kReady;
+      reach = other.told.contains(state.book->name) ? Reach::kReady : Reach::kUntold;
     } else if (other.known && !other.was_ready && other.seen.state != "refused" &&
                other.backoff < kSecond) {
       reach = Reach::kExpected;
@@ -135,13 +135,15 @@ void Node::Correct(BookState& state, const std::function<void(Directory&)>& chan
   }
 }
 
-void Node::Announce(ConnectionId connection, uint32_t number) {
+void Node::Announce(uint32_t node, uint32_t number) {
+  const ConnectionId connection = others_[node].in;
   const BookState& state = books_[number];
   if (!state.ready) return;
   Send(connection, DatasetMessage{.number = number,
                                   .name = state.book->name,
                                   .samples = static_cast<uint32_t>(state.book->catalog->size())});
-  SendHave(connection, number, false);
+  // Who has not got the data set yet cannot use it, and asks for it by its own announcement.
+  if (others_[node].theirs.contains(state.book->name)) SendHave(connection, number, false);
 }
 
 void Node::SendHave(ConnectionId connection, uint32_t number, bool all) {
@@ -150,7 +152,8 @@ void Node::SendHave(ConnectionId connection, uint32_t number, bool all) {
     const std::span<const std::byte> part =
         held.subspan(at, std::min(kHaveBytes, held.size() - at));
     const bool none = std::ranges::all_of(part, [](std::byte b) { return b == std::byte{0}; });
-    if (none && !all) continue;
+    // The last part says that all has been told.
+    if (none && !all && at + part.size() < held.size()) continue;
     Send(connection, HaveMessage{.dataset = number,
                                  .first = static_cast<SampleId>(at * 8),
                                  .bits = {part.begin(), part.end()}});

@@ -10,15 +10,24 @@ Choice Choose(const Found& found, uint32_t self, std::span<const Reach> reach, b
   };
   if (found.home != self && found.home != kNoNode) {
     const Reach home = at(found.home);
-    if (home == Reach::kReady) {
+    if (home >= Reach::kUntold) {
       return {.to = Choice::To::kPeer, .node = found.home, .held_only = false};
     }
     if (home == Reach::kExpected && may_wait) {
       return {.to = Choice::To::kWait, .node = found.home, .held_only = false};
     }
   }
-  if (found.holder != kNoNode && at(found.holder) == Reach::kReady) {
+  if (found.holder != kNoNode && at(found.holder) >= Reach::kUntold) {
     return {.to = Choice::To::kPeer, .node = found.holder, .held_only = true};
+  }
+  // Those that have not said what they hold may have a copy from an earlier run.
+  if (found.home == self && found.holder == kNoNode && may_wait) {
+    for (uint32_t node = 0; node < reach.size(); ++node) {
+      const Reach other = at(node);
+      if (other == Reach::kExpected || other == Reach::kUntold) {
+        return {.to = Choice::To::kWait, .node = node, .held_only = false};
+      }
+    }
   }
   return {};
 }

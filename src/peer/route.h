@@ -14,6 +14,7 @@ namespace forebay::peer {
 enum class Reach : uint8_t {
   kNone,      // dead, or its connection is gone
   kExpected,  // alive, and not yet connected or without the data set so far
+  kUntold,    // can be asked; it has not said yet what it holds
   kReady,
 };
 
