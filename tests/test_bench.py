@@ -28,6 +28,8 @@ needs_etcd = pytest.mark.skipif(not Etcd.available()[0], reason=Etcd.available()
 _bed, _no_bed = Cluster.available()
 needs_cluster = pytest.mark.skipif(not _bed, reason=f"no test bed here: {_no_bed}")
 
+needs_peers = pytest.mark.skipif(not Cluster.has_peers()[0], reason=Cluster.has_peers()[1])
+
 FIGURES = {
     "overhead": {"memory_vs_memcpy", "small_samples_per_s"},
     "epoch": {
@@ -229,7 +231,7 @@ MARKS = {
     "control": [needs_etcd],
     "accuracy": [needs_real_images, needs_torchvision],
     "transparent": [needs_fuse],
-    "peers": [needs_fuse, needs_cluster],
+    "peers": [needs_fuse, needs_cluster, needs_peers],
 }
 BENCHES = [pytest.param(name, marks=MARKS.get(name, [])) for name in run.BENCHES]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from .units import format_bytes
 
+_HEALTHY_NS = 100_000_000  # PeerCost::kHealthy
 _COUNTS = (
     ("timeouts", "not answered in time"),
     ("corrupt", "with wrong bytes"),
@@ -47,6 +48,14 @@ def at_fault(cluster: dict[str, Any] | None) -> str:
     return ""
 
 
+def _slow(peer: dict[str, Any], cluster: dict[str, Any]) -> bool:
+    """Beyond what a healthy peer takes, and what the others take: its link or its node is slow."""
+    rest = sorted(
+        p["latency_ns"] for p in _others(cluster) if p["node"] != peer["node"] and p["latency_ns"]
+    )
+    return peer["latency_ns"] > max(_HEALTHY_NS, 2 * rest[len(rest) // 2] if rest else 0)
+
+
 def cluster_lines(cluster: dict[str, Any] | None) -> list[str]:
     """The cluster in a line, and one for each other node; nothing without peers."""
     if cluster is None:
@@ -79,6 +88,6 @@ def fault_lines(cluster: dict[str, Any] | None) -> list[str]:
     return [
         line.strip()
         for peer in _others(cluster)
-        if peer["fault"] or _faults(peer)
+        if peer["fault"] or _faults(peer) or _slow(peer, cluster)
         for line in cluster_lines({**cluster, "health": "", "peers": [peer]})[1:]
     ]

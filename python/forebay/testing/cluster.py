@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from .. import _forebay
 from .._errors import ArgumentError, UnsupportedError
 from .slowfs import SlowFs
 
@@ -94,6 +95,15 @@ class Cluster:
         if missing:
             return False, f"{', '.join(missing)} not found; try: apt install iproute2"
         return _try_one()
+
+    @staticmethod
+    def has_peers() -> tuple[bool, str]:
+        """Whether nodes can be peers of each other, which needs UCX; and, if not, why."""
+        named = os.environ.get("FOREBAY_UCX_LIBRARY")
+        beside = os.path.join(os.path.dirname(_forebay.__file__), "libforebay_ucx.so")
+        if not os.path.exists(named or beside):
+            return False, "this build has no UCX (needs libucx-dev)"
+        return True, ""
 
     def __init__(self, nodes: int, *, gbit: float | None = 10.0) -> None:
         if not 1 <= nodes <= 200:
