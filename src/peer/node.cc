@@ -83,6 +83,8 @@ PeerMetrics::PeerMetrics(Registry& registry, const PeerOptions& options)
           mechanism.AddKnob("peer_link_bytes_per_second", KnobType::kBytesPerSecond, 0,
                             int64_t{1} << 50, static_cast<int64_t>(options.link_bytes_per_second),
                             "most that this node sends to one other; 0: no limit")),
+      requests(mechanism.AddKnob("peer_requests_in_flight", KnobType::kCount, 1, 4096, 256,
+                                 "most samples asked of one node and not there yet")),
       pull(mechanism.AddKnob("peer_pull", KnobType::kSwitch, 0, 1, 1,
                              "copies of what is used next are fetched while the link is idle")) {}
 

@@ -67,6 +67,7 @@ struct PeerMetrics {
   Metric& deaths;
   Knob& bytes_per_second;
   Knob& link_bytes_per_second;
+  Knob& requests;
   Knob& pull;
 };
 

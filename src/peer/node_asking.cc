@@ -9,7 +9,6 @@ namespace forebay::peer {
 namespace {
 
 // A peer has at most so much of this node's under way: more would only wait there.
-constexpr size_t kCreditRequests = 256;
 constexpr uint64_t kCreditBytes = 16 << 20;
 
 }  // namespace
@@ -50,7 +49,8 @@ void Node::SendAsksTo(uint32_t node) {
     }
     get.wanted.clear();
   };
-  while (!other.queue.empty() && other.flying < kCreditRequests) {
+  const auto most = static_cast<size_t>(metrics_.requests.value());
+  while (!other.queue.empty() && other.flying < most) {
     const uint32_t id = other.queue.front();
     Request* request = requests_.Find(id);
     if (request == nullptr) {  // given up meanwhile

@@ -1,0 +1,288 @@
+"""Nodes of a job as programs see them: options, statistics, status and reports, over real UCX."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import forebay
+import pytest
+from forebay import daemon_status, peers_status, top, watch
+from forebay.report import CAUSES, EpochReport, sentence, table
+
+_FILES = 120
+_BYTES = 6000
+
+
+def _missing() -> str:
+    """Why there are no peers here; empty where there are."""
+    script = (
+        "import forebay; e = forebay.Engine(memory='16M', peers='127.0.0.1:1,127.0.0.1:2');"
+        "print(e.native.peers_note if e.native.peers_failed else '')"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "FOREBAY_NODE": "0", "FOREBAY_PEER_LISTEN": "127.0.0.1"},
+    )  # fmt: skip
+    return said.stdout.strip() if said.returncode == 0 else said.stderr.strip()[-300:]
+
+
+@pytest.fixture(scope="module")
+def ucx() -> None:
+    why = _missing()
+    if "UCX" in why:
+        pytest.skip(f"no UCX here: {why}")
+
+
+def _ports(n: int) -> list[int]:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
+    ports = [s.getsockname()[1] for s in held]
+    for s in held:
+        s.close()
+    return ports
+
+
+_NODE = """
+import json, logging, os, sys
+logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+import forebay
+node, kind, folder, data, nodes = json.loads(sys.argv[1])
+options = dict(memory="48M", peers=nodes)
+engine = (forebay.SharedEngine(folder=folder, **options) if kind == "daemon"
+          else forebay.Engine(**options))
+loader = forebay.DataLoader(data, batch_size=8, rank=node, world_size=2, engine=engine)
+print("ready", flush=True)
+for line in sys.stdin:
+    said = {}
+    if line.startswith("epoch"):
+        loader.set_epoch(int(line.split()[1]))
+        said["samples"] = 0
+        for batch in loader:
+            for i in range(len(batch)):
+                name = batch.paths[i].encode()
+                assert bytes(batch[i]) == name * 1000, name
+                said["samples"] += 1
+    said.update(report=loader.report(), cluster=engine.cluster(), metrics=engine.metrics(),
+                reads=[[r.source_reads, r.peer_reads, r.peer_bytes] for r in loader.stats()])
+    print(json.dumps(said), flush=True)
+"""
+
+
+class _Nodes:
+    """Two processes, each a node."""
+
+    def __init__(self, tmp: Path, kind: str) -> None:
+        self.data = tmp / "data" / "a"
+        self.data.mkdir(parents=True)
+        for i in range(_FILES):
+            name = f"a/{i:04}"
+            (tmp / "data" / name).write_bytes(name.encode() * (_BYTES // len(name)))
+        ports = _ports(2)
+        nodes = ",".join(f"127.0.0.1:{port}" for port in ports)
+        script = tmp / "node.py"
+        script.write_text(_NODE)
+        self.folders = [tmp / f"run{node}" for node in range(2)]
+        self.logs = [tmp / f"log{node}" for node in range(2)]
+        self.running = []
+        for node in range(2):
+            self.folders[node].mkdir(mode=0o700)
+            what = [node, kind, str(self.folders[node]), str(tmp / "data"), nodes]
+            with open(self.logs[node], "w") as log:
+                self.running.append(subprocess.Popen(
+                    [sys.executable, str(script), json.dumps(what)], stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE, stderr=log, text=True,
+                    env={**os.environ, "FOREBAY_NODE": str(node), "FOREBAY_PEER_LEASE": "1",
+                         "FOREBAY_PEER_WAIT": "0.5", "UCX_TLS": "tcp",
+                         "FOREBAY_PEER_SECRET": str(tmp / "secret")},
+                ))  # fmt: skip
+        for node in range(2):
+            assert self.line(node) == "ready"
+
+    def line(self, node: int) -> str:
+        out = self.running[node].stdout
+        assert out is not None
+        said = out.readline().strip()
+        assert said, self.logs[node].read_text()[-3000:]
+        return said
+
+    def tell(self, words: str, nodes: tuple[int, ...] = (0, 1)) -> list[dict[str, Any]]:
+        for node in nodes:
+            to = self.running[node].stdin
+            assert to is not None
+            to.write(f"{words}\n")
+            to.flush()
+        return [json.loads(self.line(node)) for node in nodes]
+
+    def __enter__(self) -> _Nodes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.running:
+            if process.stdin is not None:
+                process.stdin.close()
+        for process in self.running:
+            try:
+                process.wait(20)
+            finally:
+                process.kill()
+                process.wait()
+                if process.stdout is not None:
+                    process.stdout.close()
+
+
+@pytest.mark.usefixtures("ucx")
+@pytest.mark.parametrize("kind", ["embedded", "daemon"])
+def test_two_nodes_read_each_sample_once(tmp_path: Path, kind: str) -> None:
+    with _Nodes(tmp_path, kind) as nodes:
+        said: list[dict[str, Any]] = []
+        for epoch in range(3):
+            said = nodes.tell(f"epoch {epoch}")
+            assert [s["samples"] for s in said] == [_FILES // 2] * 2
+        reads = sum(s["metrics"]["forebay_source_reads_total"] for s in said)
+        assert _FILES <= reads <= _FILES + 4
+        for node, s in enumerate(said):
+            other = 1 - node
+            assert s["cluster"]["node"] == node and s["cluster"]["nodes"] == 2
+            (peer,) = [p for p in s["cluster"]["peers"] if p["node"] == other]
+            assert peer["state"] == "connected" and peer["reads"] > 0 and peer["fault"] == ""
+            given = sum(r[1] for r in s["reads"])
+            assert 0 < given <= s["metrics"]["forebay_peer_reads_total"]
+            assert sum(r[2] for r in s["reads"]) == given * _BYTES
+            assert "of peers" in s["report"]
+            if kind == "embedded":
+                assert "forebay: peers: 2 nodes by " in nodes.logs[node].read_text()
+                continue
+            log = (nodes.folders[node] / "forebayd.log").read_text()
+            assert "peers: 2 nodes by " in log
+            client = forebay._forebay.SharedEngine.attach_running(str(nodes.folders[node]))
+            status = json.loads(client.describe())
+            assert status["cluster"]["peers"][0]["node"] == other
+            text = daemon_status.describe(status, "here")
+            assert f"\ncluster\n  node {node} of 2 nodes by " in text
+            assert f"node {other} (" in text
+            shown = "\n".join(str(line) for line in top.frame(status, None))
+            assert "cluster" in shown
+
+
+@pytest.mark.usefixtures("ucx")
+def test_the_report_names_a_node_that_was_killed(tmp_path: Path) -> None:
+    with _Nodes(tmp_path, "embedded") as nodes:
+        nodes.tell("epoch 0")
+        os.kill(nodes.running[1].pid, signal.SIGKILL)
+        nodes.running[1].wait()
+        for epoch in range(1, 60):
+            (said,) = nodes.tell(f"epoch {epoch}", (0,))
+            assert said["samples"] == _FILES // 2
+            (peer,) = [p for p in said["cluster"]["peers"] if p["node"] == 1]
+            if peer["state"] == "dead":
+                break
+        assert peer["state"] == "dead" and peer["fault"]
+        assert f"node 1 ({peer['address']}), dead" in said["report"]
+        nodes.running[1].stdin.close()
+
+
+def _cluster(**of_node_2: Any) -> dict[str, Any]:
+    fine = dict(address="10.0.0.1:7421", state="connected", fault="", reads=10, bytes=1000,
+                served=5, served_bytes=500, timeouts=0, refused=0, corrupt=0, lost=0,
+                latency_ns=1_000_000)  # fmt: skip
+    peers = [{**fine, "node": 1}, {**fine, "node": 2, **of_node_2}, {**fine, "node": 3}]
+    return dict(node=0, nodes=4, coordinated=True, description="4 nodes by a list, ucx", health="",
+                peers=peers)  # fmt: skip
+
+
+def _report() -> EpochReport:
+    import numpy as np
+
+    return EpochReport(epoch=2, seconds=10.0, batches=1, samples=10, bytes=10,
+                       wait={**dict.fromkeys(CAUSES, 0.0), "peer": 4.0}, source_reads=5,
+                       source_bytes=5, batch_seconds=np.zeros(1), peer_reads=30,
+                       peer_bytes=10 << 20)  # fmt: skip
+
+
+def test_the_sentence_blames_the_right_node() -> None:
+    assert peers_status.at_fault(None) == ""
+    assert peers_status.at_fault(_cluster()) == ""
+    late = _cluster(fault="no answer for 2.0 s", timeouts=3)
+    assert peers_status.at_fault(late) == "node 2 (10.0.0.1:7421): no answer for 2.0 s"
+    slow = _cluster(latency_ns=50_000_000)
+    assert peers_status.at_fault(slow) == "node 2 (10.0.0.1:7421): a read takes 50.0 ms"
+    assert sentence(_report(), late) == (
+        "Epoch 2: 10 samples in 10.00 s; training waited 40% of the time, 100% of it for reads "
+        "from other nodes (30 reads, 1.0 MiB/s; node 2 (10.0.0.1:7421): no answer for 2.0 s)."
+    )
+    assert sentence(_report()).endswith("reads from other nodes (30 reads, 1.0 MiB/s).")
+    assert "of peers" in table([_report()])
+
+
+def test_what_is_shown_of_a_cluster() -> None:
+    assert peers_status.cluster_lines(None) == [] and peers_status.fault_lines(None) == []
+    assert peers_status.fault_lines(_cluster()) == []
+    bad = _cluster(state="dead", fault="silent\x1b for 5 s", lost=2, corrupt=1)
+    lines = peers_status.cluster_lines(bad)
+    assert lines[0] == "node 0 of 4 nodes by a list, ucx" and len(lines) == 4
+    assert "dead: 10 samples" in lines[2] and "1 with wrong bytes, 2 lost with" in lines[2]
+    assert "last fault: silent? for 5 s" in lines[2] and "\x1b" not in "".join(lines)
+    assert peers_status.fault_lines(bad) == [lines[2].strip()]
+    off = peers_status.cluster_lines(
+        {**_cluster(), "coordinated": False, "health": "node 0 is off"}
+    )
+    assert off[0].endswith("; each reads for itself") and off[1] == "  node 0 is off"
+
+
+def test_a_wait_for_peers_is_explained_by_the_status() -> None:
+    stream = dict(job="j", rank=0, recent_stall_ns={**dict.fromkeys(CAUSES, 0), "peer": 5 * 10**9},
+                  recent_ns=10**10)  # fmt: skip
+    said = dict(clients=[dict(pid=1, streams=[stream])], cluster=_cluster(fault="cut", lost=1))
+    assert "of it for reads from other nodes (node 2 (10.0.0.1:7421): cut)" in watch.why_idle(said)
+
+
+@pytest.mark.parametrize("peers", ["", 3, ["a:1"]])
+def test_what_peers_takes(peers: Any) -> None:
+    with pytest.raises(forebay.ArgumentError, match="peers is"):
+        forebay.Engine(memory="16M", peers=peers)
+
+
+def test_an_engine_alone_has_no_cluster(monkeypatch: pytest.MonkeyPatch,
+                                        caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
+    monkeypatch.setenv("FOREBAY_PEERS", "nonsense")
+    with pytest.raises(forebay.ArgumentError, match="FOREBAY_PEERS"):
+        forebay.Engine(memory="16M")
+    assert forebay.Engine(memory="16M", peers=False).cluster() is None
+    monkeypatch.delenv("FOREBAY_PEERS")
+    with caplog.at_level(logging.INFO, "forebay"):
+        engine = forebay.Engine(memory="16M")
+    assert engine.cluster() is None and not caplog.records
+
+
+def test_a_second_rank_of_a_node_leaves_being_the_node_to_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("FOREBAY_PEERS", "nonsense")  # an error where it is looked at
+    assert forebay.Engine(memory="16M").cluster() is None
+
+
+def test_peers_that_cannot_be_had_are_a_line_in_the_log(tmp_path: Path) -> None:
+    script = textwrap.dedent("""
+        import logging, sys
+        logging.basicConfig(level=logging.INFO)
+        import forebay
+        engine = forebay.Engine(memory="16M", peers="127.0.0.1:1,127.0.0.1:2")
+        assert engine.cluster() is None
+    """)
+    missing = str(tmp_path / "nothing.so")
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "FOREBAY_NODE": "0", "FOREBAY_UCX_LIBRARY": missing,
+             "FOREBAY_PEER_SECRET": str(tmp_path / "secret")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "WARNING:forebay:forebay: no peers: " in done.stderr
