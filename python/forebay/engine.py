@@ -189,13 +189,13 @@ def metrics_port_of(given: int | None) -> int:
 
 def peers_of(given: str | bool | None) -> str:
     """What the user said of other nodes, as the C++ side takes it; empty: nothing."""
-    if given is None:
+    if given is None or given == "":
         return ""
     if given is False:
         return "off"
     if given is True:
         return "auto"
-    if not isinstance(given, str) or not given:
+    if not isinstance(given, str):
         raise ArgumentError(
             f"peers is {given!r}; it takes None, False, or what FOREBAY_PEERS takes, such as "
             f"'host:port,host:port'"
