@@ -213,6 +213,7 @@ def test_doctor_without_a_path(capsys: pytest.CaptureFixture[str]) -> None:
 def test_doctor_measures_the_transport() -> None:
     if not Path(_forebay.__file__).with_name("libforebay_ucx.so").exists():
         pytest.skip("built without UCX")
+    assert Path(_forebay.__file__).with_name("libforebay_ucx_first.so").exists()
     link = doctor.measure_transport(4096, 200)
     assert re.match(r"ucx \d+\.\d+\.\d+ \(\w", link.transport)
     assert link.bytes == 4096 and link.bytes_per_s > 0 and link.round_trip_s > 0

@@ -624,6 +624,21 @@ TEST_F(UcxProcessTest, CloseDoesNotWaitForAPeerThatHasStopped) {
   EXPECT_TRUE(end_.recorder.sending.empty());
 }
 
+TEST_F(UcxProcessTest, AForkedChildLeavesTheConnectionToItsParent) {
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    end_.transport.reset();
+    ::_exit(0);
+  }
+  int status = 1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  Ask(100 << 10, 1);
+  EXPECT_TRUE(Run([&] { return end_.recorder.payloads.size() == 1; }));
+  EXPECT_TRUE(end_.recorder.closed.empty());
+}
+
 TEST_F(UcxProcessTest, LeavesSignalsAndLibcAlone) {
   for (const int signal : {SIGSEGV, SIGILL, SIGBUS, SIGFPE, SIGHUP}) {
     struct sigaction action {};

@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork.h"
 #include "base/owned.h"
 #include "transport/socket_address.h"
 #include "transport/transport.h"
@@ -205,6 +206,7 @@ class UcxTransport final : public Transport {
   size_t strangers_ = 0;
   std::deque<Event> events_;
   std::vector<std::unique_ptr<Operation>> free_;
+  const uint64_t generation_ = ForkGeneration();
 };
 
 // ---- the life of the transport
@@ -274,6 +276,7 @@ Status UcxTransport::Start() {
 }
 
 UcxTransport::~UcxTransport() {
+  if (generation_ != ForkGeneration()) return;  // the worker and its sockets are the parent's
   for (const Event& event : events_) {
     if (event.kind == Event::Kind::kAsked) ucp_listener_reject(listener_, event.request);
   }
