@@ -113,7 +113,7 @@ TEST(RouteTest, TheHomeIsAskedThenAHolderThenTheSource) {
 TEST(RouteTest, OnlyAPeerThatBecameSlowIsAvoided) {
   PlaceModel source;
   for (int i = 0; i < 100; ++i) source.OnRead(100000, 1, 5 * kMilli);
-  PeerCost peer;
+  PeerCost peer(400 * kMilli);
   Nanos now = kSecond;
   const auto answer = [&](Nanos latency) {
     peer.OnAsk(now);
@@ -135,12 +135,12 @@ TEST(RouteTest, OnlyAPeerThatBecameSlowIsAvoided) {
 TEST(RouteTest, SilenceTellsBeforeAnswersDo) {
   PlaceModel source;
   for (int i = 0; i < 100; ++i) source.OnRead(1000, 1, kMilli);
-  PeerCost peer;
+  PeerCost peer(400 * kMilli);
   peer.OnAsk(kSecond);
   EXPECT_FALSE(peer.Avoid(1000, source, 0, kSecond + 50 * kMilli));
   EXPECT_FALSE(peer.Avoid(1000, source, 0, kSecond + 500 * kMilli));  // the probe
   EXPECT_TRUE(peer.Avoid(1000, source, 0, kSecond + 501 * kMilli));
-  EXPECT_FALSE(PeerCost().Avoid(1000, source, 0, kSecond));
+  EXPECT_FALSE(PeerCost(400 * kMilli).Avoid(1000, source, 0, kSecond));
   EXPECT_FALSE(peer.Avoid(1000, PlaceModel(), 0, kSecond + 501 * kMilli));
 }
 

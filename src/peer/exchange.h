@@ -109,9 +109,10 @@ struct Ask {
 // Safe for concurrent use by multiple threads.
 class Exchange {
  public:
-  Exchange(Nanos wait, bool coordinated, Metric& avoided_total)
-      : join_wait(wait), coordinate(coordinated), avoided(avoided_total) {}
+  Exchange(Nanos join, Nanos request, bool coordinated, Metric& avoided_total)
+      : join_wait(join), request_wait(request), coordinate(coordinated), avoided(avoided_total) {}
   const Nanos join_wait;
+  const Nanos request_wait;
   const bool coordinate;
   Metric& avoided;  // reads that went to the source because the peer was slow
 

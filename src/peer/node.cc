@@ -97,8 +97,8 @@ Node::Node(Engine& engine, const PeerOptions& options, NodeParts parts)
       creator_(getpid()),
       parts_(std::move(parts)),
       metrics_(engine.registry(), options),
-      exchange_(
-          std::make_shared<Exchange>(options.join_wait, options.coordinate, metrics_.avoided)),
+      exchange_(std::make_shared<Exchange>(options.join_wait, options.request_wait,
+                                           options.coordinate, metrics_.avoided)),
       attached_(SteadyClock().Now()),
       others_(nodes_),
       turns_(nodes_) {

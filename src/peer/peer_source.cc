@@ -57,7 +57,8 @@ int32_t PeerSource::Elsewhere(SampleId sample) const {
 
 PeerCost& PeerSource::Cost(uint32_t node) {
   if (costs_.size() <= node) costs_.resize(node + 1);
-  if (costs_[node] == nullptr) costs_[node] = std::make_unique<PeerCost>();
+  if (costs_[node] == nullptr)
+    costs_[node] = std::make_unique<PeerCost>(exchange_->request_wait / 2);
   return *costs_[node];
 }
 

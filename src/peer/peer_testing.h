@@ -279,6 +279,14 @@ class PeerCluster : public ::testing::Test {
     }
     return sum;
   }
+  // Why reads did not come from peers, for a test's message.
+  std::string Fates() {
+    std::string out;
+    for (const char* name : {"timeouts", "refused", "corrupt", "lost", "avoided"}) {
+      out += StrCat(name, " ", Sum(StrCat("forebay_peer_", name, "_total")), ", ");
+    }
+    return out + StrCat("hedged ", Sum("forebay_source_hedged_reads_total"));
+  }
   uint64_t SourceReads() { return Sum("forebay_source_reads_total"); }
   PeerStatus Seen(uint32_t by, uint32_t of) {
     for (const PeerStatus& status : nodes_[by].peers->Seen()) {

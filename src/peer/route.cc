@@ -56,7 +56,7 @@ bool PeerCost::Avoid(uint64_t bytes, const PlaceModel& source, size_t source_dep
   Nanos expected = model_.known() ? model_.Expect(bytes, in_flight_ + 1) : 0;
   // How long it has been silent tells before its answers do.
   if (in_flight_ > 0) expected = std::max(expected, now - heard_);
-  if (expected <= kHealthy || expected <= kSlower * source.Expect(bytes, source_depth + 1)) {
+  if (expected <= healthy_ || expected <= kSlower * source.Expect(bytes, source_depth + 1)) {
     return false;
   }
   if (now - probed_ < kProbeEvery) return true;

@@ -36,11 +36,12 @@ Choice Choose(const Found& found, uint32_t self, std::span<const Reach> reach, b
 // as healthy peers do: the source is shared by all nodes. Not safe for concurrent use.
 class PeerCost {
  public:
-  // Nodes whose processors are all busy answer late now and then; that is no reason to load the
-  // source.
-  static constexpr Nanos kHealthy = 400 * kMilli;
   static constexpr int kSlower = 4;  // than the source
   static constexpr Nanos kProbeEvery = 250 * kMilli;
+
+  // `healthy`: what an answer may take in any case. Nodes whose processors are all busy answer late
+  // now and then; that is no reason to load the source.
+  explicit PeerCost(Nanos healthy) : healthy_(healthy) {}
 
   void OnAsk(Nanos now);
   void OnAnswer(uint64_t bytes, size_t depth, Nanos latency, Nanos now);
@@ -53,6 +54,7 @@ class PeerCost {
   bool Avoid(uint64_t bytes, const PlaceModel& source, size_t source_depth, Nanos now);
 
  private:
+  const Nanos healthy_;
   PlaceModel model_;
   size_t in_flight_ = 0;
   Nanos heard_ = 0;  // the last answer, or the first ask after none was under way
