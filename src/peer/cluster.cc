@@ -180,6 +180,8 @@ Told FromLauncher(Variables& get) {
     FromRanks(*plain, get.Count("WORLD_SIZE", kMostRanks).value_or(1),
               get.Count("LOCAL_WORLD_SIZE", kMostRanks), get.Count("LOCAL_RANK", kMostRanks),
               &told);
+    // Most often processes that started each other on one host: nothing to tell of.
+    if (!told.known) told.question.clear();
   } else {
     told.source = "no launcher's variables";
   }
@@ -380,7 +382,7 @@ Result<ClusterSpec> ClusterFromEnvironment(const GetEnv& get) {
                 "FOREBAY_PEERS=", peers, " needs FOREBAY_NODE and FOREBAY_NODES",
                 told.question.empty() ? "" : StrCat(" (", told.source, ": ", told.question, ")")));
       }
-      if (!told.question.empty()) spec.source = StrCat(told.source, ": ", told.question);
+      if (!told.question.empty()) spec.open = StrCat(told.source, ": ", told.question);
       return spec;
     }
     if (told.nodes <= 1) return spec;
@@ -394,7 +396,7 @@ Result<ClusterSpec> ClusterFromEnvironment(const GetEnv& get) {
     } else if (told.host.empty()) {
       spec.node = 0;
       spec.nodes = 1;
-      spec.source = StrCat(told.source, " do not tell where node 0 is; set MASTER_ADDR for peers");
+      spec.open = StrCat(told.source, " do not tell where node 0 is; set MASTER_ADDR for peers");
       return spec;
     } else {
       const auto master_port = variables.Count("MASTER_PORT", UINT16_MAX);

@@ -37,8 +37,8 @@ struct ClusterSpec {
   std::string listen;                 // own address for the transport; empty: the one that reaches
                                       // the others (OwnHost of membership_hosts.h finds it)
   std::string secret_file;            // empty: in the run folder below the home folder
-  std::string source;                 // in words, for reports: "torchrun's variables"; with kNone:
-                                      // why there are no peers
+  std::string source;                 // in words, for reports: "torchrun's variables"
+  std::string open;                   // kNone, because a launcher left this open, in words
 
   Status Validate() const;
   std::vector<std::string> EtcdEndpoints() const;  // "http://host:port"
@@ -49,7 +49,7 @@ struct ClusterSpec {
 // from the launcher or FOREBAY_NODE and FOREBAY_NODES), or "host:port,host:port,..." (static, with
 // FOREBAY_NODE). FOREBAY_PEER_PORT, FOREBAY_PEER_LISTEN, FOREBAY_PEER_SECRET change single fields.
 // A variable that makes no sense is an error that names it; launcher's variables that leave open
-// which node this is, or where node 0 is, give kNone and say so in `source`.
+// which node this is, or where node 0 is, give kNone and say so in `open`.
 using GetEnv = std::function<std::optional<std::string>(std::string_view name)>;
 Result<ClusterSpec> ClusterFromEnvironment(const GetEnv& get);
 // Of this process.

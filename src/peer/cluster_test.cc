@@ -158,14 +158,14 @@ TEST(Cluster, OpenMpi) {
   // What cannot be known turns peers off, and says so.
   environment["OMPI_COMM_WORLD_LOCAL_SIZE"] = "3";
   EXPECT_EQ(From(environment)->method, Method::kNone);
-  EXPECT_NE(From(environment)->source.find("FOREBAY_NODE"), std::string::npos);
+  EXPECT_NE(From(environment)->open.find("FOREBAY_NODE"), std::string::npos);
   environment["FOREBAY_NODE"] = "1";
   environment["FOREBAY_NODES"] = "3";
   EXPECT_EQ(From(environment)->node, 1u);
   EXPECT_EQ(From(environment)->method, Method::kLauncher);
   environment.erase("MASTER_ADDR");
   EXPECT_EQ(From(environment)->method, Method::kNone);
-  EXPECT_NE(From(environment)->source.find("MASTER_ADDR"), std::string::npos);
+  EXPECT_NE(From(environment)->open.find("MASTER_ADDR"), std::string::npos);
 }
 
 TEST(Cluster, Mpich) {
@@ -182,6 +182,9 @@ TEST(Cluster, PlainPyTorchVariables) {
       From({{"MASTER_ADDR", "h0"}, {"RANK", "9"}, {"WORLD_SIZE", "16"}, {"LOCAL_WORLD_SIZE", "4"}});
   EXPECT_EQ(spec->node, 2u);
   EXPECT_EQ(spec->nodes, 4u);
+  const auto spawned = From({{"MASTER_ADDR", "localhost"}, {"RANK", "1"}, {"WORLD_SIZE", "2"}});
+  EXPECT_EQ(spawned->method, Method::kNone);
+  EXPECT_EQ(spawned->open, "");
 }
 
 TEST(Cluster, StaticList) {

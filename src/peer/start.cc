@@ -52,7 +52,10 @@ Result<Started> StartPeers(Engine& engine, std::string_view wanted) {
     if (asked) return options.error();
     return alone(options.error());
   }
-  if (options->cluster.method == ClusterSpec::Method::kNone) return Started();
+  if (options->cluster.method == ClusterSpec::Method::kNone) {
+    if (options->cluster.open.empty()) return Started();
+    return Started{nullptr, StrCat("no peers: ", options->cluster.open), true};
+  }
   if (taken.exchange(true)) return Started();
   Result<std::unique_ptr<Peers>> peers = Peers::Attach(engine, *options);
   if (!peers) {

@@ -55,6 +55,16 @@ TEST_F(StartPeersTest, WhatMakesNoSenseIsAnErrorWhereItWasAskedFor) {
   EXPECT_EQ(off->note, "");
 }
 
+TEST_F(StartPeersTest, WhatALauncherLeavesOpenIsSaid) {
+  setenv("FOREBAY_NODE", "0", 1);
+  setenv("FOREBAY_NODES", "2", 1);
+  auto started = StartPeers(*engine_, "");
+  ASSERT_TRUE(started) << started.status().ToString();
+  EXPECT_EQ(started->peers, nullptr);
+  EXPECT_TRUE(started->failed);
+  EXPECT_NE(started->note.find("MASTER_ADDR"), std::string::npos) << started->note;
+}
+
 TEST_F(StartPeersTest, WhereTheyCannotBeHadTheEngineDoesWithout) {
   setenv("FOREBAY_NODE", "0", 1);
   setenv("FOREBAY_PEER_SECRET", "/nonexistent/folder/secret", 1);
