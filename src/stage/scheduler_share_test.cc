@@ -438,7 +438,7 @@ TEST(Elsewhere, SuchReadsAreThePeersAndNotTheSources) {
 // Trainers, other nodes' requests, failures, and shares and limits that change all the time: every
 // invariant holds, training reaches the end, and requests end or can be given up.
 TEST(Share, RandomWorlds) {
-  for (uint64_t seed = 0; seed < 15; ++seed) {
+  for (uint64_t seed = 0; seed < 8; ++seed) {
     SCOPED_TRACE(seed);
     SplitMix64 rng(seed);
     const auto n = static_cast<uint32_t>(50 + rng.Below(150));
