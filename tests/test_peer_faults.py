@@ -185,7 +185,7 @@ class World:
                 counters = ("corrupt",) if fault == "corrupt" else _COUNTERS
                 grew = any(peer[name] > before[node][0][name] for name in counters)
                 # Between two requests a connection is lost without one.
-                said = fault in ("kill", "restart") and peer["fault"] != ""
+                said = fault in ("kill", "restart") and peer["faults"] > before[node][0]["faults"]
                 slow = fault == "slow" and peer["latency_ns"] > 100e6
                 if (grew or said or slow) and f"node {victim}" in report:
                     return True

@@ -153,6 +153,7 @@ nb::object ClusterOf(const ClusterReport& report) {
     one["address"] = FileText(p.address);
     one["state"] = p.state;
     one["fault"] = FileText(p.fault);
+    one["faults"] = p.faults;
     one["reads"] = p.reads;
     one["bytes"] = p.bytes;
     one["served"] = p.served;

@@ -51,12 +51,12 @@ std::string WaitsJson(const StreamWatch::Waits& waits) {
 std::string ClusterJson(const ClusterReport& report) {
   if (report.nodes == 0) return "null";
   const std::string peers = Joined(report.peers, [](const PeerReport& p) {
-    return StrCat("{\"node\":", p.node, ",\"address\":", Quoted(p.address),
-                  ",\"state\":", Quoted(p.state), ",\"fault\":", Quoted(p.fault),
-                  ",\"reads\":", p.reads, ",\"bytes\":", p.bytes, ",\"served\":", p.served,
-                  ",\"served_bytes\":", p.served_bytes, ",\"timeouts\":", p.timeouts,
-                  ",\"refused\":", p.refused, ",\"corrupt\":", p.corrupt, ",\"lost\":", p.lost,
-                  ",\"latency_ns\":", p.latency_ns, "}");
+    return StrCat(
+        "{\"node\":", p.node, ",\"address\":", Quoted(p.address), ",\"state\":", Quoted(p.state),
+        ",\"fault\":", Quoted(p.fault), ",\"faults\":", p.faults, ",\"reads\":", p.reads,
+        ",\"bytes\":", p.bytes, ",\"served\":", p.served, ",\"served_bytes\":", p.served_bytes,
+        ",\"timeouts\":", p.timeouts, ",\"refused\":", p.refused, ",\"corrupt\":", p.corrupt,
+        ",\"lost\":", p.lost, ",\"latency_ns\":", p.latency_ns, "}");
   });
   return StrCat("{\"node\":", report.node, ",\"nodes\":", report.nodes,
                 ",\"coordinated\":", report.coordinated ? "true" : "false",

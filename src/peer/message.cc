@@ -33,7 +33,7 @@ class Writer {
   void Put(Refusal why) { Put(static_cast<uint8_t>(why)); }
   void Put(const Digest& digest) { PutBytes(digest.data(), digest.size()); }
   void Put(const Wanted& wanted) { (*this)(wanted.request, wanted.sample); }
-  void Put(const Given& given) { (*this)(given.request, given.length, given.crc); }
+  void Put(const Given& given) { (*this)(given.request, given.sample, given.length, given.crc); }
   void Put(std::byte byte) { Put(std::to_integer<uint8_t>(byte)); }
   template <typename T>
   void Put(const std::vector<T>& list) {
@@ -75,7 +75,7 @@ class Reader {
   }
   void Get(Digest& digest) { GetBytes(digest.data(), digest.size()); }
   void Get(Wanted& wanted) { (*this)(wanted.request, wanted.sample); }
-  void Get(Given& given) { (*this)(given.request, given.length, given.crc); }
+  void Get(Given& given) { (*this)(given.request, given.sample, given.length, given.crc); }
   void Get(std::byte& byte) { GetBytes(&byte, 1); }
   template <typename T>
   void Get(std::vector<T>& list) {

@@ -59,6 +59,7 @@ struct GetMessage {
 };
 struct Given {
   uint32_t request = 0;
+  SampleId sample = 0;
   uint32_t length = 0;
   uint32_t crc = 0;  // CRC-32C of the sample's bytes, as the source's reader computed it
 };

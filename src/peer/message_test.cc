@@ -18,7 +18,7 @@ M Largest() {
     message.urgent = 1;
     for (uint32_t i = 0; i < kMostWanted; ++i) message.wanted.push_back({i, 1000 + i});
   } else if constexpr (std::is_same_v<M, DataMessage>) {
-    for (uint32_t i = 0; i < kMostWanted; ++i) message.given.push_back({i, 2 * i, 3 * i});
+    for (uint32_t i = 0; i < kMostWanted; ++i) message.given.push_back({i, 5 * i, 2 * i, 3 * i});
   } else if constexpr (std::is_same_v<M, HaveMessage>) {
     message.first = 77;
     message.bits.assign(kHaveBytes, std::byte{0x5a});

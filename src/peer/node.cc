@@ -248,20 +248,23 @@ void Node::Run(const std::stop_token& stop) {
     if (!books.empty()) AddBooks(books);
     if (!asks.empty()) Enqueue(asks);
     SendAsks(now);
-    if (!reading_.empty()) {
-      uint64_t count;
-      if (read(engine_.serving_fd(), &count, sizeof count) > 0) LookAtReading();
-    }
+    uint64_t count;
+    if (read(engine_.serving_fd(), &count, sizeof count) > 0) LookAtReading();
     TakeTurns(now);
-    for (const uint32_t node : std::exchange(gathering_, {})) FlushGather(node);
     if (now >= tick_at_) Tick(now);
+    for (const uint32_t node : std::exchange(gathering_, {})) FlushGather(node);
     Deliver();
     if (more || !exchange_->MaySleep()) continue;
-    const Nanos wait = std::min(tick_at_, turns_.ready_at()) - SteadyClock().Now();
+    const Nanos wait = std::min(tick_at_, TurnAt()) - SteadyClock().Now();
     if (wait > 0) transport_->Wait(fds, wait);
     pollfd member{membership_->event_fd(), POLLIN, 0};
     if (poll(&member, 1, 0) > 0) tick_at_ = 0;
   }
+}
+
+// When a request that a rate holds back can be served.
+Nanos Node::TurnAt() const {
+  return serves_.size() - free_serves_.size() < kMostServes ? turns_.ready_at() : kNeverReady;
 }
 
 void Node::Tick(Nanos now) {
@@ -275,6 +278,7 @@ void Node::Tick(Nanos now) {
   }
   ReadyBooks();
   PlanBooks(now);
+  for (uint32_t node = 0; node < nodes_; ++node) UpdateReach(node);
   Reconnect(now);
   CheckSilence(now);
   GiveUpLate(now);
@@ -300,7 +304,7 @@ void Node::TakeView(Nanos now) {
     const bool same = other.known && other.member.incarnation == member.incarnation &&
                       other.member.address == member.address;
     if (same) continue;
-    if (other.known) Forget(member.node, "it was started anew");
+    if (other.known) Forget(member.node, "it was started anew", member.incarnation);
     other.member = member;
     other.known = true;
     other.was_ready = false;
@@ -325,10 +329,14 @@ void Node::TakeView(Nanos now) {
 }
 
 // What it had is not there any more, and what it was asked for does not come.
-void Node::Forget(uint32_t node, const std::string& why) {
+void Node::Forget(uint32_t node, const std::string& why, uint64_t incarnation) {
   Other& other = others_[node];
   if (other.out != 0) Close(other.out, why);
-  if (other.in != 0) Close(other.in, why);
+  // The one that was started anew may be here before the news of it.
+  const auto in = connections_.find(other.in);
+  if (in != connections_.end() && in->second.handshake->other().incarnation != incarnation) {
+    Close(other.in, why);
+  }
   other.theirs.clear();
   other.told.clear();
   for (BookState& state : books_) {
@@ -390,7 +398,11 @@ void Node::LostOut(uint32_t node) {
   other.out_ready = false;
 }
 
-void Node::Fault(uint32_t node, std::string what) { others_[node].seen.fault = std::move(what); }
+void Node::Fault(uint32_t node, std::string what) {
+  PeerStatus& seen = others_[node].seen;
+  seen.fault = std::move(what);
+  ++seen.faults;
+}
 
 // ---- connections -----------------------------------------------------------------------------
 
@@ -464,18 +476,7 @@ void Node::OnClosed(ConnectionId id, const Status& why) {
     }
   } else if (other.in == id) {
     other.in = 0;
-    turns_.Drop(connection.node);
-    if (other.gather != SIZE_MAX) {
-      free_send_buffers_.push_back(std::exchange(other.gather, SIZE_MAX));
-      other.gather_message.given.clear();
-    }
-    for (size_t i = 0; i < serves_.size(); ++i) {
-      Serve& serve = serves_[i];
-      if (serve.at == Serve::At::kReading && !serve.pull && serve.connection == id) {
-        std::erase(reading_, i);
-        EndServe(i);
-      }
-    }
+    DropServing(connection.node, id);
   }
 }
 
@@ -519,7 +520,7 @@ void Node::Proven(ConnectionId id, Connection& connection) {
   // It comes anew: the old connection is gone, or soon will be.
   const ConnectionId old = std::exchange(other.in, id);
   if (old != 0) {
-    turns_.Drop(node);
+    DropServing(node, old);
     Close(old, "replaced");
   }
   for (uint32_t number = 0; number < books_.size(); ++number) Announce(node, number);

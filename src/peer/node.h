@@ -81,6 +81,8 @@ class Node final : public Peers, private TransportHandler {
   std::string Describe() const override;
 
  private:
+  static constexpr size_t kMostServes = 512;
+
   // What this node has to do with another one.
   struct Other {
     Member member;
@@ -121,7 +123,6 @@ class Node final : public Peers, private TransportHandler {
     bool ready = false;  // the engine has it
     StreamId serving = 0;
     std::optional<Directory> early;    // before the first plan
-    std::vector<uint64_t> home_bytes;  // by node, as planned
     std::vector<std::byte> held;       // bit by sample
     std::vector<Answer> answers;       // to be delivered
     std::vector<Turn> early_turns;     // asked before the first plan
@@ -159,7 +160,7 @@ class Node final : public Peers, private TransportHandler {
 
   // Connections and the view.
   void TakeView(Nanos now);
-  void Forget(uint32_t node, const std::string& why);
+  void Forget(uint32_t node, const std::string& why, uint64_t incarnation = 0);
   void Reconnect(Nanos now);
   void CheckSilence(Nanos now);
   void Close(ConnectionId connection, const std::string& why);
@@ -175,10 +176,10 @@ class Node final : public Peers, private TransportHandler {
   void ReadyBooks();
   void PlanBooks(Nanos now);
   void Plan(uint32_t number, Directory plan);
-  View ViewFor(uint32_t number) const;
   void UpdateReach(uint32_t node);
   void Announce(uint32_t node, uint32_t number);
   void TellHeld(Nanos now);
+  void Tell(uint32_t number, const HeldChanges& changes);
   void NoteHeld(BookState& state, const HeldChanges& changes);
   void SendHave(ConnectionId connection, uint32_t number, bool all);
   void Correct(BookState& state, const std::function<void(Directory&)>& change);
@@ -199,6 +200,8 @@ class Node final : public Peers, private TransportHandler {
   // Serving.
   void OnGet(ConnectionId id, uint32_t node, const GetMessage& get);
   void OnCancel(uint32_t node, uint32_t request);
+  void DropServing(uint32_t node, ConnectionId id);
+  Nanos TurnAt() const;
   void TakeTurns(Nanos now);
   void StartServe(const Turn& turn);
   void Refuse(const Turn& turn, Refusal why);

@@ -167,7 +167,8 @@ std::span<std::byte> Node::OnData(ConnectionId id, const DataMessage& data, uint
     sum += given.length;
     const Request* request = requests_.Find(given.request);
     if (request == nullptr || request->connection != id) continue;  // given up
-    right = right && request->at == Request::At::kSent && request->ask.dest.size() == given.length;
+    right = right && request->at == Request::At::kSent && request->ask.sample == given.sample &&
+            request->ask.dest.size() == given.length;
     wanted = true;
   }
   if (!right || sum != payload_bytes || (data.given.size() > 1 && sum > kGatherBytes)) {

@@ -8,6 +8,7 @@ namespace forebay::peer {
 namespace {
 
 constexpr Nanos kTellEvery = 50 * kMilli;
+constexpr Nanos kSoon = 2 * kSecond;
 constexpr size_t kBitmapInstead = 8192;  // changes beyond which the bitmap is sent as a whole
 
 bool BitOf(std::span<const std::byte> bits, SampleId sample) {
@@ -57,28 +58,9 @@ void Node::ReadyBooks() {
   }
 }
 
-// What the data sets before this one leave of everybody's room.
-View Node::ViewFor(uint32_t number) const {
-  View view = view_;
-  for (uint32_t before = 0; before < number; ++before) {
-    if (!books_[before].ready || books_[before].early) continue;
-    const std::vector<uint64_t>& taken = books_[before].home_bytes;
-    for (Member& member : view.members) {
-      uint64_t left = member.node < taken.size() ? taken[member.node] : 0;
-      const uint64_t memory = std::min(left, member.memory);
-      member.memory -= memory;
-      left -= memory;
-      member.folder -= std::min(left, member.folder);
-    }
-  }
-  return view;
-}
-
 void Node::Plan(uint32_t number, Directory plan) {
   BookState& state = books_[number];
-  const bool changed = plan.OnView(ViewFor(number));
-  state.home_bytes.clear();
-  for (uint32_t node = 0; node < nodes_; ++node) state.home_bytes.push_back(plan.home_bytes(node));
+  const bool changed = plan.OnView(view_);
   if (changed || state.early) engine_.SetShare(state.book->id, plan.Shares());
   state.early.reset();
   state.book->SetPlan(std::move(plan));
@@ -101,13 +83,16 @@ void Node::PlanBooks(Nanos now) {
 
 void Node::UpdateReach(uint32_t node) {
   const Other& other = others_[node];
+  const Nanos now = SteadyClock().Now();
   for (const BookState& state : books_) {
     if (!state.ready) continue;
     Reach reach = Reach::kNone;
     if (other.out_ready && other.theirs.contains(state.book->name)) {
       reach = other.told.contains(state.book->name) ? Reach::kReady : Reach::kUntold;
     } else if (other.known && !other.was_ready && other.seen.state != "refused" &&
-               other.backoff < kSecond) {
+               other.backoff < kSecond &&
+               (other.theirs.empty() || now - state.book->added < kSoon)) {
+      // One that has told of other data sets has this one soon, or never.
       reach = Reach::kExpected;
     }
     state.book->SetReach(node, reach);
@@ -175,30 +160,33 @@ void Node::TellHeld(Nanos now) {
   for (uint32_t number = 0; number < books_.size(); ++number) {
     BookState& state = books_[number];
     if (!state.ready) continue;
-    const HeldChanges changes = engine_.TakeHeldChanges(state.book->id);
-    if (changes.got.empty() && changes.lost.empty()) continue;
-    NoteHeld(state, changes);
-    const bool whole = changes.got.size() + changes.lost.size() > kBitmapInstead;
-    std::vector<ChangesMessage> messages;
-    const auto add = [&](const std::vector<SampleId>& samples, bool got) {
-      for (size_t at = 0; at < samples.size(); at += kMostChanges) {
-        ChangesMessage& message = messages.emplace_back();
-        message.dataset = number;
-        (got ? message.got : message.lost)
-            .assign(samples.begin() + static_cast<ptrdiff_t>(at),
-                    samples.begin() +
-                        static_cast<ptrdiff_t>(std::min(at + kMostChanges, samples.size())));
-      }
-    };
-    if (!whole) {
-      add(changes.got, true);
-      add(changes.lost, false);
+    Tell(number, engine_.TakeHeldChanges(state.book->id));
+  }
+}
+
+void Node::Tell(uint32_t number, const HeldChanges& changes) {
+  if (changes.got.empty() && changes.lost.empty()) return;
+  NoteHeld(books_[number], changes);
+  const bool whole = changes.got.size() + changes.lost.size() > kBitmapInstead;
+  std::vector<ChangesMessage> messages;
+  const auto add = [&](const std::vector<SampleId>& samples, bool got) {
+    for (size_t at = 0; at < samples.size(); at += kMostChanges) {
+      ChangesMessage& message = messages.emplace_back();
+      message.dataset = number;
+      (got ? message.got : message.lost)
+          .assign(samples.begin() + static_cast<ptrdiff_t>(at),
+                  samples.begin() +
+                      static_cast<ptrdiff_t>(std::min(at + kMostChanges, samples.size())));
     }
-    for (const Other& other : others_) {
-      if (other.in == 0) continue;
-      if (whole) SendHave(other.in, number, true);
-      for (const ChangesMessage& message : messages) Send(other.in, message);
-    }
+  };
+  if (!whole) {
+    add(changes.got, true);
+    add(changes.lost, false);
+  }
+  for (const Other& other : others_) {
+    if (other.in == 0) continue;
+    if (whole) SendHave(other.in, number, true);
+    for (const ChangesMessage& message : messages) Send(other.in, message);
   }
 }
 

@@ -13,7 +13,6 @@ namespace {
 constexpr uint64_t kGatherEach = 16 << 10;
 constexpr size_t kSendBuffers = 64;
 constexpr uint64_t kBufferTag = uint64_t{1} << 63;
-constexpr size_t kMostServes = 512;
 constexpr size_t kMostPulls = 16;
 constexpr Nanos kPullPause = 200 * kMilli;
 
@@ -27,7 +26,9 @@ void Node::OnGet(ConnectionId id, uint32_t node, const GetMessage& get) {
               .request = wanted.request,
               .sample = wanted.sample,
               .bytes = 0,
-              .held_only = get.held_only != 0};
+              .held_only = get.held_only != 0,
+              .urgent = get.urgent != 0,
+              .connection = id};
     if (get.dataset >= books_.size() || !books_[get.dataset].ready ||
         wanted.sample >= books_[get.dataset].book->catalog->size()) {
       Refuse(turn, Refusal::kNoSuchSample);
@@ -40,6 +41,10 @@ void Node::OnGet(ConnectionId id, uint32_t node, const GetMessage& get) {
 
 void Node::OnCancel(uint32_t node, uint32_t request) {
   turns_.Cancel(node, request);
+  for (BookState& state : books_) {
+    std::erase_if(state.early_turns,
+                  [&](const Turn& turn) { return turn.node == node && turn.request == request; });
+  }
   for (const size_t i : reading_) {
     Serve& serve = serves_[i];
     if (serve.pull || serve.turn.node != node || serve.turn.request != request) continue;
@@ -49,9 +54,29 @@ void Node::OnCancel(uint32_t node, uint32_t request) {
   }
 }
 
+// Nobody is there any more to take what came by that connection.
+void Node::DropServing(uint32_t node, ConnectionId id) {
+  Other& other = others_[node];
+  turns_.Drop(node);
+  if (other.gather != SIZE_MAX) {
+    free_send_buffers_.push_back(std::exchange(other.gather, SIZE_MAX));
+    other.gather_message.given.clear();
+  }
+  for (BookState& state : books_) {
+    std::erase_if(state.early_turns, [&](const Turn& turn) { return turn.connection == id; });
+  }
+  for (size_t i = 0; i < serves_.size(); ++i) {
+    const Serve& serve = serves_[i];
+    if (serve.at == Serve::At::kReading && !serve.pull && serve.connection == id) {
+      std::erase(reading_, i);
+      EndServe(i);
+    }
+  }
+}
+
 void Node::Refuse(const Turn& turn, Refusal why) {
-  const ConnectionId in = others_[turn.node].in;
-  if (in != 0) Send(in, RefusedMessage{.request = turn.request, .why = why});
+  if (turn.connection == 0 || turn.connection != others_[turn.node].in) return;
+  Send(turn.connection, RefusedMessage{.request = turn.request, .why = why});
 }
 
 // Samples that are being served cannot be given up for others: they have an eighth of the arena.
@@ -71,18 +96,25 @@ void Node::TakeTurns(Nanos now) {
 
 void Node::StartServe(const Turn& turn) {
   BookState& state = books_[turn.dataset];
-  const ConnectionId in = others_[turn.node].in;
-  if (in == 0) return;
+  if (turn.connection == 0 || turn.connection != others_[turn.node].in) return;
+  if (!options_.coordinate) {
+    Refuse(turn, Refusal::kNotHeld);
+    return;
+  }
   if (!state.book->planned()) {
     // Both see the same cluster soon.
-    state.early_turns.push_back(turn);
+    if (state.early_turns.size() < Turns::kMostWaiting) {
+      state.early_turns.push_back(turn);
+    } else {
+      Refuse(turn, Refusal::kBusy);
+    }
     return;
   }
   // Only its home reads a sample from the source for others: two nodes whose views differ for a
   // moment would wait for each other.
   const bool home = state.book->Locate(turn.sample).home == self_;
   if (!Holds(state, turn.sample) && (turn.held_only || !home)) {
-    NoteHeld(state, engine_.TakeHeldChanges(state.book->id));
+    Tell(turn.dataset, engine_.TakeHeldChanges(state.book->id));
     if (!Holds(state, turn.sample)) {
       Refuse(turn, Refusal::kNotHeld);
       return;
@@ -91,7 +123,7 @@ void Node::StartServe(const Turn& turn) {
   const size_t index = NewServe();
   Serve& serve = serves_[index];
   serve.turn = turn;
-  serve.connection = in;
+  serve.connection = turn.connection;
   serve.pull = false;
   pinned_ += turn.bytes;
   Look(index);
@@ -119,13 +151,25 @@ void Node::Look(size_t index) {
   const Result<TakeKind> taken =
       engine_.Fetch(stream, serve.turn.sample, 0, &serve.lease, &serve.loan);
   if (taken && *taken == TakeKind::kPending) {
-    if (first) reading_.push_back(index);
+    if (!first) return;
+    // It was held a moment ago. Were it read from its home, which may be asking for it here, the
+    // two would wait for each other.
+    const uint32_t number = serve.turn.dataset;
+    BookState& state = books_[number];
+    if (!serve.pull && state.book->Locate(serve.turn.sample).home != self_) {
+      Tell(number, engine_.TakeHeldChanges(state.book->id));
+      if (!Holds(state, serve.turn.sample)) {
+        Refuse(serve.turn, Refusal::kNotHeld);
+        EndServe(index);
+        return;
+      }
+    }
+    reading_.push_back(index);
     return;
   }
   if (!first) std::erase(reading_, index);
   if (!taken || *taken != TakeKind::kBatch) {
     if (!serve.pull) Refuse(serve.turn, Refusal::kReadFailed);
-    serve.lease = kNoLease;
     EndServe(index);
     return;
   }
@@ -146,6 +190,10 @@ void Node::LookAtReading() {
 void Node::Reply(size_t index) {
   Serve& serve = serves_[index];
   Other& other = others_[serve.turn.node];
+  if (serve.connection != other.in) {
+    EndServe(index);
+    return;
+  }
   std::span<const std::byte> bytes{engine_.base() + serve.loan.offsets[0], serve.loan.lengths[0]};
   const uint32_t crc = serve.loan.crcs[0];
   ++other.seen.served;
@@ -165,6 +213,7 @@ void Node::Reply(size_t index) {
     return;
   }
   const DataMessage message{.given = {{.request = serve.turn.request,
+                                       .sample = serve.turn.sample,
                                        .length = static_cast<uint32_t>(bytes.size()),
                                        .crc = crc}}};
   serve.at = Serve::At::kSending;
@@ -195,8 +244,10 @@ bool Node::Gather(Serve& serve, std::span<const std::byte> bytes, uint32_t crc) 
     std::memcpy(send_buffers_[other.gather].get() + other.gathered, bytes.data(), bytes.size());
   }
   other.gathered += bytes.size();
-  other.gather_message.given.push_back(
-      {.request = serve.turn.request, .length = static_cast<uint32_t>(bytes.size()), .crc = crc});
+  other.gather_message.given.push_back({.request = serve.turn.request,
+                                        .sample = serve.turn.sample,
+                                        .length = static_cast<uint32_t>(bytes.size()),
+                                        .crc = crc});
   return true;
 }
 
@@ -254,7 +305,9 @@ void Node::Pull(Nanos now) {
                     .request = 0,
                     .sample = sample,
                     .bytes = 0,
-                    .held_only = false};
+                    .held_only = false,
+                    .urgent = false,
+                    .connection = 0};
       serve.pull = true;
       ++pulls_;
       Look(index);

@@ -20,7 +20,10 @@ bool Turns::Add(const Turn& turn) {
   Queue& queue = queues_.at(turn.node);
   if (queue.turns.size() >= kMostWaiting) return false;
   if (queue.turns.empty()) ring_.push_back(turn.node);
-  queue.turns.push_back(turn);
+  const auto at = turn.urgent ? std::find_if(queue.turns.begin(), queue.turns.end(),
+                                             [](const Turn& other) { return !other.urgent; })
+                              : queue.turns.end();
+  queue.turns.insert(at, turn);
   ++waiting_;
   return true;
 }

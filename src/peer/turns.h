@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "catalog/catalog.h"
 #include "plan/rate_limit.h"
+#include "transport/transport.h"
 
 namespace forebay::peer {
 
@@ -23,6 +24,8 @@ struct Turn {
   SampleId sample = 0;
   uint64_t bytes = 0;
   bool held_only = false;
+  bool urgent = false;          // a consumer waits for it
+  ConnectionId connection = 0;  // that it came by; its answer goes nowhere else
 };
 
 // Not safe for concurrent use.
@@ -34,7 +37,7 @@ class Turns {
 
   // Bytes a second; 0: no limit.
   void SetRates(uint64_t all, uint64_t link, Nanos now);
-  // False: the peer's queue is full.
+  // Urgent ones stand before the others of their peer. False: the peer's queue is full.
   bool Add(const Turn& turn);
   // The next one that may go, of at most `room` bytes. What is larger than `room` waits with all
   // behind it, so that large samples come to their turn, too.
@@ -43,7 +46,7 @@ class Turns {
   void Drop(uint32_t node);
   size_t waiting() const { return waiting_; }
   // When Next may have one that a rate holds back; kNeverReady: none is.
-  Nanos ready_at() const { return ready_at_; }
+  Nanos ready_at() const { return waiting_ == 0 ? kNeverReady : ready_at_; }
 
  private:
   struct Queue {

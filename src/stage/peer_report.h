@@ -11,9 +11,10 @@ namespace forebay {
 struct PeerReport {
   uint32_t node = 0;
   std::string address;
-  std::string state;   // "connected", "connecting", "silent", "dead", "refused"
-  std::string fault;   // the last thing that went wrong, in words; empty: nothing did
-  uint64_t reads = 0;  // samples that came from it
+  std::string state;    // "connected", "connecting", "silent", "dead", "refused"
+  std::string fault;    // the last thing that went wrong, in words; empty: nothing did
+  uint64_t faults = 0;  // how often something did
+  uint64_t reads = 0;   // samples that came from it
   uint64_t bytes = 0;
   uint64_t served = 0;  // samples that it took from here
   uint64_t served_bytes = 0;

@@ -6,7 +6,7 @@ namespace forebay::wire {
 namespace {
 
 constexpr uint16_t kMagic = 0x4246;  // "FB"
-constexpr uint16_t kVersion = 1;
+constexpr uint16_t kVersion = 2;
 constexpr auto kLastCode = static_cast<uint16_t>(Code::kInternal);
 constexpr size_t kMaxMessageBytes = size_t{64} << 10;
 // A buffer that one large frame has grown is given back.
