@@ -65,6 +65,20 @@ TEST_F(PeerFaultsTest, APeerThatComesBack) {
   EXPECT_GT(Value(*nodes_[0].engine, "forebay_peer_reads_total"), before);
 }
 
+TEST_F(PeerFaultsTest, OneThatIsOnlySuspectedIsTriedAgain) {
+  Start(2, 24 << 20, MakeFiles(20, 1000, 2000));
+  ASSERT_TRUE(Connected(0, 1));
+  network_.Cut("n0", "n1");
+  registrar_->SetAlive(1, false, true);
+  ASSERT_TRUE(Within(kBound, [&] { return Seen(0, 1).state == "dead"; }));
+  // Tried once a lease, in vain so far.
+  poll(nullptr, 0, 700);
+  EXPECT_EQ(Seen(0, 1).state, "dead");
+  network_.Heal("n0", "n1");
+  EXPECT_TRUE(Within(2 * kBound, [&] { return Seen(0, 1).state == "connected"; }));
+  EXPECT_TRUE(Within(kBound, [&] { return registrar_->alive(1); }));
+}
+
 TEST_F(PeerFaultsTest, ALinkThatIsCut) {
   engine_options_.memory_tier = 8 << 20;
   Start(2, 24 << 20, MakeFiles(280, 50000, 60000));

@@ -119,22 +119,26 @@ void PublishedView::CountRefused(uint64_t total) {
   counts_.refused = total;
 }
 
-void OwnSuspicions::Suspect(uint32_t node, uint64_t incarnation, Nanos now) {
-  auto at =
-      std::find_if(list_.begin(), list_.end(), [&](const One& one) { return one.node == node; });
-  if (at == list_.end()) at = list_.insert(list_.end(), One{node, incarnation, 0, 0});
-  if (at->incarnation != incarnation) *at = One{node, incarnation, 0, 0};
-  if (now < at->until) return;
-  at->wait = std::clamp(2 * at->wait, 2 * lease_, 16 * lease_);
-  at->until = now + at->wait;
+void AddWord(Word word, std::vector<Word>* words) {
+  std::erase_if(*words, [&](const Word& one) { return one.node == word.node; });
+  words->push_back(std::move(word));
 }
 
-void OwnSuspicions::Apply(Nanos now, std::vector<Member>* members) const {
-  for (const One& one : list_) {
-    if (now >= one.until) continue;
-    for (Member& member : *members) {
-      if (member.node == one.node && member.incarnation == one.incarnation) member.alive = false;
-    }
+void OwnSuspicions::Hear(const Word& word) {
+  if (!word.trusted) {
+    list_[word.node] = word.incarnation;
+    return;
+  }
+  const auto at = list_.find(word.node);
+  if (at != list_.end() && at->second == word.incarnation) list_.erase(at);
+}
+
+void OwnSuspicions::Apply(std::vector<Member>* members) const {
+  for (Member& member : *members) {
+    const auto at = list_.find(member.node);
+    if (at == list_.end() || at->second != member.incarnation || !member.alive) continue;
+    member.alive = false;
+    member.suspected = true;
   }
 }
 

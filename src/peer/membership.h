@@ -23,6 +23,7 @@ struct Member {
   uint64_t memory = 0;       // bytes that it can keep for the cluster
   uint64_t folder = 0;
   bool alive = true;
+  bool suspected = false;  // dead by this node's own word only: it may answer again
   bool operator==(const Member&) const = default;
 };
 
@@ -58,6 +59,8 @@ class Membership {
   virtual int event_fd() const = 0;
   // A connection to the node failed: whoever decides looks again. `why` is for logs.
   virtual void Suspect(uint32_t node, uint64_t incarnation, const std::string& why) = 0;
+  // The node has proven itself on a connection that this one made: ends a suspicion of its own.
+  virtual void Trust(uint32_t node, uint64_t incarnation) = 0;
   // Ok, or why this node knows nothing new: "node 0 at 10.0.0.1:7421 does not answer".
   virtual Status health() const = 0;
   // "node 2 of 4 by torchrun's variables, registered with node 0 at 10.0.0.1:7421; 4 are there".

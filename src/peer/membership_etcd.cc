@@ -45,8 +45,7 @@ class EtcdMembership final : public Membership {
         own_key_(StrCat(prefix_, options.cluster.node)),
         fork_generation_(ForkGeneration()),
         published_(options.cluster.nodes),
-        store_(std::move(store)),
-        suspicions_(options.lease) {}
+        store_(std::move(store)) {}
 
   ~EtcdMembership() override {
     if (fork_generation_ != ForkGeneration()) {  // a child: the thread is its parent's
@@ -87,7 +86,11 @@ class EtcdMembership final : public Membership {
   int event_fd() const override { return published_.event_fd(); }
   void Suspect(uint32_t node, uint64_t incarnation, const std::string& why) override {
     MutexLock lock(mutex_);
-    if (suspected_.size() < 64) suspected_.push_back({node, incarnation, why});
+    AddWord({node, incarnation, false, why}, &words_);
+  }
+  void Trust(uint32_t node, uint64_t incarnation) override {
+    MutexLock lock(mutex_);
+    AddWord({node, incarnation, true, ""}, &words_);
   }
   Status health() const override { return published_.health(); }
   std::string Describe() const override {
@@ -115,7 +118,7 @@ class EtcdMembership final : public Membership {
         reached_ = false;
         watch_.reset();
       }
-      TakeSuspicions();
+      TakeWords();
       Publish();
       // Etcd is left alone for a while after a failure.
       if (!status.ok()) Pause(std::min<Nanos>(options_.lease / 5, kSecond));
@@ -242,17 +245,15 @@ class EtcdMembership final : public Membership {
   }
 
   // While etcd answers its leases decide.
-  void TakeSuspicions() {
-    std::vector<Suspected> suspected;
+  void TakeWords() {
+    std::vector<Word> words;
     {
       MutexLock lock(mutex_);
-      suspected.swap(suspected_);
+      words.swap(words_);
     }
     if (reached_) return;
-    for (const Suspected& one : suspected) {
-      if (one.node != options_.cluster.node) {
-        suspicions_.Suspect(one.node, one.incarnation, now_);
-      }
+    for (const Word& word : words) {
+      if (word.node != options_.cluster.node) suspicions_.Hear(word);
     }
   }
 
@@ -261,7 +262,7 @@ class EtcdMembership final : public Membership {
     std::vector<Member> members;
     for (const auto& [node, member] : members_) members.push_back(member);
     // An etcd that does not answer is no reason to give anyone up; connections tell.
-    if (!reached_) suspicions_.Apply(now_, &members);
+    if (!reached_) suspicions_.Apply(&members);
     published_.Publish(std::move(members), version_);
   }
 
@@ -275,7 +276,7 @@ class EtcdMembership final : public Membership {
   Mutex mutex_;
   std::condition_variable changed_;
   bool stop_ GUARDED_BY(mutex_) = false;
-  std::vector<Suspected> suspected_ GUARDED_BY(mutex_);
+  std::vector<Word> words_ GUARDED_BY(mutex_);
 
   // The thread's own.
   Nanos now_ = 0;

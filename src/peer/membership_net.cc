@@ -42,7 +42,6 @@ namespace forebay::peer {
 namespace {
 
 constexpr size_t kMostUnproven = 64;  // connections at a time; the oldest goes for a new one
-constexpr size_t kMostSuspected = 64;
 constexpr uint64_t kWakeKey = 0;
 constexpr uint64_t kListenKey = 1;
 
@@ -101,8 +100,7 @@ class NetMembership final : public Membership {
                                      : options.cluster.master)),
         fork_generation_(ForkGeneration()),
         published_(options.cluster.nodes),
-        table_(options.cluster.nodes, options.lease),
-        suspicions_(options.lease) {}
+        table_(options.cluster.nodes, options.lease) {}
 
   ~NetMembership() override {
     if (fork_generation_ != ForkGeneration()) {  // a child: the thread is its parent's
@@ -163,13 +161,9 @@ class NetMembership final : public Membership {
   }
   int event_fd() const override { return published_.event_fd(); }
   void Suspect(uint32_t node, uint64_t incarnation, const std::string& why) override {
-    {
-      MutexLock lock(mutex_);
-      if (suspected_.size() >= kMostSuspected) return;
-      suspected_.push_back({node, incarnation, why});
-    }
-    Wake();
+    Hear({node, incarnation, false, why});
   }
+  void Trust(uint32_t node, uint64_t incarnation) override { Hear({node, incarnation, true, ""}); }
   Status health() const override { return published_.health(); }
   std::string Describe() const override {
     std::string how;
@@ -194,13 +188,13 @@ class NetMembership final : public Membership {
   void Run() {
     while (true) {
       now_ = SteadyClock().Now();
-      std::vector<Suspected> suspected;
+      std::vector<Word> words;
       {
         MutexLock lock(mutex_);
         if (stop_) break;
-        suspected.swap(suspected_);
+        words.swap(words_);
       }
-      for (const Suspected& one : suspected) OnSuspect(one.node, one.incarnation, one.why);
+      for (const Word& word : words) OnWord(word);
       Listen();
       for (Dial& dial : dials_) Advance(dial);
       Tick();
@@ -235,6 +229,14 @@ class NetMembership final : public Membership {
     }
     if (listen_retry_ > 0) until = std::min(until, listen_retry_);
     return static_cast<int>(std::max<Nanos>(0, until - now_ + kMilli - 1) / kMilli);
+  }
+
+  void Hear(Word word) {
+    {
+      MutexLock lock(mutex_);
+      AddWord(std::move(word), &words_);
+    }
+    Wake();
   }
 
   void Wake() {
@@ -691,7 +693,7 @@ class NetMembership final : public Membership {
     if (const auto* suspicion = std::get_if<frame::Suspicion>(&message);
         suspicion != nullptr && registrar_) {
       const uint64_t id = link.id;
-      OnSuspect(suspicion->node, suspicion->incarnation, suspicion->why);
+      OnWord({suspicion->node, suspicion->incarnation, false, suspicion->why});
       return links_.contains(id);
     }
     if (std::holds_alternative<frame::Leave>(message)) {
@@ -733,8 +735,14 @@ class NetMembership final : public Membership {
     return true;
   }
 
-  void OnSuspect(uint32_t node, uint64_t incarnation, const std::string& why) {
+  void OnWord(const Word& word) {
+    const auto& [node, incarnation, trusted, why] = word;
     if (node == options_.cluster.node) return;
+    if (trusted) {
+      suspicions_.Hear(word);
+      changed_ = true;
+      return;
+    }
     if (mesh_ || registrar_) {
       if (!table_.Suspect(node, incarnation, now_)) return;
       for (auto& [id, link] : links_) {
@@ -755,7 +763,7 @@ class NetMembership final : public Membership {
       }
       return;
     }
-    suspicions_.Suspect(node, incarnation, now_);
+    suspicions_.Hear(word);
     changed_ = true;
   }
 
@@ -794,7 +802,6 @@ class NetMembership final : public Membership {
     } else {
       const Dial& dial = dials_.front();
       if (dial.heard > 0 && now_ - dial.heard >= options_.lease) Lost();
-      if (registrar_lost_) changed_ = true;  // suspicions end by time
     }
   }
 
@@ -829,7 +836,7 @@ class NetMembership final : public Membership {
       for (Member& member : members) {
         if (member.node == 0) member.alive = false;
       }
-      suspicions_.Apply(now_, &members);
+      suspicions_.Apply(&members);
     }
     published_.Publish(std::move(members), base_version_);
   }
@@ -932,7 +939,7 @@ class NetMembership final : public Membership {
 
   Mutex mutex_;
   bool stop_ GUARDED_BY(mutex_) = false;
-  std::vector<Suspected> suspected_ GUARDED_BY(mutex_);
+  std::vector<Word> words_ GUARDED_BY(mutex_);
 
   // The thread's own.
   Nanos now_ = 0;

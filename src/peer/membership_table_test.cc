@@ -110,28 +110,46 @@ TEST_F(MemberTableTest, RegistrarStartedAnewGoesOn) {
   EXPECT_LT(table_.version(), 100u);
 }
 
-TEST(OwnSuspicionsTest, EndByTimeAndGrow) {
-  OwnSuspicions suspicions(10);
-  const auto dead = [&](Nanos now, uint64_t incarnation = 7) {
+TEST(OwnSuspicionsTest, EndWhenItAnswers) {
+  OwnSuspicions suspicions;
+  const auto dead = [&](uint64_t incarnation = 7) {
     std::vector<Member> members = {Someone(1, incarnation), Someone(2, 8)};
-    suspicions.Apply(now, &members);
+    suspicions.Apply(&members);
     EXPECT_TRUE(members[1].alive);
+    EXPECT_EQ(members[0].suspected, !members[0].alive);
     return !members[0].alive;
   };
-  EXPECT_FALSE(dead(0));
-  suspicions.Suspect(1, 7, 0);
-  EXPECT_TRUE(dead(19));
-  EXPECT_FALSE(dead(19, 9));
-  suspicions.Suspect(1, 7, 15);  // known already
-  EXPECT_FALSE(dead(20));
-  suspicions.Suspect(1, 7, 20);
-  EXPECT_TRUE(dead(59));
-  EXPECT_FALSE(dead(60));
-  suspicions.Suspect(1, 9, 60);  // another one begins anew
-  EXPECT_FALSE(dead(80, 9));
-  suspicions.Suspect(1, 9, 80);
+  EXPECT_FALSE(dead());
+  suspicions.Hear({1, 7, false, "lost"});
+  EXPECT_TRUE(dead());
+  EXPECT_FALSE(dead(9));
+  suspicions.Hear({1, 9, true, ""});  // another one
+  suspicions.Hear({2, 7, true, ""});
+  EXPECT_TRUE(dead());
+  suspicions.Hear({1, 7, true, ""});
+  EXPECT_FALSE(dead());
+  suspicions.Hear({1, 9, false, "lost"});
+  EXPECT_TRUE(dead(9));
+  EXPECT_FALSE(dead());
   suspicions.Clear();
-  EXPECT_FALSE(dead(81, 9));
+  EXPECT_FALSE(dead(9));
+
+  // Whom the registrar called dead is not suspected.
+  suspicions.Hear({1, 7, false, "lost"});
+  std::vector<Member> members = {Someone(1, 7)};
+  members[0].alive = false;
+  suspicions.Apply(&members);
+  EXPECT_FALSE(members[0].suspected);
+}
+
+TEST(OwnSuspicionsTest, TheLastWordOnANodeCounts) {
+  std::vector<Word> words;
+  AddWord({1, 7, false, "lost"}, &words);
+  AddWord({2, 7, false, "lost"}, &words);
+  AddWord({1, 7, true, ""}, &words);
+  ASSERT_EQ(words.size(), 2u);
+  EXPECT_EQ(words[0].node, 2u);
+  EXPECT_TRUE(words[1].trusted);
 }
 
 }  // namespace

@@ -407,6 +407,35 @@ TEST(Registrar, GoneAndBackTheViewGoesOn) {
   EXPECT_TRUE(job.Everywhere([](const Membership& member) { return member.health().ok(); }));
 }
 
+TEST(Registrar, WithoutItTheDeadStayDeadUntilTheyAnswer) {
+  constexpr Nanos kLease = 300 * kMilli;
+  Job job(4, kLease);
+  job.StartAll();
+  ASSERT_TRUE(job.Everywhere(AllAlive));
+  job.Stop(0);
+  ASSERT_TRUE(Await([&] { return !Alive(job[1], 0); }));
+  ASSERT_TRUE(Await([&] { return Alive(job[1], 2) && Alive(job[1], 3); }));
+  job.Stop(3);
+  job[1].Suspect(3, 1, "no answer");
+  ASSERT_TRUE(Await([&] { return !Alive(job[1], 3); }));
+  const uint64_t version = job[1].Current().version;
+  const Nanos until = SteadyClock().Now() + 5 * kLease / 2;
+  while (SteadyClock().Now() < until) {
+    ASSERT_FALSE(Alive(job[1], 3)) << "nobody has heard of it";
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  EXPECT_EQ(job[1].Current().version, version);
+  EXPECT_TRUE(job[1].Current().members[3].suspected);
+  job[1].Trust(3, 2);  // another process
+  job[1].Suspect(2, 1, "no answer");
+  ASSERT_TRUE(Await([&] { return !Alive(job[1], 2); }));
+  EXPECT_FALSE(Alive(job[1], 3));
+  job[1].Trust(3, 1);
+  EXPECT_TRUE(Await([&] { return Alive(job[1], 3); }));
+  EXPECT_FALSE(job[1].Current().members[3].suspected);
+  EXPECT_FALSE(Alive(job[1], 2));
+}
+
 TEST(Registrar, StartedAnewItIsToldWhoWasThere) {
   Job job(3, kSecond);
   job.StartAll();

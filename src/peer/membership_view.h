@@ -2,12 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "base/clock.h"
 #include "base/owned.h"
 #include "base/status.h"
 #include "base/thread_annotations.h"
@@ -43,31 +43,27 @@ class PublishedView {
   MembershipCounts counts_ GUARDED_BY(mutex_);
 };
 
-// Members that this node gave up by itself while nobody else decides: for a while, which grows from
-// time to time, so that they are tried again. Pure.
-class OwnSuspicions {
- public:
-  explicit OwnSuspicions(Nanos lease) : lease_(lease) {}
-  void Suspect(uint32_t node, uint64_t incarnation, Nanos now);
-  void Clear() { list_.clear(); }
-  // Marks those in `members` dead.
-  void Apply(Nanos now, std::vector<Member>* members) const;
-
- private:
-  struct One {
-    uint32_t node = 0;
-    uint64_t incarnation = 0;
-    Nanos until = 0;
-    Nanos wait = 0;
-  };
-  const Nanos lease_;
-  std::vector<One> list_;  // one a node
-};
-
-struct Suspected {
+// What connections say of a member: that it is lost, or that it answers.
+struct Word {
   uint32_t node = 0;
   uint64_t incarnation = 0;
+  bool trusted = false;
   std::string why;
+};
+// Words on their way to a membership's thread; of each node the last one counts.
+void AddWord(Word word, std::vector<Word>* words);
+
+// Members that this node gave up by itself while nobody else decides, until they answer: time alone
+// would call the dead alive again, and every change is a new plan. Pure.
+class OwnSuspicions {
+ public:
+  void Hear(const Word& word);
+  void Clear() { list_.clear(); }
+  // Marks those in `members` dead.
+  void Apply(std::vector<Member>* members) const;
+
+ private:
+  std::map<uint32_t, uint64_t> list_;  // incarnations by node
 };
 
 // Each method's own; `options` are valid.

@@ -298,7 +298,9 @@ void Node::TakeView(Nanos now) {
   view_ = std::move(view);
   std::vector<bool> alive(nodes_, false);
   for (const Member& member : view_.members) {
-    if (member.node >= nodes_ || member.node == self_ || !member.alive) continue;
+    if (member.node >= nodes_ || member.node == self_) continue;
+    others_[member.node].suspected = member.suspected;
+    if (!member.alive) continue;
     alive[member.node] = true;
     Other& other = others_[member.node];
     const bool same = other.known && other.member.incarnation == member.incarnation &&
@@ -310,12 +312,13 @@ void Node::TakeView(Nanos now) {
     other.was_ready = false;
     other.retry_at = now;
     other.backoff = 0;
-    other.seen.state = "connecting";
+    other.seen.state = other.out_ready ? "connected" : "connecting";
     UpdateReach(member.node);
   }
   for (uint32_t node = 0; node < nodes_; ++node) {
     if (alive[node] || !others_[node].known) continue;
     others_[node].known = false;
+    others_[node].retry_at = now + options_.lease;
     Forget(node, "it is dead");
     others_[node].seen.state = "dead";
     Fault(node, "it was silent for its lease, or has left");
@@ -355,9 +358,11 @@ void Node::Reconnect(Nanos now) {
   if (!options_.coordinate) return;
   for (uint32_t node = 0; node < nodes_; ++node) {
     Other& other = others_[node];
-    if (!other.known || other.out != 0 || now < other.retry_at) continue;
+    const bool wanted = other.known || other.suspected;
+    if (!wanted || other.out != 0 || now < other.retry_at) continue;
     const Result<ConnectionId> made = transport_->Connect(other.member.address);
-    other.backoff = std::clamp(other.backoff * 2, kFirstRetry, kLastRetry);
+    other.backoff = other.known ? std::clamp(other.backoff * 2, kFirstRetry, kLastRetry)
+                                : options_.lease;  // each return is a new plan
     other.retry_at = now + other.backoff;
     if (!made) {
       Fault(node, made.error().message());
@@ -466,7 +471,7 @@ void Node::OnClosed(ConnectionId id, const Status& why) {
     other.told.clear();
     if (!connection.closing) {
       Fault(connection.node, StrCat("connection lost: ", why.message()));
-      if (other.seen.state != "refused") other.seen.state = "connecting";
+      if (other.seen.state != "refused") other.seen.state = other.known ? "connecting" : "dead";
     }
     EndAllOf(connection.node, id, Outcome::kLost);
     UpdateReach(connection.node);
@@ -513,6 +518,7 @@ void Node::Proven(ConnectionId id, Connection& connection) {
     other.heard = now;
     other.backoff = 0;
     other.seen.state = "connected";
+    membership_->Trust(node, connection.handshake->other().incarnation);
     return;
   }
   --strangers_;

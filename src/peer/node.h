@@ -86,7 +86,8 @@ class Node final : public Peers, private TransportHandler {
   // What this node has to do with another one.
   struct Other {
     Member member;
-    bool known = false;  // in the view, and alive
+    bool known = false;      // in the view, and alive
+    bool suspected = false;  // by this node only: tried again
     // Asking: the connection that this node made.
     ConnectionId out = 0;
     bool out_ready = false;

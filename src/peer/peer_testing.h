@@ -40,12 +40,19 @@ class FakeRegistrar {
               [](const Member& a, const Member& b) { return a.node < b.node; });
     Changed();
   }
-  void SetAlive(uint32_t node, bool alive) {
+  void SetAlive(uint32_t node, bool alive, bool suspected = false) {
     MutexLock lock(mutex_);
     for (Member& member : view_.members) {
-      if (member.node == node) member.alive = alive;
+      if (member.node != node) continue;
+      member.alive = alive;
+      member.suspected = suspected;
     }
     Changed();
+  }
+  bool alive(uint32_t node) {
+    MutexLock lock(mutex_);
+    return std::any_of(view_.members.begin(), view_.members.end(),
+                       [&](const Member& m) { return m.node == node && m.alive; });
   }
   View Current(int fd) {
     MutexLock lock(mutex_);
@@ -65,6 +72,16 @@ class FakeRegistrar {
   void Suspected(uint32_t node) {
     MutexLock lock(mutex_);
     ++suspected_[node];
+  }
+  // As a membership without its registrar.
+  void Trusted(uint32_t node, uint64_t incarnation) {
+    MutexLock lock(mutex_);
+    for (Member& member : view_.members) {
+      if (member.node != node || member.incarnation != incarnation || !member.suspected) continue;
+      member.alive = true;
+      member.suspected = false;
+      Changed();
+    }
   }
   int suspected(uint32_t node) {
     MutexLock lock(mutex_);
@@ -98,6 +115,9 @@ class FakeMembership final : public Membership {
   View Current() const override { return registrar_.Current(fd_.get()); }
   int event_fd() const override { return fd_.get(); }
   void Suspect(uint32_t node, uint64_t, const std::string&) override { registrar_.Suspected(node); }
+  void Trust(uint32_t node, uint64_t incarnation) override {
+    registrar_.Trusted(node, incarnation);
+  }
   Status health() const override { return Status(); }
   std::string Describe() const override { return "a test"; }
 
