@@ -123,10 +123,10 @@ class Node final : public Peers, private TransportHandler {
     std::shared_ptr<Book> book;
     bool ready = false;  // the engine has it
     StreamId serving = 0;
-    std::optional<Directory> early;    // before the first plan
-    std::vector<std::byte> held;       // bit by sample
-    std::vector<Answer> answers;       // to be delivered
-    std::vector<Turn> early_turns;     // asked before the first plan
+    std::optional<Directory> early;  // before the first plan
+    std::vector<std::byte> held;     // bit by sample
+    std::vector<Answer> answers;     // to be delivered
+    std::vector<Turn> early_turns;   // asked before the first plan
     Nanos pull_at = 0;
     Nanos pull_pause = 0;
   };

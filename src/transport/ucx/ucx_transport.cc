@@ -50,6 +50,8 @@ constexpr size_t kMostStrangers = 64;
 constexpr size_t kMostEarly = 4096;
 // What UCX has not given back so long after it has closed an endpoint, it will not touch any more.
 constexpr Nanos kCloseWait = 2 * kSecond;
+// UCX 1.13 gives an endpoint back at once when it has to; others may not.
+constexpr Nanos kEndpointWait = 5 * kSecond;
 
 struct Hello {
   uint32_t magic = kMagic;
@@ -114,7 +116,7 @@ struct Connection {
   bool open = false;
   bool closing = false;
   bool closed = false;  // UCX has given the endpoint back
-  Nanos deadline = 0;   // of opening; when closed: of what is still under way
+  Nanos deadline = 0;   // of opening; of closing; when closed: of what is still under way
   Status why;
   uint32_t next_out = 0;
   uint32_t next_in = 0;
@@ -180,6 +182,7 @@ class UcxTransport final : public Transport {
   Status Greet(Connection& connection, bool answer);
   void Shut(Connection& connection, Status why);
   void Release(const Arrival& arrival);
+  bool MayLeave(Connection& connection, Nanos now);
   void Reap();
   Operation* Begin(Connection& connection, Operation::Kind kind, uint64_t tag);
   void Forget(Operation* operation);
@@ -204,6 +207,7 @@ class UcxTransport final : public Transport {
   ConnectionId next_connection_ = 1;
   size_t changing_ = 0;  // connections that are neither open nor gone: the clock matters to them
   size_t strangers_ = 0;
+  bool told_ = false;  // of an endpoint that UCX keeps
   std::deque<Event> events_;
   std::vector<std::unique_ptr<Operation>> free_;
   const uint64_t generation_ = ForkGeneration();
@@ -430,6 +434,7 @@ void UcxTransport::Close(ConnectionId id) {
 void UcxTransport::Shut(Connection& connection, Status why) {
   assert(!connection.closing);
   connection.closing = true;
+  connection.deadline = SteadyClock().Now() + kEndpointWait;
   connection.why = std::move(why);
   if (connection.open) {
     ++changing_;
@@ -823,6 +828,23 @@ void UcxTransport::Dispatch(Event& event) {
   }
 }
 
+// Whether a connection whose endpoint UCX does not give back may be ended without it. While a
+// payload may still come into the handler's memory it may not: the handler would use the place
+// anew.
+bool UcxTransport::MayLeave(Connection& connection, Nanos now) {
+  if (now < connection.deadline) return false;
+  connection.deadline = now + kEndpointWait;
+  const bool receiving =
+      std::any_of(connection.operations.begin(), connection.operations.end(),
+                  [](const Operation* one) { return one->kind == Operation::Kind::kReceive; });
+  if (!std::exchange(told_, true)) {
+    std::fprintf(stderr, "forebay: UCX has not closed a connection for %d s; %s\n",
+                 static_cast<int>(kEndpointWait / kSecond),
+                 receiving ? "payloads are on their way, so it is waited for" : "it is left alone");
+  }
+  return !receiving;
+}
+
 // Gives up what does not open in time, and tells the handler of what has ended.
 void UcxTransport::Reap() {
   if (changing_ == 0) return;
@@ -835,8 +857,9 @@ void UcxTransport::Reap() {
       }
       continue;
     }
-    if (!connection->closed) continue;
-    if (connection->operations.empty() || now >= connection->deadline) gone.push_back(id);
+    if (!connection->closed && !MayLeave(*connection, now)) continue;
+    if (!connection->closed || connection->operations.empty() || now >= connection->deadline)
+      gone.push_back(id);
   }
   for (const ConnectionId id : gone) {
     const auto it = connections_.find(id);
@@ -877,9 +900,7 @@ void UcxTransport::Wait(std::span<const int> wake_fds, Nanos wait) {
   if (changing_ > 0) {
     Nanos next = INT64_MAX;
     for (const auto& [id, connection] : connections_) {
-      if (connection->closed || (!connection->open && !connection->closing)) {
-        next = std::min(next, connection->deadline);
-      }
+      if (connection->closing || !connection->open) next = std::min(next, connection->deadline);
     }
     if (next != INT64_MAX) wait = std::min(wait, next - SteadyClock().Now());
   }
