@@ -71,19 +71,23 @@ run_fuzz() {
   timeout --foreground --kill-after=20 900 fuzz/run.sh "${FUZZ_SECONDS:-6}"
 }
 
-# The Python tests wait more than they compute: meanwhile the next build goes on, behind them. What
-# fails there fails again, and is told, in its own phase.
+# The tests wait more than they compute: meanwhile the next builds go on, behind them. What fails there
+# fails again, and is told, in its own phase.
 background=
 build_meanwhile() {
   {
-    cmake --preset asan-ubsan && nice -n 19 cmake --build build/asan-ubsan -j "$JOBS" --target forebay_tests
+    for preset in asan-ubsan tsan; do
+      cmake --preset "$preset" && "${plain_addresses[@]}" nice -n 19 cmake --build "build/$preset" -j "$JOBS" \
+        --target forebay_tests || true
+      touch "build/reports/meanwhile.$preset"
+    done
   } >build/reports/meanwhile.log 2>&1 &
   background=$!
 }
-end_background() {
+# Until what the phase needs is built.
+wait_for_build() {
   [ -n "$background" ] || return 0
-  wait "$background" || true
-  background=
+  while [ ! -e "build/reports/meanwhile.$1" ] && kill -0 "$background" 2>/dev/null; do sleep 0.5; done
 }
 trap 'if [ -n "$background" ]; then kill "$background" 2>/dev/null || true; fi' EXIT
 
@@ -102,8 +106,8 @@ for phase in "${phases[@]}"; do
   say "test: $phase"
   start=$SECONDS
   case "$phase" in
-    pytest) case " ${phases[*]} " in *" pytest asan-ubsan "*) build_meanwhile ;; esac ;;
-    *) end_background ;;
+    pytest) case " ${phases[*]} " in *" pytest asan-ubsan tsan "*) build_meanwhile ;; esac ;;
+    asan-ubsan | tsan) wait_for_build "$phase" ;;
   esac
   # A subshell in a condition would switch -e off inside it; this way each phase keeps it.
   set +e
