@@ -640,14 +640,19 @@ bool Scheduler::StealOne(StreamId for_stream) {
 
 // Whether a lease must let others go first. While a consumer finds no room, whoever comes after it
 // starts nothing, so that what is under way runs out and its memory can be had in one piece. When
-// nothing is under way only a release helps the one, and the others may go on.
+// nothing is under way only a release helps the one, and the others may go on. Other nodes are
+// served within their part as long as this one waits for any of them: two whose consumers wait for
+// memory that reads from each other hold would else wait until these are given up.
 bool Scheduler::MustYield(const Lease& lease) const {
   bool busy = Moving();
   bool starving = false;
   for (LeaseId id : pending_) {
     const Lease& other = leases_.at(id);
     if (other.serving) continue;  // nobody of this node waits for it
-    if (lease.serving && other.blocked) return true;
+    if (lease.serving) {
+      if (other.blocked && peer_reads_ == 0) return true;
+      continue;
+    }
     busy |= other.copying;
     starving |= &other != &lease && other.blocked && (!lease.wanted || other.stream < lease.stream);
   }

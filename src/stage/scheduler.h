@@ -459,6 +459,9 @@ class Scheduler {
   bool Moving() const {
     return in_flight_ > orphans_.size() || !urgent_.empty() || !serving_urgent_.empty();
   }
+  static bool FromPeer(const ReadAction& read) {
+    return !read.serving && read.likely == Place::kPeer;
+  }
   static uint64_t Key(DatasetId d, SampleId s) { return uint64_t{d} << 32 | s; }
   // Flags that decide whether a tier holds the sample change through these.
   void Keep(DatasetId d, SampleId s, JobId job);
@@ -569,6 +572,7 @@ class Scheduler {
   uint64_t serving_bytes_ = 0;
   size_t serving_streams_ = 0;
   size_t serving_requests_ = 0;  // of requests_
+  size_t peer_reads_ = 0;        // of in_flight_: for this node, and likely from another one
   uint64_t folder_room_ = ~uint64_t{0};
   uint64_t storing_spare_ = 0;  // being read, and meant for the folder though it lives elsewhere
   uint64_t metadata_bytes_ = 0;

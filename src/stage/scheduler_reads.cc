@@ -170,6 +170,7 @@ void Scheduler::Start(const ReadAction& action, std::vector<ReadAction>* out) {
   if (started.store_spare) storing_spare_ += action.length;
   ++in_flight_;
   if (started.serving) ++serving_requests_;
+  if (FromPeer(started)) ++peer_reads_;
   ++counters_.reads;
   counters_.read_bytes += action.length;
   if (action.group == 0 || ++group_left_[action.group] == 1) {
@@ -479,6 +480,7 @@ void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place 
   const SampleId s = read.sample;
   --in_flight_;
   if (read.serving) --serving_requests_;
+  if (FromPeer(read)) --peer_reads_;
   if (read.store_spare) storing_spare_ -= read.length;
   if (read.group == 0) {
     --requests_;

@@ -410,6 +410,67 @@ TEST(Serving, AConsumerWithoutRoomGoesFirst) {
   ASSERT_EQ(node.scheduler.CheckInvariants(), "");
 }
 
+// Two nodes whose consumers wait for memory that reads from each other hold must serve each other.
+TEST(Serving, GoesOnWhileAConsumerWithoutRoomWaitsForPeers) {
+  Scheduler scheduler({.arena_bytes = 32 * kSize, .keep = false});
+  const DatasetId d =
+      scheduler.AddDataset(std::vector<uint32_t>{14 * kSize, 10 * kSize, 10 * kSize, kSize, kSize});
+  scheduler.SetElsewhere(d, [](SampleId s) { return s == 1; });
+  const StreamId serving = scheduler.OpenStream({.dataset = d, .serving = true});
+  const StreamId id = scheduler.OpenStream({.dataset = d, .batch_size = 2});
+  scheduler.ExtendOrder(id, scheduler.generation(id), 0, {0, 4, 1, 2}, false);
+  std::map<SampleId, ReadAction> flying;
+  const auto pump = [&] {
+    (void)scheduler.NextOrders();
+    std::vector<ReadAction> reads;
+    scheduler.NextReads(8, &reads);
+    for (const ReadAction& read : reads) flying[read.sample] = read;
+  };
+  const auto end = [&](SampleId s, Place from) {
+    ASSERT_TRUE(flying.contains(s)) << s;
+    scheduler.OnReadDone(flying[s], true, 0, from);
+    flying.erase(s);
+  };
+  Scheduler::Handout first;
+  ASSERT_EQ(scheduler.TakeBatch(id, &first), Take::kPending);
+  pump();
+  end(0, Place::kSource);
+  end(4, Place::kSource);
+  ASSERT_EQ(scheduler.TakeBatch(id, &first), Take::kReady);
+  // The next batch has 10 of its 20; 7 are free.
+  Scheduler::Handout second;
+  ASSERT_EQ(scheduler.TakeBatch(id, &second), Take::kPending);
+  pump();
+  ASSERT_TRUE(flying.contains(1) && !flying.contains(2));
+  LeaseId lease = kNoLease;
+  Scheduler::Handout out;
+  ASSERT_EQ(scheduler.FetchSample(serving, 3, &lease, &out), Take::kPending);
+  pump();
+  EXPECT_TRUE(flying.contains(3)) << "the other node may wait for it as this one does";
+  if (flying.contains(3)) end(3, Place::kSource);
+  EXPECT_EQ(scheduler.FetchSample(serving, 3, &lease, &out), Take::kReady);
+  scheduler.Release(lease);
+  // Once nothing is to come from peers, the consumer goes first.
+  end(1, Place::kPeer);
+  ASSERT_EQ(scheduler.TakeBatch(id, &second), Take::kPending);
+  lease = kNoLease;
+  ASSERT_EQ(scheduler.FetchSample(serving, 3, &lease, &out), Take::kPending);
+  pump();
+  EXPECT_FALSE(flying.contains(3));
+  ASSERT_EQ(scheduler.CheckInvariants(), "");
+  scheduler.Release(first.lease);
+  Take take = Take::kPending;
+  for (int i = 0; i < 10 && take == Take::kPending; ++i) {
+    pump();
+    while (!flying.empty()) end(flying.begin()->first, flying.begin()->second.likely);
+    take = scheduler.TakeBatch(id, &second);
+  }
+  ASSERT_EQ(take, Take::kReady);
+  scheduler.Release(second.lease);
+  scheduler.Release(lease);
+  ASSERT_EQ(scheduler.CheckInvariants(), "");
+}
+
 TEST(Elsewhere, SuchReadsAreThePeersAndNotTheSources) {
   Node node(100, 60, 90);
   node.scheduler.SetElsewhere(node.dataset, [](SampleId s) { return s % 2 == 0; });
