@@ -8,6 +8,7 @@
 #include <map>
 #include <utility>
 
+#include "base/rng.h"
 #include "catalog/byte_reader.h"
 #include "catalog/catalog.h"
 #include "catalog/image.h"
@@ -183,6 +184,13 @@ std::string CommonFolder(std::span<const std::string> paths) {
   return std::string(common);
 }
 
+// Stands for the times of all listed files; never 0.
+int64_t TimeOfAll(std::span<const int64_t> times) {
+  uint64_t hash = times.size();
+  for (const int64_t time : times) hash = SplitMix64(hash ^ static_cast<uint64_t>(time)).Next();
+  return static_cast<int64_t>(hash | 1);
+}
+
 }  // namespace
 
 Status BuildOptions::Validate() const {
@@ -247,6 +255,7 @@ Result<std::unique_ptr<Catalog>> BuildFileList(std::span<const std::string> path
   BuildWatch watch(options);
   watch.objects_total = files.size();
   std::vector<uint32_t> sizes(files.size());
+  std::vector<int64_t> times(files.size());
   const auto stat_one = [&](size_t i) -> Status {
     struct stat st;
     if (::stat(files[i].c_str(), &st) != 0) return PathError(errno, files[i]);
@@ -256,6 +265,7 @@ Result<std::unique_ptr<Catalog>> BuildFileList(std::span<const std::string> path
     const auto size = static_cast<uint64_t>(st.st_size);
     if (size > std::numeric_limits<uint32_t>::max()) return SampleTooLarge(files[i], size);
     sizes[i] = static_cast<uint32_t>(size);
+    times[i] = MtimeNs(st);
     ++watch.objects_done;
     ++watch.samples;
     return Status();
@@ -263,7 +273,7 @@ Result<std::unique_ptr<Catalog>> BuildFileList(std::span<const std::string> path
   FOREBAY_RETURN_IF_ERROR(ParallelFor(files.size(), options.threads, stat_one, watch.Tick()));
 
   const std::string root = CommonFolder(files);
-  CatalogWriter writer(Format::kFileList, root, 0);
+  CatalogWriter writer(Format::kFileList, root, TimeOfAll(times));
   std::map<std::string, uint32_t, std::less<>> folders = {{root, CatalogWriter::kRootFolder}};
   for (size_t i = 0; i < files.size(); ++i) {
     const std::string_view folder = DirName(files[i]);

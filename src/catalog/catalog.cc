@@ -110,6 +110,9 @@ Status Catalog::Save(const std::string& file) const {
 }
 
 Format Catalog::format() const { return impl_->view.format(); }
+bool Catalog::knows_times() const {
+  return format() != Format::kFileList || impl_->view.times[0] != 0;
+}
 const std::string& Catalog::root() const { return impl_->root; }
 size_t Catalog::size() const { return impl_->view.samples.size(); }
 size_t Catalog::object_count() const { return impl_->view.objects.size(); }

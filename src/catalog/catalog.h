@@ -55,12 +55,15 @@ class Catalog {
 
   // Compares modification times of the folders (kFolder), or times and sizes of the shards and
   // which there are; kChanged names the first that differs. Stats run in parallel. A kFileList is
-  // always fresh: its files' sizes are checked when they are read.
+  // always fresh, though it covers its files' times: their sizes are checked when they are read.
   Status CheckFresh() const;
   // Checks every object's existence and size, every tar header and every TFRecord checksum.
   // `progress` counts samples and is called as in BuildOptions. The first few problems are listed
   // in the message, its code is the first one's.
   Status Verify(const std::function<bool(uint64_t done, uint64_t total)>& progress) const;
+
+  // False: an old kFileList, which has no modification times at all.
+  bool knows_times() const;
 
   Format format() const;
   const std::string& root() const;  // absolute

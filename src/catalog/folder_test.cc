@@ -1,9 +1,12 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
 
 #include "catalog/catalog.h"
+#include "catalog/image.h"
 #include "catalog/lister.h"
 #include "catalog/test_data.h"
 
@@ -302,6 +305,29 @@ TEST(FileList, KeepsTheOrderGiven) {
   EXPECT_EQ((*catalog)->length(0), 2u);
   EXPECT_TRUE((*catalog)->extent(0).whole_object);
   EXPECT_TRUE((*catalog)->CheckFresh().ok());
+}
+
+TEST(FileList, CoversTheTimesOfItsFiles) {
+  TempFolder t;
+  const std::vector<std::string> paths = {t.Write("1.bin", "1"), t.Write("2.bin", "2")};
+  const auto image = [&] {
+    auto catalog = BuildFileList(paths, {});
+    EXPECT_TRUE(catalog) << catalog.status().ToString();
+    EXPECT_TRUE((*catalog)->knows_times());
+    const std::span<const std::byte> bytes = (*catalog)->image();
+    return std::vector<std::byte>(bytes.begin(), bytes.end());
+  };
+  const std::vector<std::byte> before = image();
+  EXPECT_EQ(image(), before);
+  const timespec times[2] = {{1, 0}, {1, 5}};
+  ASSERT_EQ(::utimensat(AT_FDCWD, paths[1].c_str(), times, 0), 0);
+  EXPECT_NE(image(), before);
+  // As older builds wrote them.
+  CatalogWriter old(Format::kFileList, t.path(), 0);
+  old.AddFile(CatalogWriter::kRootFolder, "1.bin", 1, -1);
+  auto catalog = std::move(old).Finish();
+  ASSERT_TRUE(catalog) << catalog.status().ToString();
+  EXPECT_FALSE((*catalog)->knows_times());
 }
 
 TEST(FileList, RootMayBeTheRootFolder) {

@@ -27,7 +27,8 @@ namespace forebay {
 enum class SectionId : uint32_t {
   kRoot = 0,     // path bytes
   kFolders,      // u32 parent of each folder; folder 0 is the root, parents come before children
-  kTimes,        // i64 mtime in ns of each folder and, in shard formats, of each object
+  kTimes,        // i64 mtime in ns of each folder and, in shard formats, of each object; of a
+                 // kFileList the root's is a hash of all files' and not 0, the others are 0
   kObjects,      // ObjectRecord
   kSamples,      // SampleRecord
   kFields,       // FieldRecord, in the samples' order

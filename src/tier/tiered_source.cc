@@ -29,7 +29,7 @@ uint64_t TierDataset(const Catalog& catalog) {
   return hash;
 }
 
-bool MayOutliveTheJob(const Catalog& catalog) { return catalog.format() != Format::kFileList; }
+bool MayOutliveTheJob(const Catalog& catalog) { return catalog.knows_times(); }
 
 bool WriteBuffer::Take(uint64_t bytes) {
   bytes = Charge(bytes);

@@ -25,13 +25,14 @@
 
 namespace forebay {
 
-// Names the bytes behind a catalog's sample numbers in a tier that outlives the job: sizes, names,
-// place, and the modification times that the catalog knows (of folders, and of shards). A file that
-// is rewritten in place, with its size unchanged, keeps the name.
+// Names the bytes behind a catalog's sample numbers, to a tier that outlives the job and to other
+// nodes: sizes, names, place, and the modification times that the catalog knows (of folders, of
+// shards, of listed files). A file of a folder that is rewritten in place, with its size unchanged,
+// keeps the name.
 uint64_t TierDataset(const Catalog& catalog);
 
-// False: the catalog has no modification times at all (kFileList), so that copies kept from an
-// earlier job could be of other bytes.
+// False: the catalog has no modification times at all (an old kFileList), so that copies kept from
+// an earlier job, or by another node, could be of other bytes.
 bool MayOutliveTheJob(const Catalog& catalog);
 
 // Bytes that copies on their way into tiers may take, shared by several sources. Small copies count

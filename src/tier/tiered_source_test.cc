@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <deque>
 #include <filesystem>
@@ -373,7 +374,14 @@ TEST(TierDataset, TellsDataSetsApart) {
   write_file(pattern + "/a/x/1.bin");
   EXPECT_NE(TierDataset(*a), TierDataset(*built(pattern + "/a")));
   const std::string paths[] = {pattern + "/a/x/1.bin"};
-  EXPECT_FALSE(MayOutliveTheJob(**BuildFileList(paths, {})));
+  const auto listed = *BuildFileList(paths, {});
+  EXPECT_TRUE(MayOutliveTheJob(*listed));
+  EXPECT_EQ(TierDataset(*listed), TierDataset(**BuildFileList(paths, {})));
+  // A listed file that is rewritten in place shows, as would another node's.
+  fs::last_write_time(paths[0], fs::last_write_time(paths[0]) + std::chrono::seconds(1));
+  const auto rewritten = *BuildFileList(paths, {});
+  EXPECT_EQ(listed->fingerprint(), rewritten->fingerprint());
+  EXPECT_NE(TierDataset(*listed), TierDataset(*rewritten));
   fs::remove_all(pattern);
 }
 
