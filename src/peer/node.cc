@@ -73,6 +73,8 @@ PeerMetrics::PeerMetrics(Registry& registry, const PeerOptions& options)
                                   "Samples copied from peers ahead of their use")),
       connected(mechanism.AddGauge("forebay_peer_connected", "Nodes that can be asked")),
       alive(mechanism.AddGauge("forebay_peer_alive", "Nodes of the job that are there")),
+      unkept(mechanism.AddGauge("forebay_peer_unkept_bytes",
+                                "Bytes that live here and that the tiers have no room for")),
       deaths(mechanism.AddCounter("forebay_peer_deaths_total",
                                   "Nodes that left, fell silent or were started anew")),
       bytes_per_second(
@@ -225,9 +227,15 @@ void Node::Publish() {
   metrics_.deaths.Add(counts.deaths - counted_.deaths);
   metrics_.strangers.Add(counts.refused - counted_.refused);
   counted_ = counts;
-  const Status health = membership_->health();
+  const uint64_t unkept = UnkeptBytes();
+  metrics_.unkept.Set(unkept);
+  std::string health = membership_->health().message();
+  if (health.empty() && unkept > 0) {
+    health = StrCat((unkept >> 20) + 1,
+                    " MiB of the samples that live here find no room; raise memory=");
+  }
   MutexLock lock(mutex_);
-  health_ = health.message();
+  health_ = std::move(health);
   seen_ = std::move(seen);
 }
 

@@ -64,6 +64,7 @@ struct PeerMetrics {
   Metric& pulled;
   Metric& connected;
   Metric& alive;
+  Metric& unkept;
   Metric& deaths;
   Knob& bytes_per_second;
   Knob& link_bytes_per_second;
@@ -124,6 +125,7 @@ class Node final : public Peers, private TransportHandler {
     bool ready = false;  // the engine has it
     StreamId serving = 0;
     std::optional<Directory> early;  // before the first plan
+    uint64_t home_bytes = 0;         // of this node, as planned
     std::vector<std::byte> held;     // bit by sample
     std::vector<Answer> answers;     // to be delivered
     std::vector<Turn> early_turns;   // asked before the first plan
@@ -216,6 +218,8 @@ class Node final : public Peers, private TransportHandler {
   size_t NewServe();
   void Pull(Nanos now);
   uint64_t Room() const;
+  // Of what lives here: for how much the tiers have no room.
+  uint64_t UnkeptBytes() const;
 
   Engine& engine_;
   const PeerOptions options_;

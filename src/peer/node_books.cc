@@ -61,10 +61,20 @@ void Node::ReadyBooks() {
 void Node::Plan(uint32_t number, Directory plan) {
   BookState& state = books_[number];
   const bool changed = plan.OnView(view_);
+  state.home_bytes = plan.home_bytes(self_);
   if (changed || state.early) engine_.SetShare(state.book->id, plan.Shares());
   state.early.reset();
   state.book->SetPlan(std::move(plan));
   for (const Turn& turn : std::exchange(state.early_turns, {})) StartServe(turn);
+}
+
+// What was announced is an estimate, made before there were data sets and streams, and each data
+// set is planned as if it had all of it.
+uint64_t Node::UnkeptBytes() const {
+  uint64_t bytes = 0;
+  for (const BookState& state : books_) bytes += state.home_bytes;
+  if (bytes == 0) return 0;
+  return bytes - std::min(bytes, engine_.TierQuota());
 }
 
 void Node::PlanBooks(Nanos now) {

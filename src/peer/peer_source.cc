@@ -35,7 +35,9 @@ PeerSource::PeerSource(std::shared_ptr<Exchange> exchange, std::shared_ptr<Book>
 PeerSource::~PeerSource() {
   if (getpid() != creator_) return;
   book_->Retire();
-  // Nothing may write to the reads' memory once they are gone. Every ask ends within its time.
+  // Nothing may write to the reads' memory once they are gone. Every ask ends within its time. Some
+  // may have been answered, and wait for a Reap that had room for them.
+  asked_ -= answers_.size() - answers_at_;
   while (asked_ > 0) {
     pollfd waiting{book_->event_fd(), POLLIN, 0};
     poll(&waiting, 1, 50);

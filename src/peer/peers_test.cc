@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <bit>
+#include <chrono>
 
+#include "base/crc32c.h"
+#include "peer/peer_source.h"
 #include "peer/peer_testing.h"
 
 namespace forebay::peer {
@@ -39,6 +43,88 @@ TEST_F(PeersTest, FourNodesThatHoldPartEachReadEachSampleOnce) {
   EXPECT_EQ(SourceReads(), 400u) << Fates();
   EXPECT_EQ(Sum("forebay_peer_timeouts_total"), 0u);
   EXPECT_EQ(Sum("forebay_peer_refused_total"), 0u);
+}
+
+TEST_F(PeersTest, WhatLivesHereAndFindsNoRoomIsTold) {
+  engine_options_.memory_tier = 12 << 20;
+  const auto catalog = MakeFiles(400, 50000, 60000);
+  Prepare(2);
+  for (uint32_t node = 0; node < 2; ++node) Begin(node, 24 << 20);
+  Use(0, catalog, 4);
+  // Four batches of 3.5 MB and more: half of its memory goes to them.
+  Use(1, catalog, 64);
+  const auto unkept = [&](uint32_t node) {
+    return Value(*nodes_[node].engine, "forebay_peer_unkept_bytes");
+  };
+  ASSERT_TRUE(Within(10 * kSecond, [&] { return unkept(1) > 0; }));
+  EXPECT_TRUE(Within(10 * kSecond, [&] {
+    return nodes_[1].engine->Cluster().health.find("raise memory=") != std::string::npos;
+  })) << nodes_[1].engine->Cluster().health;
+  EXPECT_EQ(unkept(0), 0u);
+  EXPECT_EQ(nodes_[0].engine->Cluster().health, "");
+}
+
+// Listed files have the same names and sizes on both nodes, and are not the same.
+TEST_F(PeersTest, ListedFilesOfOtherTimesAreAnotherDataSet) {
+  MakeFiles(60, 1000, 3000);
+  std::vector<std::string> paths;
+  for (uint32_t i = 0; i < 60; ++i) paths.push_back(StrCat(root_, "/data/", 100000 + i, ".bin"));
+  const auto listed = [&] {
+    auto built = BuildFileList(paths, {});
+    EXPECT_TRUE(built) << built.status().ToString();
+    return std::shared_ptr<const Catalog>(*std::move(built));
+  };
+  options_.join_wait = 200 * kMilli;
+  Prepare(2);
+  for (uint32_t node = 0; node < 2; ++node) Begin(node, 64 << 20);
+  Use(0, listed());
+  std::filesystem::last_write_time(
+      paths[7], std::filesystem::last_write_time(paths[7]) + std::chrono::seconds(1));
+  Use(1, listed());
+  Epoch(0);
+  EXPECT_EQ(Sum("forebay_peer_reads_total"), 0u);
+  EXPECT_GE(SourceReads(), 60u);
+}
+
+TEST_F(PeersTest, ASourceGoesWithAnswersThatNobodyTook) {
+  const auto catalog = MakeFiles(40, 100, 100);
+  Registry registry;
+  Metric& avoided = registry.AddMechanism("test", "a test").AddCounter("avoided", "a test");
+  const auto exchange = std::make_shared<Exchange>(kSecond, kSecond, true, avoided);
+  exchange->Open([] {});
+  std::shared_ptr<Book> book = *Book::Make(0, catalog, 0, SteadyClock().Now());
+  View view{.version = 1, .nodes = 2, .members = {}};
+  for (uint32_t node = 0; node < 2; ++node) {
+    Member member;
+    member.node = node;
+    member.memory = 1 << 20;
+    view.members.push_back(member);
+  }
+  Directory plan(0, Engine::TierLengths(*catalog));
+  plan.OnView(view);
+  book->SetPlan(plan);
+  book->SetReach(1, Reach::kReady);
+  auto source = PeerSource::Make(exchange, book, *MakeNullSource(16));
+  ASSERT_TRUE(source);
+  std::array<std::array<std::byte, 100>, 3> bytes{};
+  std::vector<SourceRead> reads;
+  for (SampleId s = 0; reads.size() < 3; ++s) {
+    if (plan.Locate(s).home != 1) continue;
+    reads.push_back({.tag = s, .sample = s, .dest = bytes[reads.size()]});
+  }
+  ASSERT_EQ((*source)->Submit(reads), 3u);
+  std::vector<Ask> asks;
+  std::vector<std::shared_ptr<Book>> books;
+  std::vector<uint32_t> corrupt;
+  exchange->Take(&asks, &books, &corrupt);
+  ASSERT_EQ(asks.size(), 3u);
+  for (const Ask& ask : asks) {
+    const Answer answer{.slot = ask.slot, .outcome = Outcome::kArrived, .crc = Crc32c(ask.dest)};
+    book->Deliver({&answer, 1});
+  }
+  std::array<SourceDone, 1> done;
+  ASSERT_EQ((*source)->Reap(done), 1u);
+  source->reset();  // must not wait for the two others to come again
 }
 
 TEST_F(PeersTest, WithoutCoordinationEachReadsForItself) {

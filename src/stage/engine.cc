@@ -339,7 +339,9 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
     if (!made) return made.error();
     source = *std::move(made);
   }
-  if (wrap_) {
+  // Nodes whose files of the same names and sizes differ must not take each other's for their own.
+  const bool shared = wrap_ && MayOutliveTheJob(*catalog);
+  if (shared) {
     Result<std::unique_ptr<Source>> wrapped =
         wrap_(static_cast<DatasetId>(dataset_count()), catalog, std::move(source));
     if (!wrapped) return wrapped.error();
@@ -361,7 +363,7 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
   // The first data set's reader threads are paid for already; every further one has its own.
   const uint64_t stacks = datasets_.empty() ? 0 : ReaderBytes(options_.max_in_flight);
   const uint64_t index = tiered == nullptr ? 0 : lengths.size() * FolderStore::kBytesASample;
-  const uint64_t cluster = wrap_ ? lengths.size() * kClusterBytesASample : 0;
+  const uint64_t cluster = shared ? lengths.size() * kClusterBytesASample : 0;
   const uint64_t tables = Scheduler::MetadataBytes(lengths.size()) + stacks + index + cluster;
   // In pieces, as samples of other data sets leave them; reads under way hold theirs to their end.
   std::vector<ArenaAllocator::Block> blocks;
@@ -375,7 +377,7 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
   }
   const DatasetId id = scheduler_.AddDataset(lengths);
   scheduler_.SetLayout(id, catalog);
-  if (wrap_) {
+  if (shared) {
     scheduler_.SetElsewhere(id, [s = source.get()](SampleId x) { return s->Elsewhere(x) >= 0; });
   }
   if (tiered != nullptr) {
@@ -596,6 +598,11 @@ NodeRoom Engine::TierRoom() const {
   }
   if (cache_ != nullptr) room.folder = less_margin(cache_->store->capacity_bytes());
   return room;
+}
+
+uint64_t Engine::TierQuota() const {
+  MutexLock lock(mutex_);
+  return scheduler_.keep_quota() + (cache_ == nullptr ? 0 : cache_->store->capacity_bytes());
 }
 
 std::vector<uint32_t> Engine::TierLengths(const Catalog& catalog) {

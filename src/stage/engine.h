@@ -61,7 +61,7 @@ struct EngineOptions {
   // How long a consumer waits for memory that only its own unreleased batches hold.
   Nanos release_wait = 10 * kSecond;
   // Samples read from posix sources are copied into this folder and read from there by later epochs
-  // and jobs; empty: there is none. Catalogs without modification times (kFileList) do without.
+  // and jobs; empty: there is none. Catalogs without modification times do without.
   std::string cache_folder;
   uint64_t cache_bytes = 0;  // as FolderTierOptions::capacity_bytes
   Status Validate() const;
@@ -180,6 +180,8 @@ class Engine {
   HeldChanges TakeHeldChanges(DatasetId dataset);
   // What this node's tiers can keep, less a margin.
   NodeRoom TierRoom() const;
+  // What they can keep as things are now, without a margin: tables and streams took their part.
+  uint64_t TierQuota() const;
   // What each sample takes of it.
   static std::vector<uint32_t> TierLengths(const Catalog& catalog);
   std::vector<uint32_t> TierLengths(DatasetId dataset) const;
