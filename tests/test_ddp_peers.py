@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not _usable, reason=f"no test bed here: {_reason
 needs_peers = pytest.mark.skipif(not Cluster.has_peers()[0], reason=Cluster.has_peers()[1])
 needs_fuse = pytest.mark.skipif(not SlowFs.available()[0], reason=SlowFs.available()[1])
 
-_NODES = 2
+_NODES = 4
 _FILES = 160
 _HERE = Path(__file__).resolve().parent
 
