@@ -114,6 +114,7 @@ class Server {
     bool waiting = false;  // for the engine
     Nanos wanted_since = -1;
     StallCause cause = StallCause::kSource;
+    std::array<Nanos, kStallCauses> waits{};  // of the entry that is asked for, by cause
     Nanos blocked_since = -1;
   };
   // What Describe tells of a stream.
@@ -229,6 +230,7 @@ class Server {
   // The client has taken it.
   static void CountTaken(Peer& peer, const Ring& ring, const Ring::Announced& entry);
   void ChargeWait(Peer& peer, Ring& ring, Nanos now);
+  static uint8_t MainCause(Ring& ring);
   // Takes back what was announced and not taken.
   void DropAnnounced(Peer& peer, Ring& ring);
   void DropRing(Peer& peer, StreamId stream);

@@ -1,5 +1,6 @@
 // The server's rings: batches announced to clients before they ask.
 #include <algorithm>
+#include <array>
 #include <span>
 #include <utility>
 
@@ -36,11 +37,21 @@ void Server::CountTaken(Peer& peer, const Ring& ring, const Ring::Announced& ent
 void Server::ChargeWait(Peer& peer, Ring& ring, Nanos now) {
   if (ring.wanted_since < 0) return;
   const Nanos since = std::exchange(ring.wanted_since, -1);
+  ring.waits[static_cast<size_t>(ring.cause)] += now - since;
   StreamInfo& info = peer.streams[ring.stream];
   // Who works ahead of a consumer tells what that one waited for.
   if (info.opened.ahead_of_consumer) return;
   engine_.CountStall(ring.cause, now - since);
   info.watch.Waited(ring.cause, since, now);
+}
+
+// What the entry's wait was for, most of it: the client charges it to one cause, and the last thing
+// that a batch lacks is always a read.
+uint8_t Server::MainCause(Ring& ring) {
+  const std::array<Nanos, kStallCauses> waits = std::exchange(ring.waits, {});
+  const auto most = std::max_element(waits.begin(), waits.end());
+  return static_cast<uint8_t>(*most > 0 ? most - waits.begin()
+                                        : static_cast<ptrdiff_t>(ring.cause));
 }
 
 void Server::DropAnnounced(Peer& peer, Ring& ring) {
@@ -155,7 +166,7 @@ bool Server::Announce(Peer& peer, Ring& ring, Nanos now) {
   ring.waiting = false;
   ring.blocked_since = -1;
   ChargeWait(peer, ring, now);
-  const auto cause = static_cast<uint8_t>(ring.cause);
+  const uint8_t cause = MainCause(ring);
   if (!kind) {
     ring.failed = true;  // the next try is for the next asking
     ring.announced.emplace_back();
