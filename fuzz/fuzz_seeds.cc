@@ -113,7 +113,7 @@ void PutMessages(const std::string& folder) {
   wire::Release release;
   release.leases = {1, 2};
   wire::StatsReply stats;
-  stats.epochs = stats.reads = stats.bytes = {1, 2};
+  stats.epochs = stats.reads = stats.bytes = stats.peer_reads = stats.peer_bytes = {1, 2};
   wire::SetKnobs knobs;
   knobs.names = {"a", "bc"};
   knobs.values = {1, -2};
