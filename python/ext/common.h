@@ -79,6 +79,7 @@ void BindPlacement(nb::module_& m);
 void BindPlan(nb::module_& m);
 void BindLimits(nb::module_& m);
 void BindShared(nb::module_& m);
+void BindSignals(nb::module_& m);
 void BindSim(nb::module_& m);
 void BindTune(nb::module_& m);
 void BindWorker(nb::module_& m);

@@ -100,6 +100,7 @@ NB_MODULE(_forebay, m) {
   forebay::python::BindImage(m);
   forebay::python::BindLimits(m);
   forebay::python::BindShared(m);
+  forebay::python::BindSignals(m);
   forebay::python::BindSim(m);
   forebay::python::BindTune(m);
   forebay::python::BindWorker(m);

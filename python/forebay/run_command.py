@@ -15,12 +15,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from . import _forebay
 from ._errors import ArgumentError, MissingError, UnsupportedError
 from .units import format_bytes, parse_bytes
 
 LIBRARY = "libforebay_posix.so"
-# Sent by the kernel, such as Ctrl-C at a terminal: the program is in our group and has it already.
-_FROM_KERNEL = 0x80
 _FORWARDED = (
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2,
 )  # fmt: skip
@@ -131,35 +130,26 @@ def environment(told: dict[str, str], hook: bool) -> dict[str, str]:
 
 def execute(command: Sequence[str], env: dict[str, str]) -> int:
     """Runs it to its end; signals that reach us reach it. Its exit code, 128 + signal's number."""
-    waited = {*_FORWARDED, signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+    forwarding = _forebay.SignalForwarding([int(number) for number in _FORWARDED])
     try:
         try:
             # SIGPIPE and SIGXFSZ: Python ignores them, programs do not expect that.
             pid = os.posix_spawnp(
-                command[0], list(command), env,
-                setsigmask=before, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
-            )  # fmt: skip
+                command[0], list(command), env, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ]
+            )
         except FileNotFoundError:
             say(f"{command[0]}: no such program; check its spelling and PATH")
             return 127
         except OSError as error:
             say(f"{command[0]} cannot be run: {error.strerror}")
             return 126
-        while True:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                code = os.waitstatus_to_exitcode(status)
-                return code if code >= 0 else 128 - code
-            told = signal.sigtimedwait(waited, 1.0)
-            if told is None or told.si_signo == signal.SIGCHLD or told.si_code == _FROM_KERNEL:
-                continue
-            os.kill(pid, told.si_signo)
+        forwarding.send_to(pid)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        forwarding.stop()
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return code if code >= 0 else 128 - code
     finally:
-        # A second Ctrl-C is not to interrupt the cleaning up.
-        while signal.sigtimedwait(waited, 0) is not None:
-            pass
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        del forwarding  # handlers are as before
 
 
 def summary(before: dict[str, Any], after: dict[str, Any]) -> str:
