@@ -13,20 +13,19 @@
 #include <chrono>
 #include <cstddef>
 #include <cstring>
-#include <system_error>
 #include <thread>
 #include <vector>
+
+#include "base/thread.h"
 
 namespace forebay {
 
 Result<std::shared_ptr<const SystemCalls>> SystemCalls::Count() {
   // Shared with the thread that serves it, which may outlive the caller.
   auto calls = std::make_shared<SystemCalls>();
-  try {
-    std::thread([calls] { calls->Watch(); }).detach();
-  } catch (const std::system_error& error) {
-    return Status(Code::kResourceExhausted, StrCat("a thread did not start: ", error.what()));
-  }
+  auto started = StartThread<std::thread>("forebay-calls", [calls] { calls->Watch(); });
+  if (!started) return started.error();
+  started->detach();
   sock_filter notify = {BPF_RET | BPF_K, 0, 0, SECCOMP_RET_USER_NOTIF};
   const sock_fprog program = {1, &notify};
   long listener = -1;

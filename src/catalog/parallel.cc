@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <system_error>
 #include <utility>
+
+#include "base/thread.h"
 
 namespace forebay {
 namespace {
@@ -32,13 +33,12 @@ void WorkStack::Push(Task task) {
     work_.notify_one();
     return;
   }
-  try {
-    threads_.emplace_back([this] { Work(); });
-  } catch (const std::system_error& error) {
+  auto started = StartThread("forebay-scan", [this] { Work(); });
+  if (started) {
+    threads_.push_back(*std::move(started));
+  } else if (threads_.empty()) {
     // Fewer threads than asked for only cost time; none at all would wait for ever.
-    if (threads_.empty()) {
-      Fail(Status(Code::kResourceExhausted, StrCat("no thread could be started: ", error.what())));
-    }
+    Fail(started.error());
   }
 }
 

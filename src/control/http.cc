@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/thread.h"
 #include "base/thread_annotations.h"
 
 namespace forebay::control {
@@ -70,20 +71,20 @@ class NameLookups {
     if (at == running_.end()) {
       // Shared with its thread, which may be the last to hold it.
       at = running_.emplace(key, std::make_shared<Lookup>()).first;
-      try {
-        std::thread([this, key, host, number, lookup = at->second] {
-          Addresses found = LookUp(host, number, AI_ADDRCONFIG);
-          MutexLock done(mutex_);
-          lookup->found = std::move(found);
-          lookup->done = true;
-          running_.erase(key);
-          changed_.notify_all();
-        }).detach();
-      } catch (const std::system_error& error) {
+      auto started = StartThread<std::thread>(
+          "forebay-lookup", [this, key, host, number, lookup = at->second] {
+            Addresses found = LookUp(host, number, AI_ADDRCONFIG);
+            MutexLock done(mutex_);
+            lookup->found = std::move(found);
+            lookup->done = true;
+            running_.erase(key);
+            changed_.notify_all();
+          });
+      if (!started) {
         running_.erase(at);
-        return Status(Code::kResourceExhausted,
-                      StrCat(host, ": no thread to look it up: ", error.what()));
+        return Status(started.error().code(), StrCat(host, ": ", started.error().message()));
       }
+      started->detach();
     }
     const std::shared_ptr<Lookup> lookup = at->second;
     while (!lookup->done) {

@@ -1,6 +1,5 @@
 #include "daemon/control_loop.h"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <condition_variable>
 #include <utility>
 
+#include "base/thread.h"
 #include "control/capacity.h"
 #include "control/etcd_store.h"
 #include "control/json.h"
@@ -85,8 +85,9 @@ Result<std::unique_ptr<ControlLoop>> ControlLoop::Start(Engine& engine,
     loop->where_ = loop->store_->Describe();
   }
   ControlLoop* const self = loop.get();
-  loop->thread_ = std::jthread([self](std::stop_token stop) { self->Run(stop); });
-  pthread_setname_np(loop->thread_.native_handle(), "forebay-control");
+  auto started = StartThread("forebay-control", [self](std::stop_token stop) { self->Run(stop); });
+  if (!started) return started.error();
+  loop->thread_ = *std::move(started);
   return loop;
 }
 

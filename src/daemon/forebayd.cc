@@ -182,12 +182,12 @@ Result<Daemon> Start(const Settings& settings, const DaemonPlace& place) {
   daemon.server = *std::move(server);
   if (daemon.web != nullptr) {
     Server* const told = daemon.server.get();
-    daemon.web->Serve({
+    FOREBAY_RETURN_IF_ERROR(daemon.web->Serve({
         {"/", "text/html; charset=utf-8", [] { return std::string(StatusPage()); }},
         {"/status.json", "application/json", [told] { return told->StatusJson(); }},
         {"/metrics", "text/plain; version=0.0.4; charset=utf-8",
          [told] { return told->MetricsText(); }},
-    });
+    }));
   }
   return daemon;
 }

@@ -1,7 +1,6 @@
 #include "daemon/server.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/file.h>
@@ -20,6 +19,7 @@
 
 #include "base/fork.h"
 #include "base/rng.h"
+#include "base/thread.h"
 #include "wire/socket.h"
 
 namespace forebay {
@@ -141,8 +141,9 @@ Result<ServerPtr> Server::Start(Engine& engine, const ServerOptions& options) {
     return ErrnoStatus(errno, "watching the server's descriptors");
   }
   Server* const self = server.get();
-  server->thread_ = std::jthread([self](std::stop_token stop) { self->Run(stop); });
-  pthread_setname_np(server->thread_.native_handle(), "forebay-serve");
+  auto started = StartThread("forebay-serve", [self](std::stop_token stop) { self->Run(stop); });
+  if (!started) return started.error();
+  server->thread_ = *std::move(started);
   return server;
 }
 

@@ -3,7 +3,6 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "base/fork.h"
+#include "base/thread.h"
 
 namespace forebay {
 namespace {
@@ -163,10 +163,12 @@ Result<WebServerPtr> WebServer::Listen(uint16_t port) {
   return web;
 }
 
-void WebServer::Serve(std::vector<WebPage> pages) {
+Status WebServer::Serve(std::vector<WebPage> pages) {
   pages_ = std::move(pages);
-  thread_ = std::jthread([this](std::stop_token stop) { Run(stop); });
-  pthread_setname_np(thread_.native_handle(), "forebay-web");
+  auto started = StartThread("forebay-web", [this](std::stop_token stop) { Run(stop); });
+  if (!started) return started.error();
+  thread_ = *std::move(started);
+  return Status();
 }
 
 WebServer::~WebServer() {

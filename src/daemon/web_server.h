@@ -51,7 +51,7 @@ class WebServer {
  public:
   // `port` 0: any free one. Nothing is answered before Serve.
   static Result<WebServerPtr> Listen(uint16_t port);
-  void Serve(std::vector<WebPage> pages);
+  Status Serve(std::vector<WebPage> pages);
   ~WebServer();
 
   uint16_t port() const { return port_; }

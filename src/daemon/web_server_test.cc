@@ -59,9 +59,12 @@ class WebServerTest : public ::testing::Test {
     auto made = WebServer::Listen(0);
     ASSERT_TRUE(made) << made.status().ToString();
     web_ = *std::move(made);
-    web_->Serve({{"/text", "text/plain", [] { return std::string(300000, 'x'); }},
-                 {"/late", "text/plain",
-                  []() -> Result<std::string> { return Status(Code::kUnavailable, "not now"); }}});
+    const Status serves =
+        web_->Serve({{"/text", "text/plain", [] { return std::string(300000, 'x'); }},
+                     {"/late", "text/plain", []() -> Result<std::string> {
+                        return Status(Code::kUnavailable, "not now");
+                      }}});
+    ASSERT_TRUE(serves.ok()) << serves.ToString();
   }
 
   OwnedFd Connect() const {

@@ -7,8 +7,8 @@
 
 #include <algorithm>
 #include <chrono>
-#include <system_error>
 
+#include "base/thread.h"
 #include "decode/numa.h"
 
 namespace forebay {
@@ -19,7 +19,6 @@ constexpr auto kSlice = std::chrono::milliseconds(100);  // longest single sleep
 constexpr int kNice = 5;
 
 void SettleThread(size_t thread, const std::vector<cpu_set_t>& nodes) {
-  pthread_setname_np(pthread_self(), "forebay-decode");
   (void)setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kNice);
   if (nodes.size() > 1) {
     const cpu_set_t& node = nodes[thread % nodes.size()];
@@ -72,21 +71,22 @@ DecodePool::~DecodePool() {
   pool.clear();
 }
 
-void DecodePool::Add(DecodeWork& work) {
+Status DecodePool::Add(DecodeWork& work) {
   MutexLock lock(mutex_);
   auto entry = std::make_shared<Entry>();
   entry->work = &work;
-  try {
-    while (pool_.size() < most_) {
-      const size_t number = pool_.size();
-      pool_.emplace_back([this, number](std::stop_token stop) { Run(stop, number); });
-    }
-  } catch (const std::system_error&) {
-    if (pool_.empty()) throw;  // fewer do the same work
+  while (pool_.size() < most_) {
+    const size_t number = pool_.size();
+    auto started =
+        StartThread("forebay-decode", [this, number](std::stop_token stop) { Run(stop, number); });
+    if (!started && pool_.empty()) return started.error();
+    if (!started) break;  // fewer do the same work
+    pool_.push_back(*std::move(started));
   }
   works_.push_back(std::move(entry));
   ++wakes_;
   ready_.notify_all();
+  return Status();
 }
 
 void DecodePool::Remove(DecodeWork& work) {

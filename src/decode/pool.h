@@ -56,9 +56,8 @@ class DecodePool {
   DecodePool& operator=(const DecodePool&) = delete;
 
   size_t threads() const { return most_; }
-  // The first call starts the threads. Throws std::system_error, with nothing added, when not even
-  // one starts.
-  void Add(DecodeWork& work);
+  // The first call starts the threads. Where not even one starts, nothing is added.
+  Status Add(DecodeWork& work);
   // Afterwards no thread is in `work`, nor will be.
   void Remove(DecodeWork& work);
   // Some work has more to do.

@@ -64,8 +64,8 @@ TEST(DecodePool, DoesAllWorkOfAllAndLetsGo) {
   DecodePool pool(registry, 4);
   Countdown a(1000);
   Countdown b(1000);
-  pool.Add(a);
-  pool.Add(b);
+  ASSERT_TRUE(pool.Add(a).ok());
+  ASSERT_TRUE(pool.Add(b).ok());
   for (int i = 0; i < 10000 && (a.done() < 1000 || b.done() < 1000); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
@@ -81,7 +81,7 @@ TEST(DecodePool, TheKnobFixesTheThreads) {
   ASSERT_TRUE(registry.SetKnob("decode_threads", 1).ok());
   EXPECT_FALSE(registry.SetKnob("decode_threads", 5).ok());
   Countdown work(500);
-  pool.Add(work);
+  ASSERT_TRUE(pool.Add(work).ok());
   for (int i = 0; i < 10000 && work.done() < 500; ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "base/crc32c.h"
+#include "base/thread.h"
 #include "files/identity.h"
 
 namespace forebay::files {
@@ -165,7 +166,9 @@ void Copier::Submit(CopyJob job) {
   const MutexLock lock(mutex_);
   (job.urgent ? urgent_ : rest_).push_back(std::move(job));
   if (idle_ < urgent_.size() + rest_.size() && threads_.size() < most_) {
-    threads_.emplace_back([this, stop = stop_.get_token()] { Work(stop); });
+    // Where none can be had now, the next job tries again.
+    auto started = StartThread("forebay-copy", [this, stop = stop_.get_token()] { Work(stop); });
+    if (started) threads_.push_back(*std::move(started));
   }
   changed_.notify_one();
 }

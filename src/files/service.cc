@@ -19,6 +19,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/thread.h"
 #include "base/thread_annotations.h"
 #include "files/book.h"
 #include "files/cache_folder.h"
@@ -224,7 +225,9 @@ Status ServiceImpl::Listen() {
   failed += epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event);
   if (failed != 0) return ErrnoStatus(errno, "watching the file service's socket");
   started_ = last_asked_ = SteadyClock().Now();
-  thread_ = std::jthread([this](const std::stop_token& stop) { Loop(stop); });
+  auto loop = StartThread("forebay-files", [this](const std::stop_token& stop) { Loop(stop); });
+  if (!loop) return loop.error();
+  thread_ = *std::move(loop);
   return Status();
 }
 

@@ -7,7 +7,6 @@
 // page cache copies the few that run empty the queue first, and the others stay asleep.
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -24,6 +23,7 @@
 
 #include "base/clock.h"
 #include "base/owned.h"
+#include "base/thread.h"
 #include "base/thread_annotations.h"
 #include "io/loop.h"
 #include "io/scatter.h"
@@ -39,8 +39,7 @@ constexpr size_t kStackBytes = 128 * 1024;
 // inside their open() within 1 ms; waking all at once is no faster and switches contexts more.
 constexpr size_t kMaxWaking = 8;
 
-// A joining owner of a thread with a small stack, which std::jthread cannot give. Signals are
-// blocked in it: they belong to the program that embeds us.
+// A joining owner of a thread with a small stack, which std::jthread cannot give.
 class SmallThread {
  public:
   SmallThread() = default;
@@ -52,10 +51,7 @@ class SmallThread {
 
   // Returns 0 or an errno value.
   int Start(void* (*entry)(void*), void* argument) {
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const SignalsBlocked blocked;
     pthread_attr_t attributes;
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, kStackBytes);
@@ -63,7 +59,6 @@ class SmallThread {
     // EINVAL: thread-local storage alone is larger than the stack asked for.
     if (error == EINVAL) error = pthread_create(&thread_, nullptr, entry, argument);
     pthread_attr_destroy(&attributes);
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
     running_ = error == 0;
     if (running_) pthread_setname_np(thread_, "forebay-io");
     return error;

@@ -1,7 +1,5 @@
 // Membership in etcd: each node's key below the job's prefix, under a lease that its node keeps; a
 // watch tells of the others. One thread has it all.
-#include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -13,12 +11,12 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/fork.h"
+#include "base/thread.h"
 #include "base/thread_annotations.h"
 #include "control/etcd_store.h"
 #include "peer/membership.h"
@@ -64,19 +62,10 @@ class EtcdMembership final : public Membership {
     if (published_.event_fd() < 0) return ErrnoStatus(errno, "eventfd");
     published_.SetHealth(
         Status(Code::kUnavailable, StrCat("etcd at ", options_.cluster.etcd, ": not asked yet")));
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are the program's own threads'
-    Status status;
-    try {
-      thread_ = std::make_unique<std::thread>([this] { Run(); });
-      pthread_setname_np(thread_->native_handle(), "forebay-members");
-    } catch (const std::system_error& error) {
-      status = Status(Code::kResourceExhausted, StrCat("no thread for members: ", error.what()));
-    }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return status;
+    auto started = StartThread<std::thread>("forebay-members", [this] { Run(); });
+    if (!started) return started.error();
+    thread_ = std::make_unique<std::thread>(*std::move(started));
+    return Status();
   }
 
   View Current() const override {

@@ -13,11 +13,11 @@
 #include <condition_variable>
 #include <cstring>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "base/owned.h"
+#include "base/thread.h"
 #include "base/thread_annotations.h"
 
 namespace forebay::peer {
@@ -128,22 +128,22 @@ HostLookup::HostLookup(const HostPort& at) : state_(std::make_shared<State>()) {
     state_->found = std::move(numeric);
     return;
   }
-  try {
-    std::thread([at, state = state_] {
-      int ignored = 0;
-      Found found = LookUp(at, AI_ADDRCONFIG, &ignored);
-      // A host without any network but loopback has no configured address.
-      if (ignored != 0) found = LookUp(at, 0, &ignored);
-      MutexLock lock(state->mutex);
-      state->found = std::move(found);
-      state->changed.notify_all();
-    }).detach();
-  } catch (const std::system_error& failure) {
-    MutexLock lock(state_->mutex);
-    state_->found =
-        Found(Status(Code::kResourceExhausted,
-                     StrCat("host ", at.host, ": no thread to look it up: ", failure.what())));
+  auto started = StartThread<std::thread>("forebay-lookup", [at, state = state_] {
+    int ignored = 0;
+    Found found = LookUp(at, AI_ADDRCONFIG, &ignored);
+    // A host without any network but loopback has no configured address.
+    if (ignored != 0) found = LookUp(at, 0, &ignored);
+    MutexLock lock(state->mutex);
+    state->found = std::move(found);
+    state->changed.notify_all();
+  });
+  if (started) {
+    started->detach();
+    return;
   }
+  MutexLock lock(state_->mutex);
+  state_->found = Found(
+      Status(started.error().code(), StrCat("host ", at.host, ": ", started.error().message())));
 }
 
 std::optional<Found> HostLookup::Poll() const {

@@ -7,8 +7,6 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <pthread.h>
-#include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -23,13 +21,13 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/fork.h"
 #include "base/owned.h"
+#include "base/thread.h"
 #include "base/thread_annotations.h"
 #include "peer/membership.h"
 #include "peer/membership_hosts.h"
@@ -139,20 +137,10 @@ class NetMembership final : public Membership {
     } else if (!registrar_) {
       dials_.emplace_back().at = own_at_;
     }
-    // Signals are the program's own threads'.
-    sigset_t all;
-    sigset_t before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    Status status;
-    try {
-      thread_ = std::make_unique<std::thread>([this] { Run(); });
-      pthread_setname_np(thread_->native_handle(), "forebay-members");
-    } catch (const std::system_error& error) {
-      status = Status(Code::kResourceExhausted, StrCat("no thread for members: ", error.what()));
-    }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return status;
+    auto started = StartThread<std::thread>("forebay-members", [this] { Run(); });
+    if (!started) return started.error();
+    thread_ = std::make_unique<std::thread>(*std::move(started));
+    return Status();
   }
 
   View Current() const override {

@@ -1,15 +1,14 @@
 #include "pipeline/pipeline.h"
 
-#include <pthread.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <system_error>
 #include <utility>
 
 #include "base/fork.h"
+#include "base/thread.h"
 #include "decode/image.h"
 
 namespace forebay {
@@ -125,14 +124,11 @@ Result<PipelinePtr> Pipeline::Make(std::shared_ptr<StoredBatches> source, Stream
   pipeline->stream_ = *opened;
   pipeline->opened_ = true;
   Pipeline* const raw = pipeline.get();
-  try {
-    pipeline->pool_.Add(*pipeline);
-    MutexLock lock(pipeline->control_);
-    pipeline->feeder_ = std::jthread([raw](std::stop_token stop) { raw->RunFeeder(stop); });
-    pthread_setname_np(pipeline->feeder_.native_handle(), "forebay-feed");
-  } catch (const std::system_error& error) {
-    return Status(Code::kResourceExhausted, StrCat("a thread did not start: ", error.what()));
-  }
+  FOREBAY_RETURN_IF_ERROR(pipeline->pool_.Add(*pipeline));
+  auto feeder = StartThread("forebay-feed", [raw](std::stop_token stop) { raw->RunFeeder(stop); });
+  if (!feeder) return feeder.error();
+  MutexLock lock(pipeline->control_);
+  pipeline->feeder_ = *std::move(feeder);
   return pipeline;
 }
 

@@ -8,11 +8,11 @@
 #include <condition_variable>
 #include <deque>
 #include <stop_token>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/thread.h"
 #include "base/thread_annotations.h"
 
 namespace forebay {
@@ -32,7 +32,12 @@ class ShardFds::Opener {
     int error = 0;
   };
 
-  Opener() : thread_([this](const std::stop_token& stop) { Run(stop); }) {}
+  // False: no thread to be had now.
+  bool Start() {
+    auto started = StartThread("forebay-open", [this](const std::stop_token& stop) { Run(stop); });
+    if (started) thread_ = *std::move(started);
+    return started.has_value();
+  }
 
   void Open(ObjectId object, std::string path) EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
@@ -116,11 +121,9 @@ int ShardFds::Acquire(ObjectId object, const std::string& path) {
 
 bool ShardFds::StartOpener() {
   if (opener_) return true;
-  try {
-    opener_ = std::make_unique<Opener>();
-  } catch (const std::system_error&) {
-    return false;  // no thread to be had now: reads go on by path
-  }
+  auto opener = std::make_unique<Opener>();
+  if (!opener->Start()) return false;  // reads go on by path
+  opener_ = std::move(opener);
   return true;
 }
 

@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 
@@ -13,6 +12,7 @@
 
 #include "base/fork.h"
 #include "base/system_memory.h"
+#include "base/thread.h"
 #include "decode/numa.h"
 
 namespace forebay {
@@ -225,10 +225,12 @@ Status Engine::Start() {
     MutexLock lock(mutex_);
     tuner_lines_ = TuneLogHeader(TunerOptions(options_, arena_bytes));
   }
-  loop_ = std::jthread([this](std::stop_token stop) { RunLoop(stop); });
-  planner_ = std::jthread([this](std::stop_token stop) { RunPlanner(stop); });
-  pthread_setname_np(loop_.native_handle(), "forebay-loop");
-  pthread_setname_np(planner_.native_handle(), "forebay-plan");
+  auto loop = StartThread("forebay-loop", [this](std::stop_token stop) { RunLoop(stop); });
+  if (!loop) return loop.error();
+  loop_ = *std::move(loop);
+  auto planner = StartThread("forebay-plan", [this](std::stop_token stop) { RunPlanner(stop); });
+  if (!planner) return planner.error();
+  planner_ = *std::move(planner);
   return Status();
 }
 
@@ -505,11 +507,13 @@ Result<StreamId> Engine::Open(const StreamOptions& options) {
     }
   }
   if (options.shape.contiguous && !copiers_started_) {
-    copiers_started_ = true;
     for (size_t i = 0; i < options_.copy_threads; ++i) {
-      copiers_.emplace_back([this](std::stop_token stop) { RunCopier(stop); });
-      pthread_setname_np(copiers_.back().native_handle(), "forebay-copy");
+      auto started = StartThread("forebay-copy", [this](std::stop_token stop) { RunCopier(stop); });
+      if (!started && copiers_.empty()) return started.error();
+      if (!started) break;  // fewer do the same work
+      copiers_.push_back(*std::move(started));
     }
+    copiers_started_ = true;
   }
   const std::optional<StreamId> closed = TakeClosed();
   // Both tables grow together, also when memory runs out in between.

@@ -1,17 +1,15 @@
 #include "tier/folder_tier.h"
 
 #include <fcntl.h>
-#include <pthread.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <filesystem>
-#include <system_error>
 #include <utility>
 
+#include "base/thread.h"
 #include "tier/folder_core.h"
 
 namespace forebay {
@@ -83,25 +81,17 @@ Result<std::shared_ptr<FolderStore>> FolderStore::Open(const FolderTierOptions& 
   }
   auto core = std::make_shared<FolderCore>(options, std::move(folder), std::move(lock), health);
   std::shared_ptr<FolderStore> store(new FolderStore(core));
-  // Signals belong to the program that embeds us; SIGXFSZ must become an error of the write.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  Status started;
-  try {
-    for (size_t i = 0; i <= options.threads; ++i) {
-      core->Started();
-      store->threads_.emplace_back(
-          [core, i] { i == 0 ? core->RunBackground() : core->RunReader(); });
-      pthread_setname_np(store->threads_.back().native_handle(), "forebay-tier");
+  for (size_t i = 0; i <= options.threads; ++i) {
+    core->Started();
+    // Without signals SIGXFSZ becomes an error of the write.
+    auto started = StartThread<std::thread>(
+        "forebay-tier", [core, i] { i == 0 ? core->RunBackground() : core->RunReader(); });
+    if (!started) {
+      core->Leave();
+      return started.error();
     }
-  } catch (const std::system_error& failed) {
-    core->Leave();
-    started = ErrnoStatus(failed.code().value(), "start a thread of the cache folder");
+    store->threads_.push_back(*std::move(started));
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (!started.ok()) return started;
   return store;
 }
 
