@@ -95,6 +95,40 @@ std::optional<HostAddress> AnyInterface() {
   return best;
 }
 
+OwnedFd TryListen(const HostAddress& address, int* error) {
+  OwnedFd fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid()) {
+    *error = errno == EAFNOSUPPORT ? EADDRNOTAVAIL : errno;
+    return fd;
+  }
+  const int on = 1;
+  const int off = 0;
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (address.family() == AF_INET6) {
+    ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+  }
+  if (::bind(fd.get(), address.get(), address.size) == 0 && ::listen(fd.get(), 1024) == 0) {
+    return fd;
+  }
+  *error = errno;
+  return OwnedFd();
+}
+
+// All addresses of this host, over IPv6 (which has IPv4 in it) and over IPv4 alone.
+std::array<HostAddress, 2> AllAddresses(uint16_t port) {
+  std::array<HostAddress, 2> all;
+  auto* six = reinterpret_cast<sockaddr_in6*>(&all[0].bytes);
+  six->sin6_family = AF_INET6;
+  six->sin6_port = htons(port);
+  six->sin6_addr = in6addr_any;
+  all[0].size = sizeof *six;
+  auto* four = reinterpret_cast<sockaddr_in*>(&all[1].bytes);
+  four->sin_family = AF_INET;
+  four->sin_port = htons(port);
+  all[1].size = sizeof *four;
+  return all;
+}
+
 }  // namespace
 
 bool HostAddress::loopback() const {
@@ -160,6 +194,29 @@ Found HostLookup::Wait(Nanos wait) const {
     state_->changed.wait_for(lock.native(), std::chrono::nanoseconds(left));
   }
   return *state_->found;
+}
+
+Result<OwnedFd> ListenAt(const HostPort& at, const std::vector<HostAddress>& addresses,
+                         uint32_t node) {
+  const Status taken(Code::kUnavailable,
+                     StrCat("port ", at.port, " of ", at.host,
+                            " is taken, perhaps by another job; set FOREBAY_PEER_PORT to a free "
+                            "one, the same on all nodes"));
+  int error = EADDRNOTAVAIL;
+  const bool here = at.host == "localhost" || at.host.starts_with("127.") || at.host == "::1";
+  for (const HostAddress& address : addresses) {
+    if (address.loopback() && !here) continue;
+    if (OwnedFd fd = TryListen(address, &error); fd.valid()) return fd;
+    if (error == EADDRINUSE) return taken;
+  }
+  if (error == EADDRNOTAVAIL && !here) {
+    for (const HostAddress& address : AllAddresses(at.port)) {
+      if (OwnedFd fd = TryListen(address, &error); fd.valid()) return fd;
+      if (error == EADDRINUSE) return taken;
+    }
+  }
+  return Status(Code::kUnavailable, StrCat("node ", node, " cannot listen on ", at.ToString(), ": ",
+                                           std::strerror(error)));
 }
 
 Result<std::string> OwnHost(const ClusterSpec& cluster, Nanos wait) {

@@ -1,0 +1,214 @@
+// What comes over a member's connection, up to where both have registered: the proofs.
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "peer/membership_links.h"
+#include "peer/membership_role.h"
+
+namespace forebay::peer {
+namespace {
+
+constexpr std::string_view kSecretRemedy =
+    " has another secret: it is another job's, or the home folder is not shared (set "
+    "FOREBAY_PEER_SECRET to a file that all nodes share)";
+
+}  // namespace
+
+void Links::OnReady(uint64_t id, uint32_t events) {
+  const auto at = links_.find(id);
+  if (at == links_.end()) return;
+  Link& link = at->second;
+  if (link.phase == Link::Phase::kConnecting) {
+    int error = 0;
+    socklen_t size = sizeof error;
+    ::getsockopt(link.fd.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+    Dial* dial = DialOf(link);
+    if (error != 0) {
+      End(link);
+      links_.erase(at);
+      if (dial != nullptr) {
+        dial->link = 0;
+        ConnectFailed(*dial, error);
+      }
+      return;
+    }
+    link.phase = Link::Phase::kAnswer;
+    link.challenge.initiator = RandomDigest();
+    link.challenge.initiator_node = options_.cluster.node;
+    link.challenge.acceptor_node = link.node;
+    frame::Hello hello;
+    hello.node = options_.cluster.node;
+    hello.incarnation = options_.self.incarnation;
+    hello.nonce = link.challenge.initiator;
+    link.writing = true;  // as it is watched
+    Send(link, hello);
+    return;
+  }
+  if ((events & EPOLLOUT) != 0 && !Flush(link)) return;
+  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) Receive(id);
+}
+
+void Links::Receive(uint64_t id) {
+  // A bound, so that one does not keep the thread from the others.
+  for (int round = 0; round < 8; ++round) {
+    const auto at = links_.find(id);
+    if (at == links_.end()) return;
+    Link& link = at->second;
+    std::array<char, 16 << 10> bytes;
+    const ssize_t got = ::recv(link.fd.get(), bytes.data(), bytes.size(), 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (got <= 0) {
+      const std::string why = got == 0 ? "closed its connection" : std::strerror(errno);
+      if (link.unproven()) {
+        Refuse(id);
+      } else {
+        Close(id, Status(Code::kUnavailable, why));
+      }
+      return;
+    }
+    link.in.append(bytes.data(), static_cast<size_t>(got));
+    if (!TakeFrames(id)) return;
+  }
+}
+
+// False, here and below: the link is gone.
+bool Links::TakeFrames(uint64_t id) {
+  Link& link = links_.at(id);
+  std::string in = std::exchange(link.in, {});
+  std::string_view rest = in;
+  while (true) {
+    const size_t longest =
+        link.phase >= Link::Phase::kRegister ? frame::kLongest : frame::kLongestUnproven;
+    Result<std::optional<frame::Frame>> taken = frame::Take(&rest, longest);
+    if (!taken) {
+      Refuse(id);
+      return false;
+    }
+    if (!*taken) break;
+    if (!OnFrame(link, **taken)) return false;
+  }
+  in.erase(0, in.size() - rest.size());
+  link.in = std::move(in);
+  return true;
+}
+
+bool Links::OnFrame(Link& link, frame::Frame& message) {
+  using Phase = Link::Phase;
+  if (auto* refused = std::get_if<frame::Refused>(&message); refused != nullptr && !link.accepted) {
+    Dial* dial = DialOf(link);
+    if (dial != nullptr && refused->final) dial->stopped = true;
+    Close(link.id, Status(Code::kPermissionDenied, StrCat("refused: ", refused->why)));
+    return false;
+  }
+  switch (link.phase) {
+    case Phase::kHello:
+      if (auto* hello = std::get_if<frame::Hello>(&message)) return OnHello(link, *hello);
+      break;
+    case Phase::kAnswer:
+      if (auto* answer = std::get_if<frame::Answer>(&message)) return OnAnswer(link, *answer);
+      break;
+    case Phase::kProof:
+      if (auto* proof = std::get_if<frame::ProofOf>(&message)) {
+        if (!SameDigest(proof->proof, Proof(options_.secret, link.challenge, true))) break;
+        link.phase = Phase::kRegister;
+        return true;
+      }
+      break;
+    case Phase::kRegister:
+      if (auto* theirs = std::get_if<frame::Register>(&message)) {
+        return role_->OnRegister(link, *theirs);
+      }
+      if (role_->registers_alone()) return OnProven(link, message);
+      break;
+    case Phase::kReady:
+      return OnProven(link, message);
+    case Phase::kConnecting:
+      break;
+  }
+  Refuse(link.id);
+  return false;
+}
+
+bool Links::OnHello(Link& link, const frame::Hello& hello) {
+  const uint32_t own = options_.cluster.node;
+  // Of two nodes the higher one connects.
+  if (hello.protocol != frame::kProtocol || hello.node <= own ||
+      hello.node >= options_.cluster.nodes || hello.incarnation == 0) {
+    SendLast(link,
+             frame::Refused{false, StrCat("protocol ", hello.protocol, ", node ", hello.node,
+                                          "; node ", own, " has protocol ", frame::kProtocol,
+                                          " and ", options_.cluster.nodes, " nodes in its job")});
+    return false;
+  }
+  link.node = hello.node;
+  link.incarnation = hello.incarnation;
+  link.challenge = {hello.nonce, RandomDigest(), hello.node, own};
+  link.phase = Link::Phase::kProof;
+  frame::Answer answer;
+  answer.node = own;
+  answer.incarnation = options_.self.incarnation;
+  answer.version = role_->version();
+  answer.nonce = link.challenge.acceptor;
+  answer.proof = Proof(options_.secret, link.challenge, false);
+  return Send(link, answer);
+}
+
+bool Links::OnAnswer(Link& link, const frame::Answer& answer) {
+  link.challenge.acceptor = answer.nonce;
+  if (answer.node != link.node ||
+      !SameDigest(answer.proof, Proof(options_.secret, link.challenge, false))) {
+    Close(link.id, Status(Code::kPermissionDenied, StrCat("who answers there", kSecretRemedy)));
+    return false;
+  }
+  link.incarnation = answer.incarnation;
+  link.phase = Link::Phase::kRegister;
+  link.next_beat = now_ + options_.lease / 5;
+  frame::Register own = Own();
+  role_->OnAnswer(answer, &own);
+  return Send(link, frame::ProofOf{Proof(options_.secret, link.challenge, true)}) &&
+         Send(link, own);
+}
+
+frame::Register Links::Own() const {
+  frame::Register own;
+  own.nodes = options_.cluster.nodes;
+  own.member = options_.self;
+  own.member.alive = true;
+  return own;
+}
+
+void Links::Connected(Link& link) {
+  link.phase = Link::Phase::kReady;
+  link.deadline = now_ + options_.lease;
+  published_.CountContact();
+  if (Dial* dial = DialOf(link)) {
+    dial->pause = 0;
+    dial->heard = now_;
+    dial->last = Status();
+  }
+}
+
+bool Links::OnProven(Link& link, frame::Frame& message) {
+  link.deadline = now_ + options_.lease;
+  Dial* dial = DialOf(link);
+  if (dial != nullptr) dial->heard = now_;
+  role_->OnHeard(link);
+  if (const auto* beat = std::get_if<frame::Beat>(&message)) {
+    return beat->reply || !link.out.empty() || Send(link, frame::Beat{true});
+  }
+  if (std::holds_alternative<frame::Leave>(message)) {
+    if (dial != nullptr) role_->OnLost();
+    Close(link.id, Status(Code::kUnavailable, "it has left"));
+    return false;
+  }
+  return role_->OnMessage(link, message);
+}
+
+}  // namespace forebay::peer
