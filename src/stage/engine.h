@@ -186,7 +186,7 @@ class Engine {
   static std::vector<uint32_t> TierLengths(const Catalog& catalog);
   std::vector<uint32_t> TierLengths(DatasetId dataset) const;
   // At most `most` samples that streams of this node will use beyond their windows, that are not
-  // here and would be kept.
+  // here and would be kept; those that live here last.
   std::vector<SampleId> Upcoming(DatasetId dataset, size_t most) const;
   // Who can tell of the cluster; null: nobody. The function is called by whoever asks for Cluster.
   void SetClusterReport(std::function<ClusterReport()> report);

@@ -502,21 +502,28 @@ HeldChanges Scheduler::TakeHeldChanges(DatasetId d) {
 std::vector<SampleId> Scheduler::Upcoming(DatasetId d, size_t most) const {
   constexpr size_t kLookAt = 8192;  // positions, so that a lock held around it is short
   const Dataset& dataset = datasets_[d];
-  std::vector<SampleId> next;
+  std::vector<SampleId> next, own;
   size_t looked = 0;
+  const auto all = [&] {
+    own.resize(std::min(own.size(), most - next.size()));
+    next.insert(next.end(), own.begin(), own.end());
+    return next;
+  };
   for (const Stream& stream : streams_) {
     if (!stream.open || stream.shape.dataset != d) continue;
     for (size_t i = stream.cursor_epoch; i < stream.epochs.size(); ++i) {
       const std::vector<SampleId>& order = stream.epochs[i].order;
       for (uint64_t p = i == stream.cursor_epoch ? stream.cursor : 0; p < order.size(); ++p) {
-        if (next.size() >= most || ++looked > kLookAt) return next;
+        if (next.size() >= most || ++looked > kLookAt) return all();
         const Entry& e = dataset.entries[order[p]];
         if (e.state != State::kAbsent || (e.flags & (kInTier | kFailedSoon | kFailedNow))) continue;
-        if (WouldKeep(d, order[p], kNoJob)) next.push_back(order[p]);
+        if (!WouldKeep(d, order[p], kNoJob)) continue;
+        std::vector<SampleId>& to = ShareOf(d, order[p]) == KeepShare::kHome ? own : next;
+        if (to.size() < most) to.push_back(order[p]);
       }
     }
   }
-  return next;
+  return all();
 }
 
 // A single one however large.

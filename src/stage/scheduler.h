@@ -212,7 +212,8 @@ class Scheduler {
   std::vector<std::byte> HeldBits(DatasetId dataset) const;
   // Since the last call; at the first one, everything held is new.
   HeldChanges TakeHeldChanges(DatasetId dataset);
-  // What streams of this node will use beyond their windows, is not here and would be kept.
+  // What streams of this node will use beyond their windows, is not here and would be kept. What
+  // lives here comes last: peers seldom have it, and it must not hide what they have.
   std::vector<SampleId> Upcoming(DatasetId dataset, size_t most) const;
   // Whether memory and the second tier take samples that they do not hold.
   void SetAdmission(bool memory, bool tier) {

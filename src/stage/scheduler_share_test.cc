@@ -235,6 +235,15 @@ TEST(Share, UpcomingIsWhatWouldBeKeptAndIsNotThere) {
   const std::vector<SampleId> next = node.scheduler.Upcoming(node.dataset, 8);
   EXPECT_EQ(next, (std::vector<SampleId>{69, 68, 67, 66, 65, 64, 63, 62}));
   EXPECT_EQ(node.scheduler.Upcoming(node.dataset, 1000).size(), 70u);
+  // What lives here is used first and is named last.
+  node.scheduler.SetShare(node.dataset, Shares({{30, kNone}, {40, kReplica}, {30, kHome}}));
+  EXPECT_EQ(node.scheduler.Upcoming(node.dataset, 8),
+            (std::vector<SampleId>{69, 68, 67, 66, 65, 64, 63, 62}));
+  const std::vector<SampleId> all = node.scheduler.Upcoming(node.dataset, 45);
+  ASSERT_EQ(all.size(), 45u);
+  EXPECT_EQ(all[39], 30u);
+  EXPECT_EQ(all[40], 99u);
+  node.scheduler.SetShare(node.dataset, Shares({{30, kHome}, {40, kReplica}, {30, kNone}}));
   node.Drain();
   for (const SampleId s : node.scheduler.Upcoming(node.dataset, 1000)) {
     EXPECT_FALSE(node.scheduler.Held(node.dataset, s)) << s;
