@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +19,7 @@ import pytest
 # Descriptors that libraries open once and keep: /dev/urandom, a cached epoll, a resource tracker.
 _FD_TOLERANCE = 4
 _WAIT_S = 10.0
+_HANGS_S = 200.0  # a test; the longest takes a minute
 _LAUNCHER_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS",
     "SLURM_LOCALID", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "PMI_SIZE",
@@ -30,6 +36,97 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests marked `seeds` that take a `seed` run once for each of FOREBAY_SEEDS seeds."""
     if "seed" in metafunc.fixturenames and metafunc.definition.get_closest_marker("seeds"):
         metafunc.parametrize("seed", range(seed_count()), ids=lambda s: f"seed{s}")
+
+
+# ---- a test that hangs
+
+
+class _Watch:
+    """Tells what the processes that a test waits for are doing, and ends them: the test fails with
+    that, and the others run. Of this process itself pytest-timeout tells, later.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._until: float | None = None
+        self._test = ""
+        threading.Thread(target=self._run, name="watch", daemon=True).start()
+
+    def begin(self, test: str) -> None:
+        with self._changed:
+            self._test, self._until = test, time.monotonic() + _HANGS_S
+            self._changed.notify()
+
+    def end(self) -> None:
+        with self._changed:
+            self._until = None
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                left = _HANGS_S if self._until is None else self._until - time.monotonic()
+                if left > 0:
+                    self._changed.wait(left)
+                    continue
+                self._until = None
+                test = self._test
+            pids = _descendants(os.getpid())
+            said = f"\n{test} has not ended in {_HANGS_S:.0f} s; its processes:\n"
+            os.write(2, (said + "".join(map(_doing, pids))).encode(errors="replace"))
+            # Python's fault handler has them print their stacks first.
+            for number, pause in ((signal.SIGABRT, 3.0), (signal.SIGKILL, 0.0)):
+                for pid in pids:
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, number)
+                time.sleep(pause)
+
+
+def _descendants(of: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            children.setdefault(parent, []).append(int(entry.name))
+    found = [of]
+    for pid in found:
+        found += children.get(pid, [])
+    return found[1:]
+
+
+def _doing(pid: int) -> str:
+    """A process: its command, and where its threads are."""
+    out = ""
+    with contextlib.suppress(OSError):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+        out = f"{pid} {command.decode(errors='replace')[:300]}\n"
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            state = (task / "stat").read_text().rsplit(")", 1)[1].split()[0]
+            where = (task / "wchan").read_text()
+            call = (task / "syscall").read_text().split()[0]
+            name = (task / "comm").read_text().strip()
+            out += f"  {task.name} {name}: {state}, system call {call}, {where}\n"
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        spy = [os.path.join(os.path.dirname(sys.executable), "py-spy"), "dump", "--pid", str(pid)]
+        out += subprocess.run(spy, capture_output=True, text=True, timeout=20).stdout
+    return out
+
+
+_watch = pytest.StashKey[_Watch]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault("PYTHONFAULTHANDLER", "1")
+    config.stash[_watch] = _Watch()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    watch = item.config.stash[_watch]
+    watch.begin(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        watch.end()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -60,6 +157,30 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher of the test run, if any, is not the launcher of the loaders."""
     for name in _LAUNCHER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
+
+
+class Pulse:
+    """Measures for how long this process could not run though it wanted to: a machine that stands
+    still is no hang of ours. A context manager; ``longest`` is in seconds.
+    """
+
+    def __enter__(self) -> Pulse:
+        self.longest = 0.0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._beat)
+        self._thread.start()
+        return self
+
+    def _beat(self) -> None:
+        last = time.monotonic()
+        while not self._end.wait(0.01):
+            now = time.monotonic()
+            self.longest = max(self.longest, now - last)
+            last = now
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
 
 
 def forebay_threads() -> list[str]:

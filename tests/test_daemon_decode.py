@@ -107,7 +107,11 @@ def test_arrays(run_folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_killed_daemon_and_decoded_batches(
-    pictures: Path, run_folder: Path, expected: list, caplog: pytest.LogCaptureFixture
+    pictures: Path,
+    run_folder: Path,
+    expected: list,
+    by_hand: None,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     engine = _engine()
     with _loader(pictures, engine) as loader:

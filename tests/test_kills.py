@@ -27,7 +27,7 @@ from pathlib import Path
 import forebay
 import kill_client
 import pytest
-from conftest import seed_count
+from conftest import Pulse, seed_count
 from data_sets import DataSet, batches_of, torch_order
 from forebay.testing import Etcd
 from test_daemon import _await, _crc, _daemons
@@ -39,12 +39,12 @@ _ELECTION = "/forebay/leader"
 _QUICK = ("--heartbeat-interval=20", "--election-timeout=200")
 
 
-def _hang_limit() -> float:
+def _hang_limit(pulse: Pulse) -> float:
     """Seconds that a batch may take. Where many more processes want to run than there are
     processors, as on a machine that builds meanwhile, waiting for a processor is no hang of ours.
     """
     crowd = os.getloadavg()[0] / (os.cpu_count() or 1)
-    return _HANG_S * max(1.0, min(4.0, crowd / 2))
+    return _HANG_S * max(1.0, min(4.0, crowd / 2)) + 2 * pulse.longest
 
 
 class Zygote:
@@ -113,8 +113,9 @@ def _leader(etcd: Etcd) -> int:
 
 
 class World:
-    def __init__(self, data: DataSet, zygote: Zygote, seed: int) -> None:
+    def __init__(self, data: DataSet, zygote: Zygote, pulse: Pulse, seed: int) -> None:
         self._data = data
+        self._pulse = pulse
         self._zygote = zygote
         self._rng = random.Random(seed)
         self._root = Path(tempfile.mkdtemp(prefix=f"fb-kill-{seed}-", dir="/tmp"))
@@ -216,7 +217,8 @@ class World:
         self.returns += sum(b and not a for a, b in zip(shared, shared[1:], strict=False))
         longest = max([line[3] for line in got] + [end["waited"] for end in ends], default=0.0)
         self.longest = max(self.longest, longest)
-        assert longest < _hang_limit(), f"client {client.seed} waited {longest:.1f} s for a batch"
+        limit = _hang_limit(self._pulse)
+        assert longest < limit, f"client {client.seed} waited {longest:.1f} s for a batch"
 
     def close(self) -> None:
         """Everybody is gone at the end, and has left nothing."""
@@ -249,7 +251,7 @@ def test_random_kills(folder: DataSet) -> None:
     def live(seed: int) -> None:
         if len(failed) > 3:
             return
-        world = World(folder, zygote, seed)
+        world = World(folder, zygote, pulse, seed)
         try:
             try:
                 world.run()
@@ -262,7 +264,7 @@ def test_random_kills(folder: DataSet) -> None:
         waits.append(world.longest)
 
     try:
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
+        with Pulse() as pulse, ThreadPoolExecutor(_AT_ONCE) as pool:
             list(pool.map(live, range(min(seed_count(), _MOST_SEEDS))))
     finally:
         zygote.close()
@@ -275,7 +277,7 @@ def test_another_node_leads_when_the_controller_is_killed(
     folder: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And training goes on without etcd, which is found again when it is back."""
-    with Etcd(*_QUICK) as etcd:
+    with Etcd(*_QUICK) as etcd, Pulse() as pulse:
         monkeypatch.setenv("FOREBAY_ETCD", etcd.endpoint)
         engines = [
             forebay.SharedEngine(memory="64M", linger=0, folder=tmp_path / node) for node in "ab"
@@ -306,7 +308,7 @@ def test_another_node_leads_when_the_controller_is_killed(
         _await(lambda: bool(states()) and _leader(etcd) not in (0, leader), "nobody leads", 30)
         other = 1 - pids.index(leader)
         _await(lambda: states()[other] == "following", "the other one does not follow")
-        assert longest < _hang_limit()
+        assert longest < _hang_limit(pulse)
         for held in (loaders, clients, engines):
             held.clear()
         _await(lambda: not any(_daemons(tmp_path / node) for node in "ab"), "a daemon stays", 30)

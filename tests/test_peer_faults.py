@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import seed_count
+from conftest import Pulse, seed_count
 from forebay.bench.data import make_files
 from forebay.bench.peers_cluster import Oracle, Ranks
 from forebay.bench.peers_node import Spec
@@ -59,13 +59,10 @@ def _crowd() -> float:
     return max(1.0, min(4.0, os.getloadavg()[0] / (os.cpu_count() or 1) / 2))
 
 
-def _bound() -> float:
-    return (2 * _WAIT_S + _SLACK_S) * _crowd()
-
-
 class World:
-    def __init__(self, mount: SlowFs, oracle: Oracle, place: Path) -> None:
+    def __init__(self, mount: SlowFs, oracle: Oracle, place: Path, pulse: Pulse) -> None:
         self._oracle = oracle
+        self._pulse = pulse
         self._place = place
         self._specs: dict[int, Spec] = {}
         self._logs: list[tuple[int, Path]] = []  # of every process that there was, with its rank
@@ -86,6 +83,9 @@ class World:
         except BaseException:
             self._cluster.close()
             raise
+
+    def _bound(self) -> float:
+        return (2 * _WAIT_S + _SLACK_S) * _crowd() + 2 * self._pulse.longest
 
     def _variables(self, **more: str) -> dict[str, str]:
         return {
@@ -125,7 +125,7 @@ class World:
         before = {node: self._lines(node) for node in self._ranks.running()}
         for node, had in before.items():
             started = had == 0
-            limit = _bound() * 2 + (_JOIN_S + 5 if started else 0)
+            limit = self._bound() * 2 + (_JOIN_S + 5 if started else 0)
             self._until(
                 lambda node=node, had=had: self._lines(node) >= had + batches,
                 limit,
@@ -191,14 +191,14 @@ class World:
                     return True
             return False
 
-        self._until(named, 4 * _bound(), f"nobody says that node {victim} had a {fault}")
+        self._until(named, 4 * self._bound(), f"nobody says that node {victim} had a {fault}")
 
     # ---- what was delivered
 
     def check(self) -> None:
         for rank, log in self._logs:
             self._check_one(rank, log)
-        print(f"the longest wait was {self._worst:.2f} s, the bound is {_bound():.1f} s")
+        print(f"the longest wait was {self._worst:.2f} s, the bound is {self._bound():.1f} s")
 
     def _check_one(self, rank: int, log: Path) -> None:
         """From the start of its process on nothing is missing, whenever it ended."""
@@ -216,7 +216,7 @@ class World:
             assert crc == self._oracle.checksum(samples), f"{where}: wrong bytes"
             if i > 0:
                 self._worst = max(self._worst, wait)
-            limit = _bound() + (_JOIN_S if i == 0 else 0)
+            limit = self._bound() + (_JOIN_S if i == 0 else 0)
             assert wait <= limit, f"{where}: {wait:.2f} s, the bound is {limit:.2f} s"
             at += 1
 
@@ -239,8 +239,9 @@ def test_faults_of_a_peer_reach_nobody(seeds: range, tmp_path: Path) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="forebay-faults-", dir="/tmp") as place,
         SlowFs(tmp_path / "data", open_ms=2, read_ms=2) as mount,
+        Pulse() as pulse,
     ):
-        world = World(mount, oracle, Path(place))
+        world = World(mount, oracle, Path(place), pulse)
         try:
             world._go_on(3)
             for seed in seeds:

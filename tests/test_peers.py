@@ -9,8 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +78,11 @@ for line in sys.stdin:
 
 
 class _Nodes:
-    """Two processes, each a node."""
+    """Two processes, each a node. One that a busy machine keeps waiting for longer than `wait`
+    seconds reads from the source, and is dead to the other after `lease` seconds.
+    """
 
-    def __init__(self, tmp: Path, kind: str) -> None:
+    def __init__(self, tmp: Path, kind: str, wait: float = 20, lease: float = 20) -> None:
         self.data = tmp / "data" / "a"
         self.data.mkdir(parents=True)
         for i in range(_FILES):
@@ -100,8 +102,8 @@ class _Nodes:
                 self.running.append(subprocess.Popen(
                     [sys.executable, str(script), json.dumps(what)], stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE, stderr=log, text=True,
-                    env={**os.environ, "FOREBAY_NODE": str(node), "FOREBAY_PEER_LEASE": "1",
-                         "FOREBAY_PEER_WAIT": "0.5", "UCX_TLS": "tcp",
+                    env={**os.environ, "FOREBAY_NODE": str(node), "FOREBAY_PEER_LEASE": str(lease),
+                         "FOREBAY_PEER_WAIT": str(wait), "UCX_TLS": "tcp",
                          "FOREBAY_PEER_SECRET": str(tmp / "secret")},
                 ))  # fmt: skip
         for node in range(2):
@@ -177,7 +179,7 @@ def test_two_nodes_read_each_sample_once(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.usefixtures("ucx")
 def test_the_report_names_a_node_that_was_killed(tmp_path: Path) -> None:
-    with _Nodes(tmp_path, "embedded") as nodes:
+    with _Nodes(tmp_path, "embedded", wait=0.5, lease=1) as nodes:
         nodes.tell("epoch 0")
         os.kill(nodes.running[1].pid, signal.SIGKILL)
         nodes.running[1].wait()

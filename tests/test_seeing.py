@@ -17,7 +17,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,10 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def _await(condition, complaint: str, limit: float = 30.0) -> None:
+def _await(condition, complaint: str | Callable[[], str], limit: float = 30.0) -> None:
     until = time.monotonic() + limit
     while not condition():
-        assert time.monotonic() < until, complaint
+        assert time.monotonic() < until, complaint() if callable(complaint) else complaint
         time.sleep(0.02)
 
 
@@ -319,8 +319,8 @@ def test_prometheus_scrapes_the_daemon(jobs: str, tmp_path: Path) -> None:
     config = tmp_path / "prometheus.yml"
     target = urllib.parse.urlparse(jobs).netloc
     config.write_text(
-        "scrape_configs:\n- job_name: forebay\n  honor_labels: true\n  scrape_interval: 200ms\n"
-        f"  scrape_timeout: 200ms\n  static_configs: [{{targets: ['{target}']}}]\n"
+        "scrape_configs:\n- job_name: forebay\n  honor_labels: true\n  scrape_interval: 500ms\n"
+        f"  scrape_timeout: 500ms\n  static_configs: [{{targets: ['{target}']}}]\n"
     )
     port = _free_port()
     with (tmp_path / "log").open("wb") as log:
@@ -341,20 +341,34 @@ def test_prometheus_scrapes_the_daemon(jobs: str, tmp_path: Path) -> None:
             return []
         return json.loads(answer)["data"]["result"]
 
+    def comes(query: str, wanted: Callable[[list[dict[str, Any]]], bool]) -> None:
+        """A busy machine misses a scrape now and then, and has nothing until the next."""
+        said: list[dict[str, Any]] = []
+
+        def there() -> bool:
+            said[:] = ask(query)
+            return wanted(said)
+
+        _await(there, lambda: f"{query}: {said}; {(tmp_path / 'log').read_text()}")
+
+    def are_waits(rows: list[dict[str, Any]]) -> bool:
+        waits = {row["metric"]["cause"]: float(row["value"][1]) for row in rows}
+        return set(waits) == set(CAUSES) and waits["source"] > 0
+
     try:
         rate = "sum by (rank) (rate(forebay_rank_samples_total[5s])) > 0"
-        _await(lambda: len(ask(rate)) == 2, (tmp_path / "log").read_text())
-        assert {row["metric"]["rank"] for row in ask(rate)} == {"0", "1"}
-        (up,) = ask('up{job="forebay"}')
-        assert up["value"][1] == "1"
-        waits = ask('sum by (cause) (forebay_rank_stall_nanoseconds_total{rank="0"})')
-        waits = {row["metric"]["cause"]: float(row["value"][1]) for row in waits}
-        assert waits["source"] > 0 and set(waits) == set(CAUSES)
+        comes(rate, lambda rows: {row["metric"]["rank"] for row in rows} == {"0", "1"})
+        comes('up{job="forebay"}', lambda rows: [row["value"][1] for row in rows] == ["1"])
+        comes('sum by (cause) (forebay_rank_stall_nanoseconds_total{rank="0"})', are_waits)
         for query in _dashboard():
             query = query.replace("$__rate_interval", "5s")
             ask(re.sub(r"\$(instance|job)", ".*", query))
-        (budget,) = ask('forebay_knob_value{knob="daemon_linger_seconds"}')
-        assert budget["metric"]["mechanism"] == "daemon" and budget["value"][1] == "0"
+        comes(
+            'forebay_knob_value{knob="daemon_linger_seconds"}',
+            lambda rows: (
+                [(r["metric"]["mechanism"], r["value"][1]) for r in rows] == [("daemon", "0")]
+            ),
+        )
     finally:
         process.terminate()
         process.wait(20)
@@ -374,22 +388,37 @@ def test_the_page_in_a_browser(
         chromium.open(jobs)
         chromium.wait_for("Number(document.body?.dataset.looks) >= 3")
         value = chromium.evaluate
-        answer = value("document.getElementById('answer').textContent")
-        assert re.match(r"The rank that waits most \(.+, rank [01]\) waited \d+ % of", answer)
-        assert value("document.getElementById('state-text').textContent") == "live"
-        rows = value("[...document.querySelectorAll('#jobs tbody tr')].map(r => "
-                     "[...r.cells].map(c => c.textContent))")  # fmt: skip
-        assert [row[1] for row in rows] == ["0 of 2", "1 of 2"] or \
-               [row[1] for row in rows] == ["1 of 2", "0 of 2"]  # fmt: skip
-        for row in rows:
-            assert row[3] == str(large_folder.root)
-            assert float(row[4].replace(",", "")) > 0  # samples a second
-            assert row[7] in CAUSES.values()
-        plots = value("[...document.querySelectorAll('.plot')].map(p => [p.querySelector('h2')"
-                      ".textContent, p.querySelectorAll('path').length, p.querySelector('.legend')"
-                      ".textContent])")  # fmt: skip
+        # Each look shows what happened since the last one: on a busy machine, nothing perhaps.
+        chromium.wait_for(
+            r"/^The rank that waits most \(.+, rank [01]\) waited \d+ % of/"
+            ".test(document.getElementById('answer').textContent)"
+        )
+        chromium.wait_for("document.getElementById('state-text').textContent === 'live'")
+        rows: list[list[str]] = []
+
+        def both_train() -> bool:
+            rows[:] = value("[...document.querySelectorAll('#jobs tbody tr')].map(r => "
+                            "[...r.cells].map(c => c.textContent))")  # fmt: skip
+            return (
+                sorted(row[1] for row in rows) == ["0 of 2", "1 of 2"]
+                and all(float(row[4].replace(",", "")) > 0 for row in rows)  # samples a second
+                and all(row[7] in CAUSES.values() for row in rows)
+            )
+
+        _await(both_train, lambda: str(rows))
+        assert all(row[3] == str(large_folder.root) for row in rows)
+        plots: list[list[Any]] = []
+
+        def all_drawn() -> bool:
+            plots[:] = value(
+                "[...document.querySelectorAll('.plot')].map(p => [p.querySelector('h2')"
+                ".textContent, p.querySelectorAll('path').length, p.querySelector('.legend')"
+                ".textContent])"
+            )
+            return all(paths >= 1 and re.search(r"\d", legend) for _, paths, legend in plots)
+
+        _await(all_drawn, lambda: str(plots))
         assert len(plots) == 6
-        assert all(paths >= 1 and re.search(r"\d", legend) for _, paths, legend in plots), plots
         assert value("document.querySelectorAll('#knobs tbody tr').length") >= 5
         # It shrinks with the window instead of being cut off.
         metrics = dict(width=400, height=800, deviceScaleFactor=1, mobile=True)
@@ -472,7 +501,7 @@ def test_a_line_at_each_epochs_end(
         (tmp_path / "data" / "a").mkdir(parents=True, exist_ok=True)
         np.save(tmp_path / "data" / "a" / f"{i}.npy", np.full(100, i, np.float32))
     loader: Any
-    options: dict[str, Any] = dict(batch_size=4, _delay="open_ms=100")
+    options: dict[str, Any] = dict(batch_size=4, _delay="open_ms=200")
     if "daemon" in kind:
         options["engine"] = forebay.SharedEngine(memory="64M", linger=0)
     else:

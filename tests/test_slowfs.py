@@ -163,7 +163,7 @@ def test_lists_100k_entries(source: Path, mount: Mount, cache: bool) -> None:
 def test_sleeping_requests_overlap(source: Path, mount: Mount) -> None:
     threads = 256
     (source / "f").write_bytes(b"x" * 4096)
-    slow = mount(read_ms=500)
+    slow = mount()
     fd = os.open(slow.path / "f", os.O_RDONLY)
     barrier = threading.Barrier(threads)
 
@@ -171,24 +171,33 @@ def test_sleeping_requests_overlap(source: Path, mount: Mount) -> None:
         barrier.wait()
         return os.pread(fd, 4096, 0)
 
-    start = time.monotonic()
-    with ThreadPoolExecutor(threads) as pool:
-        assert all(data == b"x" * 4096 for data in pool.map(read, range(threads)))
-    elapsed = time.monotonic() - start
+    # A busy machine may need longer than a short read to start them all.
+    for read_ms in (500, 4000):
+        slow.set(read_ms=read_ms)
+        slow.reset()
+        start = time.monotonic()
+        with ThreadPoolExecutor(threads) as pool:
+            assert all(data == b"x" * 4096 for data in pool.map(read, range(threads)))
+        elapsed = time.monotonic() - start
+        stats = slow.stats()
+        if stats["in_flight_max"] >= 250:
+            break
     os.close(fd)
-    stats = slow.stats()
     assert stats["read"] == threads
     assert stats["in_flight_max"] >= 250
-    assert elapsed < threads * 0.5 / 4
+    assert elapsed < threads * read_ms * 1e-3 / 4
 
 
 def test_first_lookups_in_a_folder_overlap(source: Path, mount: Mount) -> None:
     threads = 32
     for i in range(threads):
         (source / str(i)).touch()
-    slow = mount(stat_ms=500)
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(lambda i: os.stat(slow.path / str(i)), range(threads)))
+    for stat_ms in (500, 4000):
+        slow = mount(stat_ms=stat_ms)
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda i: os.stat(slow.path / str(i)), range(threads)))  # noqa: B023
+        if slow.stats()["in_flight_max"] >= threads - 2:
+            break
     assert slow.stats()["in_flight_max"] >= threads - 2
 
 
@@ -269,7 +278,7 @@ def test_bandwidth_limit(source: Path, mount: Mount) -> None:
     assert counts(slow, "bytes_read") == [size * reads]
     limit_s = size * reads / 20e6
     # The lower bound is the model's promise; the upper one only tells a limit from a standstill.
-    assert 0.95 * limit_s <= elapsed <= 5 * limit_s
+    assert 0.95 * limit_s <= elapsed <= 20 * limit_s
 
 
 def test_operations_limit(source: Path, mount: Mount) -> None:

@@ -8,11 +8,9 @@ import os
 import re
 import select
 import shutil
-import signal
 import subprocess
-from types import FrameType
 
-from . import _forebay
+from . import _forebay, run_command
 from ._errors import ArgumentError, ForebayError, MissingError, UnsupportedError
 from .units import parse_bytes
 
@@ -66,27 +64,12 @@ def run_mount(arguments: argparse.Namespace) -> int:
     try:
         environment = _environment(service.environment())
         if arguments.foreground:
-            return _serve([*command[:1], "--foreground", *command[1:]], environment)
+            # Ctrl-C and SIGTERM end it, and it unmounts.
+            return run_command.execute([binary, "--foreground", *command[1:]], environment)
         # It returns when the mount is ready, and its background process has joined the service.
         return subprocess.run(command, env=environment, check=False).returncode
     finally:
         service.close()
-
-
-def _serve(command: list[str], environment: dict[str, str]) -> int:
-    """Runs it in the foreground; Ctrl-C and SIGTERM end it, and it unmounts."""
-    process = subprocess.Popen(command, env=environment)
-
-    def end(number: int, _: FrameType | None) -> None:
-        if process.poll() is None:
-            process.send_signal(number)
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        return process.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def mounted_kind(path: str | os.PathLike[str]) -> str | None:

@@ -85,7 +85,7 @@ class SocketClientTest : public ::testing::Test {
 TEST_F(SocketClientTest, NobodyThereIsUnavailable) {
   EXPECT_EQ(SocketClient::Attach(folder_ + "/none", kSecond).status().code(), Code::kUnavailable);
   listen_.Reset();
-  EXPECT_EQ(SocketClient::Attach(path_, kSecond).status().code(), Code::kUnavailable);
+  EXPECT_EQ(SocketClient::Attach(path_, 20 * kSecond).status().code(), Code::kUnavailable);
   EXPECT_EQ(SocketClient::Attach(std::string(200, 'x'), kSecond).status().code(),
             Code::kInvalidArgument);
 }
@@ -100,7 +100,7 @@ TEST_F(SocketClientTest, GarbageInsteadOfAGreetingIsAnError) {
     (void)!write(fd, std::string(100, 'x').data(), 100);
     Read(fd);
   });
-  EXPECT_EQ(SocketClient::Attach(path_, kSecond).status().code(), Code::kDataLoss);
+  EXPECT_EQ(SocketClient::Attach(path_, 20 * kSecond).status().code(), Code::kDataLoss);
 }
 
 TEST_F(SocketClientTest, AnArenaShorterThanClaimedIsRefused) {
@@ -108,7 +108,7 @@ TEST_F(SocketClientTest, AnArenaShorterThanClaimedIsRefused) {
     Greet(fd, 8192);
     Read(fd);
   });
-  EXPECT_EQ(SocketClient::Attach(path_, kSecond).status().code(), Code::kDataLoss);
+  EXPECT_EQ(SocketClient::Attach(path_, 20 * kSecond).status().code(), Code::kDataLoss);
 }
 
 TEST_F(SocketClientTest, ALoanOutsideOfTheArenaEndsTheConnection) {
@@ -123,7 +123,7 @@ TEST_F(SocketClientTest, ALoanOutsideOfTheArenaEndsTheConnection) {
     Write(fd, loan, frame.header.request);
     Read(fd);
   });
-  auto client = SocketClient::Attach(path_, kSecond);
+  auto client = SocketClient::Attach(path_, 20 * kSecond);
   ASSERT_TRUE(client) << client.status().ToString();
   BatchLoan loan;
   EXPECT_EQ((*client)->Take(0, kSecond, &loan).status().code(), Code::kUnavailable);
@@ -138,7 +138,7 @@ TEST_F(SocketClientTest, AnAnswerToAnotherRequestEndsTheConnection) {
     Write(fd, wire::Loan(), Read(fd).header.request + 1);
     Read(fd);
   });
-  auto client = SocketClient::Attach(path_, kSecond);
+  auto client = SocketClient::Attach(path_, 20 * kSecond);
   ASSERT_TRUE(client);
   BatchLoan loan;
   EXPECT_EQ((*client)->Take(0, kSecond, &loan).status().code(), Code::kUnavailable);
@@ -169,7 +169,7 @@ TEST_F(SocketClientTest, ReleasesTravelWithTheNextRequest) {
       }
     }
   });
-  auto client = SocketClient::Attach(path_, kSecond);
+  auto client = SocketClient::Attach(path_, 20 * kSecond);
   ASSERT_TRUE(client);
   std::vector<BatchLoan> held(20);
   for (BatchLoan& loan : held) {
@@ -199,7 +199,7 @@ TEST_F(SocketClientTest, AReleaseOvertakesAWaitingTake) {
     Write(fd, loan, request);
     Read(fd);
   });
-  auto client = SocketClient::Attach(path_, kSecond);
+  auto client = SocketClient::Attach(path_, 20 * kSecond);
   ASSERT_TRUE(client);
   BatchLoan loan;
   ASSERT_EQ(*(*client)->Take(0, kSecond, &loan), TakeKind::kBatch);
@@ -218,7 +218,7 @@ TEST_F(SocketClientTest, AServerThatClosesEndsEveryCall) {
     Greet(fd);
     Read(fd);
   });
-  auto client = SocketClient::Attach(path_, kSecond);
+  auto client = SocketClient::Attach(path_, 20 * kSecond);
   ASSERT_TRUE(client);
   BatchLoan loan;
   EXPECT_EQ((*client)->Take(0, 600 * kSecond, &loan).status().code(), Code::kUnavailable);

@@ -298,18 +298,25 @@ TEST_P(ClientConformance, WrongArgumentsAreNamed) {
 }
 
 TEST_P(ClientConformance, AWaitThatEndsGivesPendingAndLeavesNothingBehind) {
-  ASSERT_NO_FATAL_FAILURE(Make(16 << 20, 50, 1000, 2000, SlowSource(300 * kMilli)));
+  constexpr Nanos kRead = 300 * kMilli;
+  ASSERT_NO_FATAL_FAILURE(Make(16 << 20, 50, 1000, 2000, SlowSource(kRead)));
+  const Nanos start = SteadyClock().Now();
   auto batches = client_->OpenStream(Sampled(4, 1));
   auto items = client_->OpenStream(Declared(1, true));
   ASSERT_TRUE(batches && items);
   BatchLoan loan;
+  // On a machine that stands still meanwhile, a read may end before it is asked for.
+  const auto check = [&](const Result<TakeKind>& kind) {
+    ASSERT_TRUE(kind) << kind.status().ToString();
+    if (*kind == TakeKind::kBatch && SteadyClock().Now() - start >= kRead) {
+      ASSERT_TRUE(client_->Release(loan.lease).ok());
+      return;
+    }
+    EXPECT_EQ(*kind, TakeKind::kPending);
+  };
   for (Nanos wait : {Nanos{-5}, Nanos{0}, 20 * kMilli}) {
-    auto taken = client_->Take(*batches, wait, &loan);
-    ASSERT_TRUE(taken) << taken.status().ToString();
-    EXPECT_EQ(*taken, TakeKind::kPending);
-    auto fetched = client_->Fetch(*items, 40, wait, &loan);
-    ASSERT_TRUE(fetched) << fetched.status().ToString();
-    EXPECT_EQ(*fetched, TakeKind::kPending);
+    ASSERT_NO_FATAL_FAILURE(check(client_->Take(*batches, wait, &loan)));
+    ASSERT_NO_FATAL_FAILURE(check(client_->Fetch(*items, 40, wait, &loan)));
   }
   ASSERT_TRUE(client_->CloseStream(*batches).ok());
   EXPECT_EQ(AwaitMetric(*engine_, "forebay_stage_leases", 0), 0u);

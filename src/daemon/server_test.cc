@@ -352,15 +352,15 @@ TEST_F(ServerTest, ItsProcessKilledEndsEveryWaitAndLeavesASocketThatIsReplaced) 
             static_cast<ssize_t>(sizeof grandchild));
   auto client = Attach();
   ASSERT_NE(client, nullptr);
+  StreamOptions options;
+  options.declared = true;
+  const auto stream = client->OpenStream(options);
+  ASSERT_TRUE(stream);
   std::jthread killer([&] {
     usleep(20000);
     kill(child, SIGKILL);
     waitpid(child, nullptr, 0);
   });
-  StreamOptions options;
-  options.declared = true;
-  const auto stream = client->OpenStream(options);
-  ASSERT_TRUE(stream);
   BatchLoan loan;
   EXPECT_EQ(client->Take(*stream, 300 * kSecond, &loan).status().code(), Code::kUnavailable);
   killer.join();

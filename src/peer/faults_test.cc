@@ -192,6 +192,7 @@ TEST_F(PeerFaultsTest, ANodeThatNeverComes) {
 }
 
 TEST_F(PeerFaultsTest, SamplesThatNobodyHasRoomFor) {
+  BePatient();
   // Two times 2 MB for 10 MB.
   engine_options_.memory_tier = 2 << 20;
   Start(2, 24 << 20, MakeFiles(200, 50000, 60000));

@@ -497,7 +497,9 @@ TEST_F(PipelineTest, WaitsForReadsThatFillTheMemory) {
   views.shape.dataset = *other;
   views.sampler.size = 64;
   ASSERT_TRUE(engine_->OpenStream(views));
-  while (engine_->in_flight() < 12) std::this_thread::yield();
+  // A machine that stands still for as long as a read takes misses them.
+  const Nanos until = SteadyClock().Now() + 5 * kSecond;
+  while (engine_->in_flight() < 12 && SteadyClock().Now() < until) std::this_thread::yield();
   auto pipeline = Make();
   ASSERT_TRUE(pipeline) << pipeline.status().ToString();
   EXPECT_EQ(Epoch(**pipeline).size(), 4U);

@@ -176,7 +176,7 @@ TEST_F(EngineCluster, TheCacheFolderLiesBeforePeers) {
   Start(1 << 20, true);
   const StreamId stream = Train();
   // A copy that the folder was too busy for is made by a later epoch.
-  for (int i = 0; i < 20 && Value("forebay_tier_writes_total") < kSamples; ++i) {
+  for (int i = 0; i < 200 && Value("forebay_tier_writes_total") < kSamples; ++i) {
     Epoch(stream);
     usleep(20'000);
   }

@@ -18,8 +18,11 @@ from .._errors import StorageError, UnsupportedError
 _START_S = 30
 
 
+_libc = ctypes.CDLL(None)  # before a fork: other threads may hold the loader's locks then
+
+
 def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    _libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _free_port() -> int:
