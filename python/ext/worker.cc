@@ -73,10 +73,10 @@ void BindWorker(nb::module_& m) {
           "__init__",
           [](WebHandle* self, const EngineHandle& engine, uint16_t port) {
             WebServerPtr web = Value(WebServer::Listen(port));
-            web->Serve({{"/metrics", "text/plain; version=0.0.4; charset=utf-8",
-                         [registry = &engine.engine->registry()]() -> Result<std::string> {
-                           return registry->PrometheusText();
-                         }}});
+            Raise(web->Serve({{"/metrics", "text/plain; version=0.0.4; charset=utf-8",
+                               [registry = &engine.engine->registry()]() -> Result<std::string> {
+                                 return registry->PrometheusText();
+                               }}}));
             new (self) WebHandle{engine, std::move(web)};
           },
           nb::arg("engine"), nb::arg("port"))
