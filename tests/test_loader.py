@@ -480,7 +480,7 @@ def test_stats_add_up(folder: DataSet) -> None:
 
 def test_the_report_in_words(folder: DataSet) -> None:
     loader = forebay.DataLoader(
-        folder.root, 8, engine=forebay.Engine(memory="64M"), _delay="open_ms=5"
+        folder.root, 8, engine=forebay.Engine(memory="64M"), _delay="open_ms=60"
     )
     assert sum(len(b) for b in loader) == 61
     lines = loader.report().splitlines()

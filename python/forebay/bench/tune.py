@@ -23,6 +23,7 @@ from .measure import Case, Outcome
 from .run import Context
 
 _AS_GOOD = 0.98  # of the best point: the smallest such setting is the best one
+_STANDSTILL_S = 60.0  # without a batch
 _REACHED = 0.95
 
 
@@ -74,10 +75,13 @@ class Consumer:
             self._failure = error
 
     def rate(self, settle_s: float, seconds: float) -> float:
-        """Bytes a second, after a while that does not count."""
+        """Bytes a second, after a while that does not count; until a batch has come, at least."""
         time.sleep(settle_s)
         start, before = time.perf_counter(), self.bytes
         time.sleep(seconds)
+        while self.bytes == before and time.perf_counter() - start < _STANDSTILL_S:
+            self.check()
+            time.sleep(0.01)
         rate = (self.bytes - before) / (time.perf_counter() - start)
         self.check()
         return rate
