@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/thread.h"
 #include "peer/membership_hosts.h"
 #include "peer/node.h"
 
@@ -44,6 +45,7 @@ Result<std::unique_ptr<Peers>> Peers::Attach(Engine& engine, const PeerOptions& 
     return Join(
         {.cluster = options.cluster, .self = self, .lease = options.lease, .secret = *secret});
   };
+  const SignalsBlocked blocked;  // UCX, too, starts a thread
   return AttachWith(engine, options, std::move(parts));
 }
 
