@@ -196,6 +196,124 @@ def test_the_report_names_a_node_that_was_killed(tmp_path: Path) -> None:
         nodes.running[1].stdin.close()
 
 
+_RANK = """
+import json, sys
+import forebay
+node, nodes, peers, folder, data, batch_size, state, steps = json.loads(sys.argv[1])
+engine = forebay.Engine(memory="48M", peers=peers, cache_dir=folder, cache_bytes="16M")
+loader = forebay.DataLoader(data, batch_size=batch_size, shuffle=True, seed=3, rank=node,
+                            world_size=nodes, engine=engine)
+if state is not None:
+    loader.load_state_dict(state)
+got = []
+batches = iter(loader)
+while len(got) < steps:
+    batch = next(batches, None)
+    if batch is None:
+        batches = iter(loader)
+        continue
+    for i in range(len(batch)):
+        assert bytes(batch[i]) == batch.paths[i].encode() * 1000, batch.paths[i]
+    got.append([batch.paths[i] for i in range(len(batch))])
+print(json.dumps([got, loader.state_dict()]), flush=True)
+for _ in sys.stdin:  # the others may need this node
+    print(json.dumps(engine.metrics()), flush=True)
+"""
+
+
+class _Job:
+    """Ranks that take `steps` batches each, from `state` on, and stay until the end."""
+
+    def __init__(self, tmp: Path, nodes: int, batch: int, steps: int, state: Any) -> None:
+        self.logs = [tmp / f"log{nodes}-{node}" for node in range(nodes)]
+        self.running = []
+        peers = ",".join(f"127.0.0.1:{port}" for port in _ports(nodes))
+        for node in range(nodes):
+            what = [node, nodes, peers, str(tmp / f"cache{node}"), str(tmp / "data"), batch, state,
+                    steps]  # fmt: skip
+            with open(self.logs[node], "w") as log:
+                self.running.append(subprocess.Popen(
+                    [sys.executable, "-c", _RANK, json.dumps(what)], stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE, stderr=log, text=True,
+                    env={**os.environ, "FOREBAY_NODE": str(node), "FOREBAY_PEER_LEASE": "20",
+                         "FOREBAY_PEER_WAIT": "20", "UCX_TLS": "tcp",
+                         "FOREBAY_PEER_SECRET": str(tmp / "secret")},
+                ))  # fmt: skip
+
+    def lines(self) -> list[Any]:
+        said = []
+        for node, process in enumerate(self.running):
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, self.logs[node].read_text()[-3000:]
+            said.append(json.loads(line))
+        return said
+
+    def sums(self) -> dict[str, int]:
+        """Counters of all nodes together."""
+        for process in self.running:
+            assert process.stdin is not None
+            process.stdin.write("metrics\n")
+            process.stdin.flush()
+        said = self.lines()
+        return {name: sum(one[name] for one in said) for name in said[0]}
+
+    def __enter__(self) -> _Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.running:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self.running:
+            try:
+                process.wait(20)
+            finally:
+                process.kill()
+                process.wait()
+                assert process.stdout is not None
+                process.stdout.close()
+
+
+@pytest.mark.usefixtures("ucx")
+def test_a_restart_with_fewer_nodes_goes_on_with_their_folders(tmp_path: Path) -> None:
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    files, step = 240, 24
+    for i in range(files):
+        name = f"a/{i:04}"
+        (tmp_path / "data" / name).write_bytes(name.encode() * 1000)
+    with forebay.DataLoader(tmp_path / "data", batch_size=step, shuffle=True, seed=3,
+                            memory="16M", peers=False) as whole:  # fmt: skip
+        expected = [sorted(batch.paths) for _ in range(2) for batch in whole]
+    state = None
+    # Four nodes end in the second epoch; three of them go on.
+    for nodes, steps in ((4, 13), (3, 7)):
+        with _Job(tmp_path, nodes, step // nodes, steps, state) as job:
+            said = job.lines()
+            state = said[0][1]
+            assert all(one[1] == state for one in said)
+            for k in range(steps):
+                assert sorted(path for one in said for path in one[0][k]) == expected.pop(0)
+            end = time.monotonic() + 30
+            while job.sums()["forebay_tier_writes_total"] < files and nodes == 4:
+                assert time.monotonic() < end, "nobody writes to the folders"
+                time.sleep(0.05)
+            sums = job.sums()
+            reads = sums["forebay_source_reads_total"]
+            # A busy machine's.
+            failed = sum(
+                sums[f"forebay_{what}_total"]
+                for what in ("peer_timeouts", "peer_refused", "peer_avoided", "source_hedged_reads")
+            )
+            if nodes == 4:
+                assert files <= reads <= files + failed
+            else:
+                # Only what the fourth alone had; without folders it would be all of 7 steps of 24.
+                assert reads < files / 2 + failed
+                assert sums["forebay_tier_hits_total"] > 0
+    assert not expected
+
+
 def _cluster(**of_node_2: Any) -> dict[str, Any]:
     fine = dict(address="10.0.0.1:7421", state="connected", fault="", reads=10, bytes=1000,
                 served=5, served_bytes=500, timeouts=0, refused=0, corrupt=0, lost=0,
