@@ -153,11 +153,6 @@ void Exchange::Add(std::shared_ptr<Book> book) {
   if (wake) wake_();
 }
 
-void Exchange::CountCorrupt(uint32_t node) {
-  MutexLock lock(mutex_);
-  corrupt_.push_back(node);
-}
-
 void Exchange::Open(std::function<void()> wake) {
   MutexLock lock(mutex_);
   wake_ = std::move(wake);
@@ -172,16 +167,13 @@ std::vector<Ask> Exchange::Close() {
   return std::exchange(asks_, {});
 }
 
-void Exchange::Take(std::vector<Ask>* asks, std::vector<std::shared_ptr<Book>>* books,
-                    std::vector<uint32_t>* corrupt) {
+void Exchange::Take(std::vector<Ask>* asks, std::vector<std::shared_ptr<Book>>* books) {
   asks->clear();
   books->clear();
-  corrupt->clear();
   MutexLock lock(mutex_);
   asleep_ = false;
   asks->swap(asks_);
   books->swap(books_);
-  corrupt->swap(corrupt_);
 }
 
 bool Exchange::MaySleep() {

@@ -27,12 +27,13 @@
 
 namespace forebay::peer {
 
-enum class Outcome : uint8_t { kArrived, kTimeout, kRefused, kLost };
+// kArrived: with the bytes that its sender had.
+enum class Outcome : uint8_t { kArrived, kTimeout, kRefused, kLost, kCorrupt };
 
 struct Answer {
   uint32_t slot = 0;  // of the source
   Outcome outcome = Outcome::kLost;
-  uint32_t crc = 0;  // that the sample's bytes should have; kArrived
+  uint32_t crc = 0;  // of the sample; kArrived
 };
 
 // Safe for concurrent use by multiple threads.
@@ -119,16 +120,13 @@ class Exchange {
   // False: the peer thread is gone, nothing was taken.
   bool Push(std::vector<Ask>* asks) EXCLUDES(mutex_);
   void Add(std::shared_ptr<Book> book) EXCLUDES(mutex_);
-  // A sample came with other bytes than its sender had, from `node`.
-  void CountCorrupt(uint32_t node) EXCLUDES(mutex_);
 
   // ---- for the peer thread ----
   // `wake` is called by any thread, when the peer thread sleeps and there is work.
   void Open(std::function<void()> wake) EXCLUDES(mutex_);
   // Returns what was asked and not taken.
   std::vector<Ask> Close() EXCLUDES(mutex_);
-  void Take(std::vector<Ask>* asks, std::vector<std::shared_ptr<Book>>* books,
-            std::vector<uint32_t>* corrupt) EXCLUDES(mutex_);
+  void Take(std::vector<Ask>* asks, std::vector<std::shared_ptr<Book>>* books) EXCLUDES(mutex_);
   // True: nothing is there; from now on work wakes the peer thread.
   bool MaySleep() EXCLUDES(mutex_);
 
@@ -138,7 +136,6 @@ class Exchange {
   Mutex mutex_;
   std::vector<Ask> asks_ GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Book>> books_ GUARDED_BY(mutex_);
-  std::vector<uint32_t> corrupt_ GUARDED_BY(mutex_);
   std::function<void()> wake_ GUARDED_BY(mutex_);
   bool open_ GUARDED_BY(mutex_) = false;
   bool asleep_ GUARDED_BY(mutex_) = false;

@@ -242,17 +242,11 @@ void Node::Publish() {
 void Node::Run(const std::stop_token& stop) {
   std::vector<Ask> asks;
   std::vector<std::shared_ptr<Book>> books;
-  std::vector<uint32_t> corrupt;
   const std::array<int, 2> fds = {membership_->event_fd(), engine_.serving_fd()};
   while (!stop.stop_requested()) {
     const bool more = transport_->Progress();
-    exchange_->Take(&asks, &books, &corrupt);
+    exchange_->Take(&asks, &books);
     const Nanos now = SteadyClock().Now();
-    for (const uint32_t node : corrupt) {
-      ++others_[node].seen.corrupt;
-      metrics_.corrupt.Add(1);
-      Fault(node, "sent wrong bytes");
-    }
     if (!books.empty()) AddBooks(books);
     if (!asks.empty()) Enqueue(asks);
     SendAsks(now);

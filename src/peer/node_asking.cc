@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/crc32c.h"
 #include "peer/node.h"
 
 namespace forebay::peer {
@@ -116,6 +117,11 @@ void Node::End(uint32_t id, Outcome outcome, uint32_t crc) {
       ++other.seen.lost;
       metrics_.lost.Add(1);
       break;
+    case Outcome::kCorrupt:
+      ++other.seen.corrupt;
+      metrics_.corrupt.Add(1);
+      Fault(ask.node, "sent wrong bytes");
+      break;
   }
   const Answer answer{.slot = ask.slot, .outcome = outcome, .crc = crc};
   // Data sets are few.
@@ -182,7 +188,8 @@ std::span<std::byte> Node::OnData(ConnectionId id, const DataMessage& data, uint
     Request* request = requests_.Find(given.request);
     if (request == nullptr || request->connection != id) continue;
     if (payload_bytes == 0) {
-      End(given.request, Outcome::kArrived, given.crc);
+      End(given.request, given.crc == Crc32c({}) ? Outcome::kArrived : Outcome::kCorrupt,
+          given.crc);
       continue;
     }
     request->at = Request::At::kArriving;
@@ -224,7 +231,9 @@ void Node::OnPayload(ConnectionId id, uint64_t tag, const Status& status) {
       if (gathered.given.size() > 1 && given.length > 0) {
         std::memcpy(request->ask.dest.data(), gathered.bytes.get() + at, given.length);
       }
-      End(given.request, Outcome::kArrived, given.crc);
+      // Here, while the bytes are in this core's cache.
+      const bool right = Crc32c(request->ask.dest) == given.crc;
+      End(given.request, right ? Outcome::kArrived : Outcome::kCorrupt, given.crc);
     }
     at += given.length;
   }

@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/crc32c.h"
-
 namespace forebay::peer {
 
 Result<std::unique_ptr<PeerSource>> PeerSource::Make(std::shared_ptr<Exchange> exchange,
@@ -213,12 +211,7 @@ size_t PeerSource::ReapAnswers(std::span<SourceDone> out, Nanos now) {
     Slot& slot = slots_[answer.slot];
     PeerCost& cost = Cost(slot.node);
     --asked_;
-    bool arrived = answer.outcome == Outcome::kArrived;
-    if (arrived && Crc32c(slot.read.dest) != answer.crc) {
-      exchange_->CountCorrupt(slot.node);
-      arrived = false;
-    }
-    if (!arrived) {
+    if (answer.outcome != Outcome::kArrived) {
       if (answer.outcome == Outcome::kTimeout) {
         cost.OnTimeout(slot.read.dest.size(), slot.depth, now - slot.start, now);
       } else {

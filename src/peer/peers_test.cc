@@ -115,8 +115,7 @@ TEST_F(PeersTest, ASourceGoesWithAnswersThatNobodyTook) {
   ASSERT_EQ((*source)->Submit(reads), 3u);
   std::vector<Ask> asks;
   std::vector<std::shared_ptr<Book>> books;
-  std::vector<uint32_t> corrupt;
-  exchange->Take(&asks, &books, &corrupt);
+  exchange->Take(&asks, &books);
   ASSERT_EQ(asks.size(), 3u);
   for (const Ask& ask : asks) {
     const Answer answer{.slot = ask.slot, .outcome = Outcome::kArrived, .crc = Crc32c(ask.dest)};

@@ -357,9 +357,24 @@ bool Scheduler::MayKeep(DatasetId d, SampleId s, uint64_t bytes, JobId job) cons
 void Scheduler::KeepIfMay(DatasetId d, SampleId s, JobId job) {
   const uint64_t bytes = arena_.size(entry(d, s).block);
   if (!MayKeep(d, s, bytes, job)) return;
-  while (kept_bytes_ + bytes > keep_quota() && EvictAmong(nullptr, true)) {
+  while (kept_bytes_ + bytes > keep_quota() && (EvictAmong(nullptr, true) || LetSpareGo())) {
   }
   if (kept_bytes_ + bytes <= keep_quota()) Keep(d, s, job);
+}
+
+// Copies in use, such as those that were begun before the shares were known: they are not for
+// keeping any more, and go when their use ends.
+bool Scheduler::LetSpareGo() {
+  if (spare_bytes_ == 0) return false;
+  for (DatasetId d = 0; d < datasets_.size(); ++d) {
+    const auto n = static_cast<SampleId>(datasets_[d].entries.size());
+    for (SampleId s = 0; s < n; ++s) {
+      if (!Spare(d, s)) continue;
+      Unkeep(d, s);
+      return true;
+    }
+  }
+  return false;
 }
 
 void Scheduler::Keep(DatasetId d, SampleId s, JobId job) {

@@ -539,6 +539,7 @@ class Scheduler {
   bool RetractOne();
   bool EvictOne(const JobId* job = nullptr);
   bool EvictAmong(const JobId* job, bool spare_only);
+  bool LetSpareGo();
   bool MayStealFrom(const Lease& lease, StreamId for_stream) const;
   bool StealOne(StreamId for_stream);
   bool MustYield(const Lease& lease) const;

@@ -173,6 +173,29 @@ TEST(Share, ANewShareTakesTheRoomOfCopies) {
   EXPECT_EQ(node.scheduler.reserved_bytes(), 0u);
 }
 
+TEST(Share, CopiesBegunBeforeTheSharesAreKnownDoNotKeepOutWhatLivesHere) {
+  Node node(20, 10, 60);
+  std::vector<SampleId> order(20);
+  std::iota(order.begin(), order.end(), 0u);
+  std::rotate(order.begin(), order.begin() + 10, order.end());
+  const StreamId id = node.Train(order);
+  node.limit = 10;
+  node.Pump();  // ten that live elsewhere, all to be kept as far as is known
+  ASSERT_EQ(node.flying.size(), 10u);
+  const std::vector<ReadAction> copies = std::exchange(node.flying, {});
+  const std::vector<uint8_t> share = Shares({{10, kHome}, {10, kReplica}});
+  node.scheduler.SetShare(node.dataset, share);
+  node.limit = 20;
+  node.Drain();  // what lives here arrives first
+  EXPECT_EQ(node.Held(kHome, share), 10u);
+  ASSERT_EQ(node.scheduler.CheckInvariants(), "");
+  node.flying = copies;
+  node.Epoch(id);
+  node.Declare(id, 1, order);
+  node.Epoch(id);
+  for (SampleId s = 0; s < 10; ++s) EXPECT_EQ(node.count[s], 1) << s;
+}
+
 TEST(Share, TheFolderLeavesRoomForWhatLivesHere) {
   Node node(30, 1, 40);
   node.scheduler.SetTier(node.dataset, {.present = true, .holds_all = false});

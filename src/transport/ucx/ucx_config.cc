@@ -13,6 +13,14 @@
 namespace forebay {
 namespace {
 
+// Larger payloads go by rendezvous: where the fabric writes to memory itself it is cheaper than a
+// copy on the receiver's side.
+constexpr size_t kEager = 32 << 10;
+// A rendezvous over TCP takes four small messages, each of which costs as much as copying 30 KiB.
+// A payload that comes with its header in one piece takes one copy, out of the core's cache.
+constexpr size_t kTcpEager = 256 << 10;
+constexpr const char* kTcpSegment = "264k";  // with headers
+
 bool SameHost(const sockaddr& a, const SocketAddress& b) {
   if (a.sa_family != b.storage.ss_family) return false;
   if (a.sa_family == AF_INET) {
@@ -71,11 +79,18 @@ void QuietUcx(bool told) {
   }
 }
 
-Result<ucp_config_t*> UcxConfig(const SocketAddress& listen) {
+Result<ucp_config_t*> UcxConfig(const SocketAddress& listen, size_t* eager) {
   ucp_config_t* config = nullptr;
   const ucs_status_t status = ucp_config_read(nullptr, nullptr, &config);
   if (status != UCS_OK) {
     return Status(Code::kUnavailable, StrCat("ucp_config_read: ", ucs_status_string(status)));
+  }
+  *eager = kEager;
+  if (!HasRdma() && std::getenv("UCX_TCP_RX_SEG_SIZE") == nullptr &&
+      std::getenv("UCX_ZCOPY_THRESH") == nullptr &&
+      ucp_config_modify(config, "TCP_RX_SEG_SIZE", kTcpSegment) == UCS_OK &&
+      ucp_config_modify(config, "ZCOPY_THRESH", "16k") == UCS_OK) {
+    *eager = kTcpEager;
   }
   // Without RDMA, data takes the interface that we listen at: UCX would also try those that other
   // nodes cannot reach (of containers, say).

@@ -37,9 +37,7 @@ namespace {
 
 constexpr unsigned kHelloId = 1;
 constexpr unsigned kDataId = 2;
-constexpr uint32_t kMagic = 0x31594246;  // "FBY1"
-// From here on a rendezvous is cheaper than a copy on the receiver's side.
-constexpr size_t kRendezvous = 32 << 10;
+constexpr uint32_t kMagic = 0x32594246;  // "FBY2"
 // Payloads under way to us on one connection: more than a link needs to be busy, and no more than
 // fits a core's cache on its way through the sockets' buffers (64 samples at once took 2.5 times
 // the processor time of 8).
@@ -58,6 +56,7 @@ struct Hello {
   uint32_t answer = 0;  // 1: from the one that was asked
   uint64_t mine = 0;    // put this in front of what you send me
   uint64_t yours = 0;   // answer: what you said
+  uint64_t eager = 0;   // send me no larger payloads without a rendezvous
 };
 
 struct Prefix {
@@ -99,12 +98,12 @@ struct Operation {
   size_t at = 0;                  // in the connection's list
 };
 
-// A message that has come, with what UCX keeps of it for us.
+// A message that has come and could not be delivered at once.
 struct Arrival {
   std::vector<std::byte> header;
-  void* data = nullptr;  // nullptr: no payload
+  std::vector<std::byte> payload;
+  void* data = nullptr;  // a rendezvous: what UCX keeps of it for us
   size_t length = 0;
-  bool rendezvous = false;
 };
 
 struct Connection {
@@ -114,12 +113,15 @@ struct Connection {
   uint64_t remote_token = 0;  // in front of what goes; 0: not known yet
   bool accepted = false;
   bool open = false;
+  bool leaving = false;  // the handler has closed it, in the middle of UCX's work
   bool closing = false;
   bool closed = false;  // UCX has given the endpoint back
   Nanos deadline = 0;   // of opening; of closing; when closed: of what is still under way
   Status why;
+  size_t eager = 0;  // the largest payload that the other side takes without a rendezvous
   uint32_t next_out = 0;
   uint32_t next_in = 0;
+  size_t queued = 0;  // messages among the events
   std::map<uint32_t, Arrival> early;  // came before those in front of them
   std::vector<Operation*> operations;
   std::deque<Operation*> waiting;  // those of them that wait until fewer bytes are under way
@@ -127,14 +129,15 @@ struct Connection {
 };
 
 struct Event {
-  enum class Kind { kAsked, kHello, kMessage, kEnded, kFailed, kClosed } kind = Kind::kEnded;
+  enum class Kind { kAsked, kHello, kMessage, kEnded, kLeft, kFailed, kClosed };
+  Kind kind = Kind::kEnded;
   ucp_conn_request_h request = nullptr;  // kAsked
   ucp_ep_h endpoint = nullptr;           // kHello: where it came from
   Hello hello;
   Prefix prefix;  // kMessage
   Arrival arrival;
   Operation* operation = nullptr;  // kEnded
-  ConnectionId connection = 0;     // kFailed, kClosed
+  ConnectionId connection = 0;     // kLeft, kFailed, kClosed
   ucs_status_t status = UCS_OK;
 };
 
@@ -175,6 +178,8 @@ class UcxTransport final : public Transport {
   void Greeted(const Event& event);
   void Arrived(Event& event);
   void Deliver(Connection& connection, Arrival arrival);
+  void DeliverEager(ConnectionId id, std::span<const std::byte> header,
+                    std::span<const std::byte> payload);
   void Receive(Connection& connection);
   void Ended(Operation* operation, ucs_status_t status);
 
@@ -197,6 +202,8 @@ class UcxTransport final : public Transport {
   ucp_worker_h worker_ = nullptr;
   ucp_listener_h listener_ = nullptr;
   int event_fd_ = -1;
+  size_t eager_ = 0;     // as Connection's, of this side
+  bool inside_ = false;  // ucp_worker_progress
   OwnedFd wake_;
   std::string address_;
   std::set<std::string> transports_;
@@ -221,7 +228,7 @@ Status UcxTransport::Start() {
   const Result<SocketAddress> listen = ParseSocketAddress(options_.listen);
   if (!listen) return listen.error();
 
-  Result<ucp_config_t*> config = UcxConfig(*listen);
+  Result<ucp_config_t*> config = UcxConfig(*listen, &eager_);
   if (!config) return config.error();
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
@@ -252,7 +259,7 @@ Status UcxTransport::Start() {
     handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                          UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
     handler.id = id;
-    handler.flags = UCP_AM_FLAG_WHOLE_MSG | UCP_AM_FLAG_PERSISTENT_DATA;
+    handler.flags = UCP_AM_FLAG_WHOLE_MSG;
     handler.cb = callback;
     handler.arg = this;
     return ucp_worker_set_am_recv_handler(worker_, &handler);
@@ -419,6 +426,7 @@ Status UcxTransport::Greet(Connection& connection, bool answer) {
   hello.answer = answer ? 1 : 0;
   hello.mine = connection.token;
   hello.yours = connection.remote_token;
+  hello.eager = eager_;
   const auto bytes = std::as_bytes(std::span(&hello, 1));
   operation->header.assign(bytes.begin(), bytes.end());
   return Post(operation, kHelloId, {}, UCP_AM_SEND_FLAG_EAGER | UCP_AM_SEND_FLAG_REPLY);
@@ -426,8 +434,16 @@ Status UcxTransport::Greet(Connection& connection, bool answer) {
 
 void UcxTransport::Close(ConnectionId id) {
   const auto it = connections_.find(id);
-  if (it == connections_.end() || it->second->closing) return;
-  Shut(*it->second, Status(Code::kCancelled, "closed here"));
+  if (it == connections_.end() || it->second->closing || it->second->leaving) return;
+  if (!inside_) {
+    Shut(*it->second, Status(Code::kCancelled, "closed here"));
+    return;
+  }
+  it->second->leaving = true;
+  Event event;
+  event.kind = Event::Kind::kLeft;
+  event.connection = id;
+  events_.push_back(std::move(event));
 }
 
 // Ends everything of it at once; the handler hears of it in Progress.
@@ -546,6 +562,7 @@ void UcxTransport::Greeted(const Event& event) {
     return;
   }
   connection.remote_token = hello.mine;
+  connection.eager = std::min(eager_, static_cast<size_t>(hello.eager));
   if (connection.accepted) {
     const Status greeted = Greet(connection, true);
     if (!greeted.ok()) {
@@ -597,7 +614,7 @@ Status UcxTransport::Post(Operation* operation, unsigned id, std::span<const std
   param.memory_type = UCS_MEMORY_TYPE_HOST;
   param.cb.send = OnSendEnd;
   param.user_data = operation;
-  if (payload.size() >= kRendezvous) {
+  if (!payload.empty()) {
     if (const ucp_mem_h handle = Registered(payload); handle != nullptr) {
       param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
       param.memh = handle;
@@ -625,7 +642,8 @@ Status UcxTransport::Send(ConnectionId id, std::span<const std::byte> header,
                                                  payload.size(), " bytes is too large"));
   }
   const auto it = connections_.find(id);
-  if (it == connections_.end() || it->second->closing || !it->second->open) {
+  if (it == connections_.end() || it->second->closing || it->second->leaving ||
+      !it->second->open) {
     return Status(Code::kNotFound, StrCat("no open connection ", id));
   }
   Connection& connection = *it->second;
@@ -636,7 +654,7 @@ Status UcxTransport::Send(ConnectionId id, std::span<const std::byte> header,
   std::copy(header.begin(), header.end(), operation->header.begin() + sizeof prefix);
   const Status posted =
       Post(operation, kDataId, payload,
-           payload.size() >= kRendezvous ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER);
+           payload.size() > connection.eager ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER);
   if (posted.ok()) ++connection.next_out;
   return posted;
 }
@@ -654,26 +672,43 @@ void UcxTransport::OnReceiveEnd(void* request, ucs_status_t status, size_t, void
   OnSendEnd(request, status, user);
 }
 
+// Payloads that came with their header are put in their place here: UCX would keep them for later
+// only by a copy of its own.
 ucs_status_t UcxTransport::OnData(void* self, const void* header, size_t header_bytes, void* data,
                                   size_t length, const ucp_am_recv_param_t* param) {
   auto& transport = *static_cast<UcxTransport*>(self);
-  Event event;
-  event.kind = Event::Kind::kMessage;
-  if (header_bytes < sizeof event.prefix || header_bytes > sizeof event.prefix + kMaxHeader ||
+  Prefix prefix;
+  if (header_bytes < sizeof prefix || header_bytes > sizeof prefix + kMaxHeader ||
       length > kMaxPayload) {
     return UCS_OK;
   }
-  std::memcpy(&event.prefix, header, sizeof event.prefix);
-  // Of nobody that we know: dropped.
-  if (!transport.by_token_.contains(event.prefix.token)) return UCS_OK;
-  const auto* const bytes = static_cast<const std::byte*>(header);
-  event.arrival.header.assign(bytes + sizeof event.prefix, bytes + header_bytes);
+  std::memcpy(&prefix, header, sizeof prefix);
+  const auto it = transport.by_token_.find(prefix.token);
+  if (it == transport.by_token_.end()) return UCS_OK;  // of nobody that we know: dropped
+  Connection& connection = *it->second;
+  const std::span<const std::byte> rest{static_cast<const std::byte*>(header) + sizeof prefix,
+                                        header_bytes - sizeof prefix};
+  const bool rendezvous = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+  if (!rendezvous && connection.open && !connection.leaving && connection.queued == 0 &&
+      prefix.sequence == connection.next_in && connection.early.empty()) {
+    ++connection.next_in;
+    transport.DeliverEager(connection.id, rest, {static_cast<const std::byte*>(data), length});
+    return UCS_OK;
+  }
+  Event event;
+  event.kind = Event::Kind::kMessage;
+  event.prefix = prefix;
+  event.arrival.header.assign(rest.begin(), rest.end());
   event.arrival.length = length;
-  event.arrival.rendezvous = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
-  const bool keep = length > 0 || event.arrival.rendezvous;
-  if (keep) event.arrival.data = data;
+  if (rendezvous) {
+    event.arrival.data = data;
+  } else {
+    const auto* const bytes = static_cast<const std::byte*>(data);
+    event.arrival.payload.assign(bytes, bytes + length);
+  }
+  ++connection.queued;
   transport.events_.push_back(std::move(event));
-  return keep ? UCS_INPROGRESS : UCS_OK;
+  return rendezvous ? UCS_INPROGRESS : UCS_OK;
 }
 
 void UcxTransport::Release(const Arrival& arrival) {
@@ -682,13 +717,18 @@ void UcxTransport::Release(const Arrival& arrival) {
 
 void UcxTransport::Arrived(Event& event) {
   const auto it = by_token_.find(event.prefix.token);
-  // An endpoint that has said no hello does not know its number: `open` holds.
-  if (it == by_token_.end() || !it->second->open) {
+  if (it == by_token_.end()) {
     Release(event.arrival);
     return;
   }
   const ConnectionId id = it->second->id;
   Connection& connection = *it->second;
+  --connection.queued;
+  // An endpoint that has said no hello does not know its number: `open` holds.
+  if (!connection.open || connection.leaving) {
+    Release(event.arrival);
+    return;
+  }
   // Several lanes may bring them out of order.
   if (event.prefix.sequence != connection.next_in) {
     if (connection.early.size() >= kMostEarly) {
@@ -696,9 +736,9 @@ void UcxTransport::Arrived(Event& event) {
       Shut(connection, Status(Code::kDataLoss, "a message of the connection is missing"));
       return;
     }
-    if (!connection.early.emplace(event.prefix.sequence, event.arrival).second) {
-      Release(event.arrival);
-    }
+    const auto [place, added] =
+        connection.early.try_emplace(event.prefix.sequence, std::move(event.arrival));
+    if (!added) Release(event.arrival);
     return;
   }
   ++connection.next_in;
@@ -716,22 +756,30 @@ void UcxTransport::Arrived(Event& event) {
   }
 }
 
+void UcxTransport::DeliverEager(ConnectionId id, std::span<const std::byte> header,
+                                std::span<const std::byte> payload) {
+  uint64_t tag = 0;
+  const std::span<std::byte> place = handler_.OnMessage(id, header, payload.size(), &tag);
+  if (place.empty() || payload.empty()) return;
+  assert(place.size() == payload.size());
+  std::memcpy(place.data(), payload.data(), payload.size());
+  // If the handler has closed it meanwhile, the bytes are there all the same.
+  handler_.OnPayload(id, tag, Status());
+}
+
 void UcxTransport::Deliver(Connection& connection, Arrival arrival) {
+  if (arrival.data == nullptr) {
+    DeliverEager(connection.id, arrival.header, arrival.payload);
+    return;
+  }
   uint64_t tag = 0;
   const std::span<std::byte> place =
       handler_.OnMessage(connection.id, arrival.header, arrival.length, &tag);
-  if (place.empty() || arrival.length == 0) {
+  if (place.empty()) {
     Release(arrival);
     return;
   }
   assert(place.size() == arrival.length);
-  if (!arrival.rendezvous) {
-    std::memcpy(place.data(), arrival.data, arrival.length);
-    Release(arrival);
-    // If the handler has closed it meanwhile, the bytes are there all the same.
-    handler_.OnPayload(connection.id, tag, Status());
-    return;
-  }
   if (connection.closing) {
     Release(arrival);
     handler_.OnPayload(connection.id, tag, connection.why);
@@ -812,10 +860,13 @@ void UcxTransport::Dispatch(Event& event) {
     case Event::Kind::kEnded:
       Ended(event.operation, event.status);
       return;
+    case Event::Kind::kLeft:
     case Event::Kind::kFailed: {
       const auto it = connections_.find(event.connection);
       if (it == connections_.end() || it->second->closing) return;
-      Shut(*it->second, UcxStatus(event.status, "the connection was lost"));
+      Shut(*it->second, event.kind == Event::Kind::kLeft
+                            ? Status(Code::kCancelled, "closed here")
+                            : UcxStatus(event.status, "the connection was lost"));
       return;
     }
     case Event::Kind::kClosed: {
@@ -881,8 +932,9 @@ void UcxTransport::Reap() {
 }
 
 bool UcxTransport::Progress() {
-  const unsigned done = ucp_worker_progress(worker_);
-  bool more = done > 0;
+  inside_ = true;
+  bool more = ucp_worker_progress(worker_) > 0;
+  inside_ = false;
   // What the handler does may add to them; those wait for the next call.
   for (size_t count = events_.size(); count > 0 && !events_.empty(); --count) {
     Event event = std::move(events_.front());
