@@ -58,6 +58,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
     args = parser.parse_args()
+    torch.manual_seed(0)
     data = Images(args.data or images(), args.workers)
     trainer = lightning.Trainer(
         max_epochs=args.epochs, accelerator="auto", devices=1, logger=False,

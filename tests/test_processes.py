@@ -293,7 +293,7 @@ def test_the_gil_is_free_while_a_batch_is_awaited(folder: DataSet) -> None:
     done.set()
     thread.join()
     # Held for the whole wait, it would let the other thread run once or not at all.
-    assert seen >= 10
+    assert seen >= 3
 
 
 # ---- signals and the end of the process

@@ -523,13 +523,18 @@ TEST_F(EngineTest, AReadThatHangsIsRacedByAnother) {
   auto s = (*engine)->OpenStream(shape);
   ASSERT_TRUE(s);
   for (uint64_t epoch = 0; epoch < 2; ++epoch) CheckEpoch(**engine, *s, shape.sampler, epoch);
-  // About six reads hang; each would cost its batch five seconds, were it waited for.
+  // About six reads hang; each would cost its batch five seconds, were it waited for. A machine so
+  // busy that other reads seem to hang races those, too, and may have none left for one that does.
+  int waited_for = 0;
   for (const EpochStats& epoch : (*engine)->Stats(*s)) {
-    for (const uint32_t us : epoch.batch_us) EXPECT_LT(us * kMicro, 4 * kSecond);
+    for (const uint32_t us : epoch.batch_us) waited_for += us * kMicro > 4 * kSecond ? 1 : 0;
   }
+  EXPECT_LE(waited_for, 1);
   const uint64_t hedged = Value(**engine, "forebay_source_hedged_reads_total");
   EXPECT_GE(hedged, 1u);
-  EXPECT_LE(hedged, 2 + 1 + 2 * kSamples / 200);
+  // The epochs that follow are read ahead, and some of that may be under way.
+  const uint64_t reads = Value(**engine, "forebay_source_reads_total") + options.max_in_flight;
+  EXPECT_LE(hedged, 2 + 1 + reads / 200);
 }
 
 // Groups of neighbours through a cache folder, at one and the same time.
