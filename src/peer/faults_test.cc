@@ -60,9 +60,10 @@ TEST_F(PeerFaultsTest, APeerThatComesBack) {
   ASSERT_TRUE(Connected(0, 1));
   ASSERT_TRUE(Connected(1, 0));
   ASSERT_TRUE(nodes_[1].engine->Seek(nodes_[1].stream, 2, 0).ok());
-  Epoch(2);
-  Epoch(3);
-  EXPECT_GT(Value(*nodes_[0].engine, "forebay_peer_reads_total"), before);
+  // On a busy machine an answer may be late, and its sample be read from the source.
+  const auto reads = [&] { return Value(*nodes_[0].engine, "forebay_peer_reads_total"); };
+  for (uint64_t epoch = 2; epoch < 4 || (epoch < 40 && reads() == before); ++epoch) Epoch(epoch);
+  EXPECT_GT(reads(), before);
 }
 
 TEST_F(PeerFaultsTest, OneThatIsOnlySuspectedIsTriedAgain) {
@@ -93,8 +94,9 @@ TEST_F(PeerFaultsTest, ALinkThatIsCut) {
   ASSERT_TRUE(Connected(0, 1));
   ASSERT_TRUE(Connected(1, 0));
   const uint64_t before = Sum("forebay_peer_reads_total");
-  for (uint64_t epoch = 3; epoch < 8; ++epoch) Epoch(epoch);
-  EXPECT_GT(Sum("forebay_peer_reads_total"), before);
+  const auto reads = [&] { return Sum("forebay_peer_reads_total"); };
+  for (uint64_t epoch = 3; epoch < 8 || (epoch < 40 && reads() == before); ++epoch) Epoch(epoch);
+  EXPECT_GT(reads(), before);
 }
 
 TEST_F(PeerFaultsTest, APeerThatBecomesSlow) {
