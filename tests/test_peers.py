@@ -285,7 +285,8 @@ def test_a_restart_with_fewer_nodes_goes_on_with_their_folders(tmp_path: Path) -
     with forebay.DataLoader(tmp_path / "data", batch_size=step, shuffle=True, seed=3,
                             memory="16M", peers=False) as whole:  # fmt: skip
         expected = [sorted(batch.paths) for _ in range(2) for batch in whole]
-    state = None
+    state, left_out = None, 0
+    skipped = lambda sums: sums["forebay_tier_skipped_writes_total"]
     # Four nodes end in the second epoch; three of them go on.
     for nodes, steps in ((4, 13), (3, 7)):
         with _Job(tmp_path, nodes, step // nodes, steps, state) as job:
@@ -295,10 +296,13 @@ def test_a_restart_with_fewer_nodes_goes_on_with_their_folders(tmp_path: Path) -
             for k in range(steps):
                 assert sorted(path for one in said for path in one[0][k]) == expected.pop(0)
             end = time.monotonic() + 30
-            while job.sums()["forebay_tier_writes_total"] < files and nodes == 4:
+            sums = job.sums()
+            # Where a folder's thread has no time, a copy is left out, and read again by the next.
+            while nodes == 4 and sums["forebay_tier_writes_total"] < files - skipped(sums):
                 assert time.monotonic() < end, "nobody writes to the folders"
                 time.sleep(0.05)
-            sums = job.sums()
+                sums = job.sums()
+            left_out += skipped(sums)
             reads = sums["forebay_source_reads_total"]
             # A busy machine's.
             failed = sum(
@@ -309,7 +313,7 @@ def test_a_restart_with_fewer_nodes_goes_on_with_their_folders(tmp_path: Path) -
                 assert files <= reads <= files + failed
             else:
                 # Only what the fourth alone had; without folders it would be all of 7 steps of 24.
-                assert reads < files / 2 + failed
+                assert reads < files / 2 + failed + left_out
                 assert sums["forebay_tier_hits_total"] > 0
     assert not expected
 
