@@ -46,6 +46,7 @@ def test_the_loss_curve_is_the_same_with_and_without(tmp_path: Path) -> None:
                      str(_HERE / "ddp_twice.py"), str(mount.path), str(out)],
                     {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "FOREBAY_PEERS": "auto",
                      "FOREBAY_PEER_SECRET": str(tmp_path / "secret"), "CUDA_VISIBLE_DEVICES": "",
+                     "FOREBAY_PEER_WAIT": "20", "FOREBAY_PEER_LEASE": "20",
                      "HOME": str(tmp_path)},
                     stdout=log, stderr=log,
                 )
@@ -59,7 +60,13 @@ def test_the_loss_curve_is_the_same_with_and_without(tmp_path: Path) -> None:
         assert len(said["having"]) == 3 * -(-_FILES // (16 * _NODES))
     first, last = (float.fromhex(ranks[0]["having"][at]) for at in (0, -1))
     assert first > 0 and last > 0
-    # Each sample was read from the mount by one of them.
+    # Each sample was read from the mount by one of them; on a busy machine, where an answer seemed
+    # to hang, by another, too.
+    failed = sum(
+        said["metrics"][f"forebay_{what}_total"]
+        for said in ranks
+        for what in ("peer_timeouts", "peer_refused", "peer_avoided", "source_hedged_reads")
+    )
     reads = {name: sum(said["metrics"][f"forebay_{name}_reads_total"] for said in ranks)
              for name in ("source", "peer")}  # fmt: skip
-    assert reads["source"] == _FILES and reads["peer"] > 0
+    assert _FILES <= reads["source"] <= _FILES + failed and reads["peer"] > 0
