@@ -191,7 +191,7 @@ void Node::Shutdown() {
   for (const uint32_t id : requests_.Select([](const Request&) { return true; })) {
     End(id, Outcome::kLost);
   }
-  Deliver();
+  Deliver(false, 0);
   for (const BookState& state : books_) state.book->Abandon();
   for (size_t i = 0; i < serves_.size(); ++i) {
     if (serves_[i].at != Serve::At::kFree) EndServe(i);
@@ -243,6 +243,7 @@ void Node::Run(const std::stop_token& stop) {
   std::vector<Ask> asks;
   std::vector<std::shared_ptr<Book>> books;
   const std::array<int, 2> fds = {membership_->event_fd(), engine_.serving_fd()};
+  bool slept = true;
   while (!stop.stop_requested()) {
     const bool more = transport_->Progress();
     exchange_->Take(&asks, &books);
@@ -251,12 +252,15 @@ void Node::Run(const std::stop_token& stop) {
     if (!asks.empty()) Enqueue(asks);
     SendAsks(now);
     uint64_t count;
-    if (read(engine_.serving_fd(), &count, sizeof count) > 0) LookAtReading();
+    if ((slept || !reading_.empty()) && read(engine_.serving_fd(), &count, sizeof count) > 0) {
+      LookAtReading();
+    }
     TakeTurns(now);
     if (now >= tick_at_) Tick(now);
     for (const uint32_t node : std::exchange(gathering_, {})) FlushGather(node);
-    Deliver();
-    if (more || !exchange_->MaySleep()) continue;
+    slept = !more && exchange_->MaySleep();
+    Deliver(!slept, now);
+    if (!slept) continue;
     const Nanos wait = std::min(tick_at_, TurnAt()) - SteadyClock().Now();
     if (wait > 0) transport_->Wait(fds, wait);
     pollfd member{membership_->event_fd(), POLLIN, 0};

@@ -198,7 +198,7 @@ class Node final : public Peers, private TransportHandler {
   std::span<std::byte> OnData(ConnectionId id, const DataMessage& data, uint64_t payload_bytes,
                               uint64_t* tag);
   void OnRefused(ConnectionId id, const RefusedMessage& refused);
-  void Deliver();
+  void Deliver(bool more, Nanos now);
 
   // Serving.
   void OnGet(ConnectionId id, uint32_t node, const GetMessage& get);
@@ -244,6 +244,8 @@ class Node final : public Peers, private TransportHandler {
   std::vector<BookState> books_;
   Requests requests_;
   std::vector<uint32_t> asking_;  // nodes whose queue is not empty
+  size_t answers_ = 0;            // not delivered yet
+  Nanos deliver_at_ = 0;
   std::vector<Gathered> gathered_;
   std::vector<size_t> free_gathered_;
   Turns turns_;

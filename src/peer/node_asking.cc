@@ -11,6 +11,10 @@ namespace {
 
 // A peer has at most so much of this node's under way: more would only wait there.
 constexpr uint64_t kCreditBytes = 16 << 20;
+// Answers wake the engine's loop, which costs about as much as taking a sample. While the peer
+// thread has more to do, so many go together, at the latest so long after the last ones.
+constexpr size_t kTogether = 16;
+constexpr Nanos kTogetherWait = 200 * kMicro;
 
 }  // namespace
 
@@ -128,6 +132,7 @@ void Node::End(uint32_t id, Outcome outcome, uint32_t crc) {
   for (BookState& state : books_) {
     if (state.book == ask.book) state.answers.push_back(answer);
   }
+  ++answers_;
   requests_.Remove(id);
 }
 
@@ -251,7 +256,11 @@ void Node::OnRefused(ConnectionId id, const RefusedMessage& refused) {
   End(refused.request, Outcome::kRefused);
 }
 
-void Node::Deliver() {
+// `more`: there is work without waiting for it.
+void Node::Deliver(bool more, Nanos now) {
+  if (answers_ == 0 || (more && answers_ < kTogether && now < deliver_at_)) return;
+  answers_ = 0;
+  deliver_at_ = now + kTogetherWait;
   for (BookState& state : books_) {
     if (state.answers.empty()) continue;
     state.book->Deliver(state.answers);
