@@ -160,7 +160,7 @@ TINY: dict[str, dict[str, Any]] = {
         "locality": {"batch": 16, "epochs": 2},
         "rate": {
             "files": 100, "bytes": 20_000, "batch": 8, "staging_bytes": 8 << 20, "epochs": 2,
-            "limited_epochs": 1, "limit_gbit": 2, "messages": 200,
+            "limited_epochs": 1, "limit_gbit": 2, "messages": 200, "knobs": {},
         },
         "lookup": {"samples": 1000, "nodes": 4, "groups": 20, "keys": 10, "asked": 20},
     },

@@ -262,7 +262,7 @@ def _rates_from(ctx: Context, out: Outcome, setup: Setup, data: str) -> None:
     )
     specs = {
         0: Spec(**plain, memory=room),
-        1: Spec(**plain, memory=work["staging_bytes"], keep=False),
+        1: Spec(**plain, memory=work["staging_bytes"], keep=False, knobs=work["knobs"]),
     }
     rival: list[float] = []
     ours: list[float] = []

@@ -36,6 +36,7 @@ from .slowfs import SlowFs
 _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
 _TOOLS = ("ip", "tc", "bridge")
+_CONGESTION = "/proc/sys/net/ipv4/tcp_congestion_control"
 _MTU = 9000
 PEER_PORT = 7421
 
@@ -139,6 +140,9 @@ class Cluster:
             lines = ["link set lo up", f"addr add {self.address(node)}/16 dev eth0",
                      "link set eth0 up"]  # fmt: skip
             self._tool(namespace, "ip", "-batch", "-", said="\n".join(lines))
+            # The same on every machine. BBR, which some have, paces packets by a timer; in a
+            # virtual machine that costs more than sending them.
+            self._tool(namespace, "sh", "-c", f"echo reno > {_CONGESTION} || true")
 
     def _tool(self, namespace: int, tool: str, *arguments: str, said: str = "") -> str:
         done = subprocess.run(

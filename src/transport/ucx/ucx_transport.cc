@@ -121,7 +121,7 @@ struct Connection {
   size_t eager = 0;  // the largest payload that the other side takes without a rendezvous
   uint32_t next_out = 0;
   uint32_t next_in = 0;
-  size_t queued = 0;  // messages among the events
+  size_t queued = 0;                  // messages among the events
   std::map<uint32_t, Arrival> early;  // came before those in front of them
   std::vector<Operation*> operations;
   std::deque<Operation*> waiting;  // those of them that wait until fewer bytes are under way
@@ -642,8 +642,7 @@ Status UcxTransport::Send(ConnectionId id, std::span<const std::byte> header,
                                                  payload.size(), " bytes is too large"));
   }
   const auto it = connections_.find(id);
-  if (it == connections_.end() || it->second->closing || it->second->leaving ||
-      !it->second->open) {
+  if (it == connections_.end() || it->second->closing || it->second->leaving || !it->second->open) {
     return Status(Code::kNotFound, StrCat("no open connection ", id));
   }
   Connection& connection = *it->second;
