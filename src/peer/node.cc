@@ -387,15 +387,16 @@ void Node::CheckSilence(Nanos now) {
     Other& other = others_[node];
     if (!other.out_ready) continue;
     const bool asked = other.flying > 0;
-    const Nanos silent = now - std::max(other.heard, asked ? other.oldest : 0);
-    const Nanos bound = asked ? options_.request_wait : options_.lease;
-    if (silent > bound) {
+    const Nanos silent = now - other.heard;
+    const bool unanswered =
+        asked && silent > options_.request_wait && now - other.oldest > options_.request_wait;
+    if (unanswered || silent > options_.lease) {
       other.seen.state = "silent";
       Fault(node, StrCat("silent for ", Seconds(silent)));
       Close(other.out, "silent");
       continue;
     }
-    const Nanos every = asked ? std::min(kPingEvery, options_.request_wait / 4) : kPingEvery;
+    const Nanos every = std::min(kPingEvery, (asked ? options_.request_wait : options_.lease) / 4);
     if (now - other.heard > every && now - other.pinged > every) {
       other.pinged = now;
       Send(other.out, PingMessage{.stamp = static_cast<uint64_t>(now), .reply = 0});

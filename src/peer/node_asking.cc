@@ -98,7 +98,8 @@ void Node::End(uint32_t id, Outcome outcome, uint32_t crc) {
   if (request->at != Request::At::kQueued) {
     --other.flying;
     other.flying_bytes -= ask.dest.size();
-    other.oldest = now;
+    // What is given up is no sign of life.
+    if (outcome != Outcome::kTimeout && outcome != Outcome::kLost) other.oldest = now;
   }
   switch (outcome) {
     case Outcome::kArrived: {
