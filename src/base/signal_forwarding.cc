@@ -1,5 +1,7 @@
 #include "base/signal_forwarding.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
@@ -12,6 +14,7 @@ constexpr pid_t kNobodyAnyMore = -1;
 
 std::atomic<pid_t> receiver{kNobodyYet};
 std::atomic<uint64_t> kept{0};
+std::atomic<bool> leads{false};  // this process its session
 static_assert(std::atomic<pid_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free,
               "they are used in signal handlers");
 
@@ -27,7 +30,7 @@ void Send() {
 }
 
 void Handle(int number, siginfo_t* info, void*) {
-  if (info->si_code == SI_KERNEL) return;
+  if (info->si_code == SI_KERNEL && !(number == SIGHUP && leads)) return;
   const int error = errno;
   kept.fetch_or(uint64_t{1} << (number - 1));
   Send();
@@ -39,6 +42,7 @@ void Handle(int number, siginfo_t* info, void*) {
 SignalForwarding::SignalForwarding(std::span<const int> signals) {
   kept = 0;
   receiver = kNobodyYet;
+  leads = getsid(0) == getpid();
   for (const int number : signals) {
     struct sigaction now = {};
     if (sigaction(number, nullptr, &now) != 0) continue;

@@ -15,7 +15,7 @@ namespace forebay {
 // and there the signal would end the process while the child lived on.
 //
 // Signals from the kernel, such as Ctrl-C at a terminal, are swallowed: the child is in the same
-// group and has had them.
+// group and has had them. Only the end of a terminal is told to its session's leader alone.
 class SignalForwarding {
  public:
   // From here on the signals are kept; those that are ignored stay so until SendTo(), as a child

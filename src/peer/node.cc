@@ -2,7 +2,6 @@
 #include "peer/node.h"
 
 #include <poll.h>
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/thread.h"
 #include "peer/peer_source.h"
 
 namespace forebay::peer {
@@ -156,8 +156,9 @@ Status Node::Start() {
     report.peers = seen_;
     return report;
   });
-  thread_ = std::jthread([this](const std::stop_token& stop) { Run(stop); });
-  pthread_setname_np(thread_.native_handle(), "forebay-peer");
+  auto thread = StartThread("forebay-peer", [this](const std::stop_token& stop) { Run(stop); });
+  if (!thread) return thread.error();
+  thread_ = *std::move(thread);
   return Status();
 }
 

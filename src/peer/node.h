@@ -97,7 +97,8 @@ class Node final : public Peers, private TransportHandler {
     Nanos backoff = 0;
     Nanos heard = 0;
     Nanos pinged = 0;
-    Nanos oldest = 0;  // since when something is under way without an answer
+    Nanos oldest = 0;   // since when something is under way without an answer
+    Nanos gave_up = 0;  // the last request that took too long
     std::map<uint64_t, DatasetMessage> theirs;  // by name
     std::set<uint64_t> told;                    // of these, whose held samples it has said
     std::deque<uint32_t> queue;                 // requests that wait for credit

@@ -37,7 +37,7 @@ void Node::Enqueue(std::vector<Ask>& asks) {
 void Node::SendAsks(Nanos now) {
   for (const uint32_t node : std::exchange(asking_, {})) {
     Other& other = others_[node];
-    if (other.flying == 0) other.oldest = now;
+    if (other.flying == 0 && other.heard >= other.gave_up) other.oldest = now;
     SendAsksTo(node);
     if (!other.queue.empty()) asking_.push_back(node);
   }
@@ -111,6 +111,7 @@ void Node::End(uint32_t id, Outcome outcome, uint32_t crc) {
       break;
     }
     case Outcome::kTimeout:
+      other.gave_up = now;
       ++other.seen.timeouts;
       metrics_.timeouts.Add(1);
       break;

@@ -367,8 +367,11 @@ void Scheduler::KeepIfMay(DatasetId d, SampleId s, JobId job) {
 bool Scheduler::LetSpareGo() {
   if (spare_bytes_ == 0) return false;
   for (DatasetId d = 0; d < datasets_.size(); ++d) {
-    const auto n = static_cast<SampleId>(datasets_[d].entries.size());
-    for (SampleId s = 0; s < n; ++s) {
+    Dataset& dataset = datasets_[d];
+    const auto n = static_cast<SampleId>(dataset.entries.size());
+    for (SampleId step = 0; step < n; ++step) {
+      const SampleId s = dataset.clock_hand;
+      dataset.clock_hand = s + 1 == n ? 0 : s + 1;
       if (!Spare(d, s)) continue;
       Unkeep(d, s);
       return true;

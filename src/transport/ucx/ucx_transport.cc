@@ -1,8 +1,11 @@
-// UCX active messages. A payload travels by rendezvous: its header comes first, the receiver names
-// the place, and the fabric writes there; small ones travel with their header and are copied.
+// UCX active messages. A large payload travels by rendezvous: its header comes first, the receiver
+// names the place, and the fabric writes there; others travel with their header and are copied.
 //
 // UCX's callbacks only write down what happened. The handler is called afterwards, outside of UCX,
-// so that it may send and close without meeting UCX in the middle of something.
+// so that it may send and close without meeting UCX in the middle of something. Messages that came
+// whole are the exception: the handler hears of them in the callback, may send there, and what it
+// closes is closed afterwards. Callbacks of sends never begin anything: UCX may call them from
+// within another send.
 //
 // Each message starts with a number that its receiver chose at random for that connection: an
 // endpoint's own number could be guessed by somebody who has not proven the job's secret.
@@ -46,6 +49,7 @@ constexpr size_t kMostReceiving = 1 << 20;
 constexpr size_t kMostStrangers = 64;
 // Messages that may overtake one.
 constexpr size_t kMostEarly = 4096;
+constexpr size_t kMostEarlyBytes = 64 << 20;
 // What UCX has not given back so long after it has closed an endpoint, it will not touch any more.
 constexpr Nanos kCloseWait = 2 * kSecond;
 // UCX 1.13 gives an endpoint back at once when it has to; others may not.
@@ -123,6 +127,7 @@ struct Connection {
   uint32_t next_in = 0;
   size_t queued = 0;                  // messages among the events
   std::map<uint32_t, Arrival> early;  // came before those in front of them
+  size_t early_bytes = 0;             // of their payloads
   std::vector<Operation*> operations;
   std::deque<Operation*> waiting;  // those of them that wait until fewer bytes are under way
   size_t receiving = 0;            // bytes
@@ -186,6 +191,7 @@ class UcxTransport final : public Transport {
   Result<Connection*> Add(ucp_ep_params_t params, bool accepted);
   Status Greet(Connection& connection, bool answer);
   void Shut(Connection& connection, Status why);
+  void Leave(Connection& connection);
   void Release(const Arrival& arrival);
   bool MayLeave(Connection& connection, Nanos now);
   void Reap();
@@ -435,14 +441,19 @@ Status UcxTransport::Greet(Connection& connection, bool answer) {
 void UcxTransport::Close(ConnectionId id) {
   const auto it = connections_.find(id);
   if (it == connections_.end() || it->second->closing || it->second->leaving) return;
-  if (!inside_) {
+  if (inside_) {
+    Leave(*it->second);
+  } else {
     Shut(*it->second, Status(Code::kCancelled, "closed here"));
-    return;
   }
-  it->second->leaving = true;
+}
+
+// Shuts it when UCX is done with what it does.
+void UcxTransport::Leave(Connection& connection) {
+  connection.leaving = true;
   Event event;
   event.kind = Event::Kind::kLeft;
-  event.connection = id;
+  event.connection = connection.id;
   events_.push_back(std::move(event));
 }
 
@@ -460,11 +471,14 @@ void UcxTransport::Shut(Connection& connection, Status why) {
   // What has come and was not delivered is dropped while its endpoint is still there.
   for (auto& [sequence, arrival] : connection.early) Release(arrival);
   connection.early.clear();
-  std::erase_if(events_, [&](const Event& event) {
+  std::vector<Arrival> dropped;
+  std::erase_if(events_, [&](Event& event) {
     if (event.kind != Event::Kind::kMessage || event.prefix.token != connection.token) return false;
-    Release(event.arrival);
+    dropped.push_back(std::move(event.arrival));
     return true;
   });
+  // Not before: letting a rendezvous go sends a message, whose failure may add events.
+  for (const Arrival& arrival : dropped) Release(arrival);
   for (Operation* operation : connection.waiting) {
     ucp_am_data_release(worker_, operation->data);
     operation->data = nullptr;
@@ -551,7 +565,7 @@ ucs_status_t UcxTransport::OnHello(void* self, const void* header, size_t header
 void UcxTransport::Greeted(const Event& event) {
   const Hello& hello = event.hello;
   const auto it = by_endpoint_.find(event.endpoint);
-  if (it == by_endpoint_.end()) return;
+  if (it == by_endpoint_.end() || it->second->leaving) return;
   Connection& connection = *it->second;
   if (hello.magic != kMagic || hello.mine == 0 || connection.open || connection.closing ||
       connection.accepted == (hello.answer != 0) ||
@@ -688,8 +702,13 @@ ucs_status_t UcxTransport::OnData(void* self, const void* header, size_t header_
   const std::span<const std::byte> rest{static_cast<const std::byte*>(header) + sizeof prefix,
                                         header_bytes - sizeof prefix};
   const bool rendezvous = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
-  if (!rendezvous && connection.open && !connection.leaving && connection.queued == 0 &&
-      prefix.sequence == connection.next_in && connection.early.empty()) {
+  if (!rendezvous && length > transport.eager_) {
+    // More than we said that we take.
+    if (!connection.leaving) transport.Leave(connection);
+    return UCS_OK;
+  }
+  if (!rendezvous && transport.inside_ && connection.open && !connection.leaving &&
+      connection.queued == 0 && prefix.sequence == connection.next_in && connection.early.empty()) {
     ++connection.next_in;
     transport.DeliverEager(connection.id, rest, {static_cast<const std::byte*>(data), length});
     return UCS_OK;
@@ -730,14 +749,19 @@ void UcxTransport::Arrived(Event& event) {
   }
   // Several lanes may bring them out of order.
   if (event.prefix.sequence != connection.next_in) {
-    if (connection.early.size() >= kMostEarly) {
+    const size_t bytes = event.arrival.payload.size();
+    if (connection.early.size() >= kMostEarly || connection.early_bytes + bytes > kMostEarlyBytes) {
       Release(event.arrival);
       Shut(connection, Status(Code::kDataLoss, "a message of the connection is missing"));
       return;
     }
     const auto [place, added] =
         connection.early.try_emplace(event.prefix.sequence, std::move(event.arrival));
-    if (!added) Release(event.arrival);
+    if (added) {
+      connection.early_bytes += bytes;
+    } else {
+      Release(event.arrival);
+    }
     return;
   }
   ++connection.next_in;
@@ -750,6 +774,7 @@ void UcxTransport::Arrived(Event& event) {
     if (early.empty() || early.begin()->first != again->second->next_in) return;
     Arrival next = std::move(early.begin()->second);
     early.erase(early.begin());
+    again->second->early_bytes -= next.payload.size();
     ++again->second->next_in;
     Deliver(*again->second, std::move(next));
   }
