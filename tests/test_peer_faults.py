@@ -151,6 +151,12 @@ class World:
         victim = rng.randrange(_NODES)
         print(f"seed {seed}: {fault} of node {victim}")
         time.sleep(rng.uniform(0, 0.3))
+        # After the fault before this one it is taken back, or nobody could notice another.
+        self._until(
+            lambda: any(peer["state"] == "connected" for peer, _ in self._seen(victim).values()),
+            4 * self._bound() + 10,
+            f"nobody takes node {victim} back",
+        )
         before = self._seen(victim)
         if fault == "kill":
             self._ranks.kill(victim)
