@@ -103,9 +103,15 @@ TEST_F(PeerFaultsTest, APeerThatBecomesSlow) {
   engine_options_.memory_tier = 8 << 20;
   Start(2, 24 << 20, MakeFiles(200, 50000, 60000));
   Epoch(0);
-  const Nanos longest = Epoch(1, [&] { network_.SetRate("n1", 100000); });
+  Nanos longest = Epoch(1, [&] { network_.SetRate("n1", 100000); });
+  // A peer is slow only for those who ask it, and all of this epoch may have come before.
+  const auto named = [&] { return !Seen(0, 1).fault.empty(); };
+  const Nanos until = SteadyClock().Now() + 4 * kBound;
+  for (uint64_t epoch = 2; !named() && SteadyClock().Now() < until; ++epoch) {
+    longest = std::max(longest, Epoch(epoch));
+  }
   EXPECT_LT(longest, kBound);
-  EXPECT_TRUE(Within(kBound, [&] { return !Seen(0, 1).fault.empty(); }));
+  EXPECT_TRUE(named()) << Fates();
 }
 
 TEST_F(PeerFaultsTest, BytesThatAreWrong) {
