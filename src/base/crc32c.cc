@@ -1,6 +1,7 @@
 #include "base/crc32c.h"
 
 #include <array>
+#include <cassert>
 #include <cstring>
 
 #if defined(__x86_64__)
@@ -124,8 +125,11 @@ constexpr size_t kFoldFrom = 4 * kFold;
 // Folding, after Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ": four
 // vectors of 64 bytes are moved over the next four by two multiplications each, and stay congruent
 // to all that came before. What is left of them goes through the plain instruction.
+//
+// kCopies: the bytes also go to `to`, which is aligned to 64 bytes, past the caches.
+template <bool kCopies>
 __attribute__((target("sse4.2,avx512f,vpclmulqdq"))) uint32_t Folded(
-    std::span<const std::byte> bytes, uint32_t crc) {
+    std::span<const std::byte> bytes, uint32_t crc, std::byte* to = nullptr) {
   static const uint64_t low = PowerForFolding(8 * kFold + 32);
   static const uint64_t high = PowerForFolding(8 * kFold - 32);
   const __m512i by = _mm512_set_epi64(static_cast<int64_t>(high), static_cast<int64_t>(low),
@@ -135,19 +139,35 @@ __attribute__((target("sse4.2,avx512f,vpclmulqdq"))) uint32_t Folded(
   const std::byte* p = bytes.data();
   size_t n = bytes.size();
   __m512i state[4];
-  for (size_t i = 0; i < 4; ++i) state[i] = _mm512_loadu_si512(p + 64 * i);
+  for (size_t i = 0; i < 4; ++i) {
+    state[i] = _mm512_loadu_si512(p + 64 * i);
+    if constexpr (kCopies) _mm512_stream_si512(reinterpret_cast<__m512i*>(to + 64 * i), state[i]);
+  }
   state[0] =
       _mm512_xor_si512(state[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(~crc))));
   for (p += kFold, n -= kFold; n >= kFold; p += kFold, n -= kFold) {
+    if constexpr (kCopies) to += kFold;
     for (size_t i = 0; i < 4; ++i) {
-      state[i] = _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(state[i], by, 0x00),
-                                           _mm512_clmulepi64_epi128(state[i], by, 0x11),
-                                           _mm512_loadu_si512(p + 64 * i), 0x96);
+      const __m512i next = _mm512_loadu_si512(p + 64 * i);
+      if constexpr (kCopies) _mm512_stream_si512(reinterpret_cast<__m512i*>(to + 64 * i), next);
+      state[i] =
+          _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(state[i], by, 0x00),
+                                    _mm512_clmulepi64_epi128(state[i], by, 0x11), next, 0x96);
     }
+  }
+  if constexpr (kCopies) {
+    _mm_sfence();  // such stores are not ordered with others: whoever is told next sees them
+    std::memcpy(to + kFold, p, n);
   }
   std::byte folded[kFold];
   for (size_t i = 0; i < 4; ++i) _mm512_storeu_si512(folded + 64 * i, state[i]);
   return Hardware({p, n}, Hardware(folded, ~uint32_t{0}));
+}
+
+bool Folds() {
+  static const bool folds = __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("avx512f") &&
+                            __builtin_cpu_supports("vpclmulqdq");
+  return folds;
 }
 
 #endif
@@ -181,12 +201,26 @@ uint32_t Crc32cPortable(std::span<const std::byte> bytes, uint32_t crc) {
 uint32_t Crc32c(std::span<const std::byte> bytes, uint32_t crc) {
 #if defined(__x86_64__)
   static const bool has_instruction = __builtin_cpu_supports("sse4.2");
-  static const bool folds =
-      has_instruction && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq");
-  if (folds && bytes.size() >= kFoldFrom) return Folded(bytes, crc);
+  if (bytes.size() >= kFoldFrom && Folds()) return Folded<false>(bytes, crc);
   if (has_instruction) return Hardware(bytes, crc);
 #endif
   return Crc32cPortable(bytes, crc);
+}
+
+uint32_t CopyCrc32c(std::span<std::byte> to, std::span<const std::byte> from) {
+  assert(to.size() == from.size());
+#if defined(__x86_64__)
+  constexpr size_t kLine = 64;
+  constexpr size_t kPastCaches = 16 << 10;
+  if (from.size() >= kPastCaches && Folds()) {
+    const size_t head = -reinterpret_cast<uintptr_t>(to.data()) % kLine;
+    std::memcpy(to.data(), from.data(), head);
+    const uint32_t crc = Hardware(from.first(head), 0);
+    return Folded<true>(from.subspan(head), crc, to.data() + head);
+  }
+#endif
+  if (!from.empty()) std::memcpy(to.data(), from.data(), from.size());
+  return Crc32c(from);
 }
 
 uint32_t Crc32cJoin(uint32_t first, uint32_t second, uint64_t bytes) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string_view>
 #include <vector>
@@ -37,6 +38,25 @@ TEST(Crc32c, HardwareEqualsPortableAtEveryLengthAndSplit) {
     const uint32_t whole = Crc32cPortable(all.first(n));
     ASSERT_EQ(Crc32c(all.first(n)), whole);
     ASSERT_EQ(Crc32c(all.subspan(cut, n - cut), Crc32c(all.first(cut))), whole);
+  }
+}
+
+TEST(Crc32c, ACopyIsChecksummedAtEveryLengthAndAlignment) {
+  SplitMix64 rng(8);
+  std::vector<std::byte> data(70000);
+  for (auto& b : data) b = static_cast<std::byte>(rng.Next());
+  std::vector<std::byte> to(data.size() + 256);
+  for (int i = 0; i < 2000; ++i) {
+    const size_t skip = rng.Below(100);
+    const size_t n = i < 200 ? static_cast<size_t>(i) : rng.Below(data.size() - skip);
+    const size_t at = 64 + rng.Below(128);
+    const std::span<const std::byte> from = std::span(data).subspan(skip, n);
+    std::fill(to.begin(), to.end(), std::byte{0xa5});
+    ASSERT_EQ(CopyCrc32c(std::span(to).subspan(at, n), from), Crc32cPortable(from)) << n;
+    ASSERT_TRUE(std::equal(from.begin(), from.end(), to.begin() + static_cast<ptrdiff_t>(at)));
+    for (size_t k = 0; k < to.size(); ++k) {
+      ASSERT_TRUE((k >= at && k < at + n) || to[k] == std::byte{0xa5}) << n << " at " << at;
+    }
   }
 }
 

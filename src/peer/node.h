@@ -143,11 +143,12 @@ class Node final : public Peers, private TransportHandler {
     BatchLoan loan;
     std::vector<std::byte> damaged;  // a copy with a flipped bit, for tests
   };
-  // Small samples that came in one payload.
+  // A payload: one sample, or small ones together.
   struct Gathered {
     std::unique_ptr<std::byte[]> bytes;
     uint64_t size = 0;
     std::vector<Given> given;
+    std::optional<uint32_t> crc;  // of the one sample, if this node has copied it
   };
 
   // TransportHandler
@@ -155,6 +156,8 @@ class Node final : public Peers, private TransportHandler {
   void OnClosed(ConnectionId connection, const Status& why) override;
   std::span<std::byte> OnMessage(ConnectionId connection, std::span<const std::byte> header,
                                  uint64_t payload_bytes, uint64_t* tag) override;
+  void OnCopy(uint64_t tag, std::span<std::byte> place,
+              std::span<const std::byte> payload) override;
   void OnPayload(ConnectionId connection, uint64_t tag, const Status& status) override;
   void OnSent(ConnectionId connection, uint64_t tag, const Status& status) override;
 

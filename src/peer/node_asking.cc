@@ -214,12 +214,22 @@ std::span<std::byte> Node::OnData(ConnectionId id, const DataMessage& data, uint
   Gathered& gathered = gathered_[index];
   gathered.given.assign(data.given.begin(), data.given.end());
   gathered.size = payload_bytes;
+  gathered.crc.reset();
   *tag = index;
   if (data.given.size() == 1) return requests_.Find(data.given[0].request)->ask.dest;
   if (gathered.bytes == nullptr) {
     gathered.bytes = std::make_unique_for_overwrite<std::byte[]>(kGatherBytes);
   }
   return {gathered.bytes.get(), static_cast<size_t>(payload_bytes)};
+}
+
+void Node::OnCopy(uint64_t tag, std::span<std::byte> place, std::span<const std::byte> payload) {
+  Gathered& gathered = gathered_[tag];
+  if (gathered.given.size() == 1) {
+    gathered.crc = CopyCrc32c(place, payload);
+  } else {
+    std::memcpy(place.data(), payload.data(), payload.size());
+  }
 }
 
 void Node::OnPayload(ConnectionId id, uint64_t tag, const Status& status) {
@@ -239,7 +249,8 @@ void Node::OnPayload(ConnectionId id, uint64_t tag, const Status& status) {
         std::memcpy(request->ask.dest.data(), gathered.bytes.get() + at, given.length);
       }
       // Here, while the bytes are in this core's cache.
-      const bool right = Crc32c(request->ask.dest) == given.crc;
+      const uint32_t crc = gathered.crc ? *gathered.crc : Crc32c(request->ask.dest);
+      const bool right = crc == given.crc;
       End(given.request, right ? Outcome::kArrived : Outcome::kCorrupt, given.crc);
     }
     at += given.length;

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <string>
@@ -36,6 +37,13 @@ class TransportHandler {
   // span drops it, without OnPayload.
   virtual std::span<std::byte> OnMessage(ConnectionId connection, std::span<const std::byte> header,
                                          uint64_t payload_bytes, uint64_t* tag) = 0;
+  // Where the transport has the payload in memory of its own, the handler copies it: it may want to
+  // do more in one pass. OnPayload follows. Not called where the fabric writes to the place.
+  virtual void OnCopy(uint64_t tag, std::span<std::byte> place,
+                      std::span<const std::byte> payload) {
+    static_cast<void>(tag);
+    std::memcpy(place.data(), payload.data(), payload.size());
+  }
   // Ok: every byte of the payload is in its place. In any case the place is the handler's again.
   virtual void OnPayload(ConnectionId connection, uint64_t tag, const Status& status) = 0;
   // The payload of that Send may be overwritten; an error: it may not have arrived.

@@ -21,6 +21,14 @@ constexpr size_t kEager = 32 << 10;
 constexpr size_t kTcpEager = 256 << 10;
 constexpr const char* kTcpSegment = "264k";  // with headers
 
+// UCX takes settings of a transport by their names in its own table up to 1.16, by those of the
+// environment from 1.17 on; the other one it ignores.
+const char* TcpSegmentName() {
+  unsigned major = 0, minor = 0, release = 0;
+  ucp_get_version(&major, &minor, &release);
+  return major > 1 || minor >= 17 ? "TCP_RX_SEG_SIZE" : "RX_SEG_SIZE";
+}
+
 bool SameHost(const sockaddr& a, const SocketAddress& b) {
   if (a.sa_family != b.storage.ss_family) return false;
   if (a.sa_family == AF_INET) {
@@ -88,7 +96,7 @@ Result<ucp_config_t*> UcxConfig(const SocketAddress& listen, size_t* eager) {
   *eager = kEager;
   if (!HasRdma() && std::getenv("UCX_TCP_RX_SEG_SIZE") == nullptr &&
       std::getenv("UCX_ZCOPY_THRESH") == nullptr &&
-      ucp_config_modify(config, "TCP_RX_SEG_SIZE", kTcpSegment) == UCS_OK &&
+      ucp_config_modify(config, TcpSegmentName(), kTcpSegment) == UCS_OK &&
       ucp_config_modify(config, "ZCOPY_THRESH", "16k") == UCS_OK) {
     *eager = kTcpEager;
   }

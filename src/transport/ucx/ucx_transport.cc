@@ -786,7 +786,7 @@ void UcxTransport::DeliverEager(ConnectionId id, std::span<const std::byte> head
   const std::span<std::byte> place = handler_.OnMessage(id, header, payload.size(), &tag);
   if (place.empty() || payload.empty()) return;
   assert(place.size() == payload.size());
-  std::memcpy(place.data(), payload.data(), payload.size());
+  handler_.OnCopy(tag, place, payload);
   // If the handler has closed it meanwhile, the bytes are there all the same.
   handler_.OnPayload(id, tag, Status());
 }
