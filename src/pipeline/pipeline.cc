@@ -185,6 +185,8 @@ void Pipeline::Stop() {
   if (opened_) (void)source_->CloseStream(stream_);  // ends a wait of the feeder
   if (feeder_.joinable()) feeder_.join();
   pool_.Remove(*this);
+  decoders_.clear();
+  scratch_ = nullptr;
   MutexLock lock(mutex_);
   DropJobs();
   for (Slab& slab : slabs_) {

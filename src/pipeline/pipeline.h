@@ -147,7 +147,8 @@ class Pipeline final : private DecodeWork {
   const uint64_t fork_generation_;
   const PipelineOptions options_;
   DecodePool& pool_;
-  const std::vector<std::unique_ptr<SampleDecoder>> decoders_;  // one a thread of the pool
+  // One a thread of the pool; none when it has stopped.
+  std::vector<std::unique_ptr<SampleDecoder>> decoders_;
   const std::shared_ptr<const Catalog> catalog_;                // shared with the engine
   const size_t sample_bytes_;
   const std::vector<uint64_t> sample_shape_;

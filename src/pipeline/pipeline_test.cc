@@ -480,6 +480,21 @@ TEST_F(PipelineTest, AStoppedPipelineGivesBackAllButTheBatchesOnLoan) {
   CheckBytes(first);
 }
 
+// Whoever keeps the object of a closed loader, in an exception's traceback say, keeps no memory.
+TEST_F(PipelineTest, StoppedPipelinesHoldNoPartOfTheBudget) {
+  MakeEngine(16, 32 << 20);
+  std::vector<PipelinePtr> stopped;
+  for (int i = 0; i < 20; ++i) {  // 3 MiB each for three decoders
+    auto pipeline = Make();
+    ASSERT_TRUE(pipeline) << i << ": " << pipeline.status().ToString();
+    FinishedBatch batch;
+    ASSERT_EQ(Take(**pipeline, &batch), TakeKind::kBatch);
+    (*pipeline)->Release(batch.slab);
+    (*pipeline)->Stop();
+    stopped.push_back(*std::move(pipeline));
+  }
+}
+
 // Another loader's reads fill the arena and cannot be taken back while they are under way.
 TEST_F(PipelineTest, WaitsForReadsThatFillTheMemory) {
   items_ = (1 << 20) / 4;
