@@ -336,7 +336,8 @@ class DataLoader:
         if feed is not None and self._pid == os.getpid():
             self._closed_stats = self.stats()
             feed.close()
-        self._feed = None
+        if self._feed is feed:  # else another thread has opened it anew meanwhile
+            self._feed = None
         self._iteration += 1
 
     def __enter__(self) -> DataLoader:
