@@ -278,8 +278,7 @@ TEST_F(DaemonTest, ClientsOfOneDataSetReadItOnce) {
   for (uint64_t seed = 0; seed < 4; ++seed) {
     clients.push_back(Attach());
     ASSERT_NE(clients.back(), nullptr);
-    threads.emplace_back([&, seed] {
-      SocketClient& client = *clients[seed];
+    threads.emplace_back([&, seed, &client = *clients.back()] {
       auto dataset = client.AddDataset(*catalog, "");
       ASSERT_TRUE(dataset) << dataset.status().ToString();
       EXPECT_EQ(*dataset, 0u);
