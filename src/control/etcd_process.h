@@ -64,7 +64,10 @@ class EtcdProcess {
     pid_ = -1;
   }
   // Stopped, it keeps its connections and answers nothing.
-  void Freeze() { ::kill(pid_, SIGSTOP); }
+  void Freeze() {
+    ::kill(pid_, SIGSTOP);
+    ::waitpid(pid_, nullptr, WUNTRACED);  // its threads stop one after the other
+  }
   void Thaw() { ::kill(pid_, SIGCONT); }
 
   // With the same ports and the same data; returns without waiting for it.

@@ -663,6 +663,7 @@ TEST_F(UcxProcessTest, CloseDoesNotWaitForAPeerThatHasStopped) {
   for (uint64_t i = 0; i < 32; ++i) Ask(512 << 10, i);
   EXPECT_TRUE(Run([&] { return end_.recorder.payloads.size() > 2; }));
   ::kill(child_, SIGSTOP);
+  ::waitpid(child_, nullptr, WUNTRACED);
   const std::vector<std::byte> payload = Bytes(1 << 20, 1);
   for (uint64_t i = 100; i < 116; ++i) {
     EXPECT_TRUE(end_.Send(id_, Text("sixteen bytes .."), payload, i).ok());
