@@ -46,7 +46,8 @@ def _in_child(function: Callable[[], None]) -> None:
 def _script(tmp_path: Path, text: str) -> list[str]:
     path = tmp_path / "script.py"
     path.write_text(textwrap.dedent(text))
-    return [sys.executable, str(path)]
+    # Python from 3.12 on warns of any fork of a process with threads.
+    return [sys.executable, "-W", "ignore::DeprecationWarning", str(path)]
 
 
 def _run(tmp_path: Path, text: str, *arguments: object) -> subprocess.CompletedProcess:
