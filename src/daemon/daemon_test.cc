@@ -174,6 +174,7 @@ TEST_F(DaemonTest, StartsServesAndEndsWithItsLastClient) {
   const auto pid = static_cast<pid_t>(client->server_pid());
   EXPECT_NE(pid, getpid());
   EXPECT_NE(getsid(pid), getsid(0));
+  EXPECT_TRUE(client->SetKnobs({"hedge_one_in"}, {0}).ok());  // reads are counted
   auto dataset = client->AddDataset(*catalog, "");
   ASSERT_TRUE(dataset) << dataset.status().ToString();
   const StreamOptions options = Sampled(*dataset, 100, 4);
@@ -278,6 +279,7 @@ TEST_F(DaemonTest, ClientsOfOneDataSetReadItOnce) {
   for (uint64_t seed = 0; seed < 4; ++seed) {
     clients.push_back(Attach());
     ASSERT_NE(clients.back(), nullptr);
+    EXPECT_TRUE(clients.back()->SetKnobs({"hedge_one_in"}, {0}).ok());  // reads are counted
     threads.emplace_back([&, seed, &client = *clients.back()] {
       auto dataset = client.AddDataset(*catalog, "");
       ASSERT_TRUE(dataset) << dataset.status().ToString();
