@@ -149,7 +149,7 @@ class Pipeline final : private DecodeWork {
   DecodePool& pool_;
   // One a thread of the pool; none when it has stopped.
   std::vector<std::unique_ptr<SampleDecoder>> decoders_;
-  const std::shared_ptr<const Catalog> catalog_;                // shared with the engine
+  const std::shared_ptr<const Catalog> catalog_;  // shared with the engine
   const size_t sample_bytes_;
   const std::vector<uint64_t> sample_shape_;
   const size_t slab_bytes_;
