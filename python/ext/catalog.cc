@@ -82,15 +82,23 @@ void BindCatalog(nb::module_& m) {
       .def_static(
           "open",
           [](const std::string& path, const std::string& format,
-             std::vector<std::string> extensions, nb::object progress) {
-            OpenedCatalog opened = Run(format, std::move(extensions), progress,
-                                       [&](const BuildOptions& o) { return OpenOrBuild(path, o); });
-            return nb::make_tuple(CatalogHandle{std::move(opened.catalog)}, opened.rebuilt,
-                                  opened.note);
+             std::vector<std::string> extensions, nb::object progress, const EngineHandle* engine) {
+            std::shared_ptr<CatalogHandle::Early> early;
+            if (engine != nullptr) early = std::make_shared<CatalogHandle::Early>(engine->engine);
+            OpenedCatalog opened =
+                Run(format, std::move(extensions), progress, [&](BuildOptions o) {
+                  if (early) o.early = &early->samples;
+                  return OpenOrBuild(path, o);
+                });
+            if (early && early->samples.size() == 0) early.reset();
+            return nb::make_tuple(CatalogHandle{std::move(opened.catalog), std::move(early)},
+                                  opened.rebuilt, opened.note);
           },
           nb::arg("path"), nb::arg("format") = "",
           nb::arg("extensions") = std::vector<std::string>(), nb::arg("progress") = nb::none(),
-          "(catalog, rebuilt, note): the saved catalog when it is fresh, else a new one, saved.")
+          nb::arg("engine") = nb::none(),
+          "(catalog, rebuilt, note): the saved catalog when it is fresh, else a new one, saved. "
+          "What is read on the way goes to `engine`, which takes it over by add_dataset.")
       .def_static(
           "build",
           [](const std::string& path, const std::string& format,
@@ -159,6 +167,9 @@ void BindCatalog(nb::module_& m) {
             Raise(status);
           },
           nb::arg("progress") = nb::none(), "Checks every object: existence, size, checksums.")
+      .def(
+          "drop_early", [](CatalogHandle& c) { c.early.reset(); },
+          "Gives back the memory of what was read on the way.")
       .def("__len__", [](const CatalogHandle& c) { return c.catalog->size(); })
       .def_prop_ro("root", [](const CatalogHandle& c) { return FileText(c.catalog->root()); })
       .def_prop_ro("format", [](const CatalogHandle& c) { return FormatName(c.catalog->format()); })

@@ -281,7 +281,11 @@ void BindEngine(nb::module_& m) {
           nb::arg("tuner") = "forebay", nb::arg("tuner_log") = "", nb::arg("peers") = "off")
       .def(
           "add_dataset",
-          [](const EngineHandle& e, const CatalogHandle& c, const std::string& delay) {
+          [](const EngineHandle& e, CatalogHandle& c, const std::string& delay) {
+            // Of another engine, or for emulated storage, which is to be read.
+            const std::shared_ptr<CatalogHandle::Early> held = std::exchange(c.early, nullptr);
+            const bool ours = held && held->engine == e.engine && delay.empty();
+            EarlySamples* early = ours ? &held->samples : nullptr;
             std::unique_ptr<Source> source;
             if (!delay.empty()) {
               DelayOptions options;
@@ -289,7 +293,7 @@ void BindEngine(nb::module_& m) {
               source = Value(DelaySource::Make(Value(MakePosixSource(*c.catalog, {})), options));
             }
             nb::gil_scoped_release unlocked;
-            Result<DatasetId> id = e.engine->AddDataset(c.catalog, std::move(source));
+            Result<DatasetId> id = e.engine->AddDataset(c.catalog, std::move(source), early);
             nb::gil_scoped_acquire locked;
             return Value(std::move(id));
           },

@@ -15,12 +15,20 @@
 #include "client/socket_client.h"
 #include "common.h"
 #include "pipeline/stored_batches.h"
+#include "stage/early_samples.h"
 #include "stage/engine.h"
 
 namespace forebay::python {
 
 struct CatalogHandle {
   std::shared_ptr<const Catalog> catalog;  // shared by Python objects and engines
+  // Samples that its scan has read, for the engine that takes them over with the data set.
+  struct Early {
+    explicit Early(std::shared_ptr<Engine> e) : engine(std::move(e)), samples(*engine) {}
+    std::shared_ptr<Engine> engine;  // outlives the samples
+    EarlySamples samples;
+  };
+  std::shared_ptr<Early> early = nullptr;  // null: none
 };
 
 // None without peers.

@@ -248,7 +248,9 @@ def dataset_id(engine: Engine, catalog: _forebay.Catalog, delay: str = "") -> in
     native = engine.native
     known: dict = engine.__dict__.setdefault("_datasets", {})
     key = (os.getpid(), catalog.fingerprint, catalog.root, delay)
-    if key not in known:
+    if key in known:
+        catalog.drop_early()
+    else:
         known[key] = native.add_dataset(catalog, delay)
         if native.cache_note and not engine._noted:
             engine._noted = True

@@ -183,12 +183,6 @@ class DataLoader:
         self._path = path
         self._format = format
         self._extensions = list(extensions or [])
-        if isinstance(path, Catalog):
-            self.catalog = path
-        else:
-            self.catalog = open_catalog(
-                path, format=format, extensions=extensions, progress=progress
-            )
         self.engine = engine or default_engine(
             memory=memory,
             io=io,
@@ -198,6 +192,13 @@ class DataLoader:
             cache_bytes=None if cache_bytes is None else parse_bytes(cache_bytes, "cache_bytes"),
             peers=peers_of(peers) or None,
         )
+        if isinstance(path, Catalog):
+            self.catalog = path
+        else:
+            # After the engine: what a scan of shards reads on its way stays in its memory.
+            self.catalog = open_catalog(
+                path, format=format, extensions=extensions, progress=progress, engine=self.engine
+            )
         if decode_threads is not None:
             self.engine.set_knob("decode_threads", decode_threads)
         self._total = _forebay.epoch_total(
@@ -485,15 +486,18 @@ def open_catalog(
     format: str | None = None,
     extensions: Sequence[str] | None = None,
     progress: bool | None = None,
+    engine: Engine | SharedEngine | None = None,
 ) -> Catalog:
     """The data set's catalog: the saved one while it is fresh, else built (with a bar) and
-    saved.
+    saved. Samples that are read on the way stay in the engine, if it is of this process.
     """
     from .progress import counting
 
+    native = engine.native if isinstance(engine, Engine) else None
+
     with counting(f"indexing {os.fspath(path)}", progress) as callback:
         catalog, _, note = Catalog.open(
-            os.fspath(path), format or "", [e.lower() for e in extensions or []], callback
+            os.fspath(path), format or "", [e.lower() for e in extensions or []], callback, native
         )
     if note:
         _log.info("forebay: %s", note)

@@ -23,6 +23,7 @@
 #include "catalog/catalog.h"
 #include "forebay/forebay.h"
 #include "peer/start.h"
+#include "stage/early_samples.h"
 #include "stage/engine.h"
 
 namespace forebay {
@@ -576,8 +577,10 @@ FOREBAY_API int fb_dataset_open(fb_engine* engine, const char* path,
     FOREBAY_RETURN_IF_ERROR(Ours(engine->fork_generation));
     const Result<fb_dataset_options> given = ReadOptions(options);
     if (!given) return given.error();
-    const Result<BuildOptions> build = ToBuild(*given);
+    Result<BuildOptions> build = ToBuild(*given);
     if (!build) return build.error();
+    EarlySamples early(*engine->engine);
+    build->early = &early;
     bool use_cache = true;
     FOREBAY_RETURN_IF_ERROR(ReadFlags({{given->use_cache, "use_cache", &use_cache}}));
     auto handle = std::make_unique<fb_dataset>();
@@ -590,7 +593,7 @@ FOREBAY_API int fb_dataset_open(fb_engine* engine, const char* path,
       if (!built) return built.error();
       handle->catalog = *std::move(built);
     }
-    const Result<DatasetId> id = engine->engine->AddDataset(handle->catalog);
+    const Result<DatasetId> id = engine->engine->AddDataset(handle->catalog, nullptr, &early);
     if (!id) return id.error();
     handle->id = *id;
     handle->engine = engine->engine;

@@ -11,7 +11,9 @@
 #include "base/rng.h"
 #include "catalog/byte_reader.h"
 #include "catalog/catalog.h"
+#include "catalog/early_sink.h"
 #include "catalog/image.h"
+#include "catalog/index_file.h"
 #include "catalog/lister.h"
 #include "catalog/parallel.h"
 #include "catalog/paths.h"
@@ -21,6 +23,8 @@ namespace forebay {
 namespace {
 
 constexpr size_t kMaxThreads = 1024;
+// Small reads in flight where an index tells what to read; each costs a latency and little else.
+constexpr size_t kHintThreads = 256;
 
 Result<Format> FormatNamed(const std::string& name) {
   if (name == "folder") return Format::kFolder;
@@ -118,7 +122,7 @@ struct Shard {
 
 Result<std::unique_ptr<Catalog>> BuildShards(const std::string& root, int64_t root_mtime_ns,
                                              std::vector<std::string> names, Format format,
-                                             bool single, const BuildOptions& options,
+                                             bool single, bool indexed, const BuildOptions& options,
                                              BuildWatch& watch) {
   const std::string_view kind = format == Format::kWebDataset ? "tar" : "TFRecord";
   if (names.empty()) {
@@ -131,6 +135,7 @@ Result<std::unique_ptr<Catalog>> BuildShards(const std::string& root, int64_t ro
   }
   std::vector<Shard> shards(names.size());
   watch.objects_total = names.size();
+  ScanPlan plan(names.size(), options.early);
   std::atomic<bool> stopped = false;
   const OnSample on_sample = [&] {
     ++watch.samples;
@@ -139,8 +144,14 @@ Result<std::unique_ptr<Catalog>> BuildShards(const std::string& root, int64_t ro
   const auto scan = [&](size_t i) -> Status {
     Result<FileReader> reader = FileReader::Open(JoinPath(root, names[i]));
     if (!reader) return reader.error();
-    Result<ShardIndex> index = format == Format::kWebDataset ? ScanTar(*reader, on_sample)
-                                                             : ScanTfRecord(*reader, on_sample);
+    ScanContext context = {.plan = &plan, .shard = static_cast<uint32_t>(i)};
+    if (indexed) {
+      context.hints = IndexedPayloadEnds(reader->name(), format);
+      context.hint_threads = std::max<size_t>(1, kHintThreads / names.size());
+    }
+    Result<ShardIndex> index = format == Format::kWebDataset
+                                   ? ScanTar(*reader, on_sample, context)
+                                   : ScanTfRecord(*reader, on_sample, context);
     if (!index) {
       stopped.store(true, std::memory_order_relaxed);
       return index.error();
@@ -157,7 +168,9 @@ Result<std::unique_ptr<Catalog>> BuildShards(const std::string& root, int64_t ro
   FOREBAY_RETURN_IF_ERROR(ParallelFor(shards.size(), options.threads, scan, tick));
   CatalogWriter writer(format, root, root_mtime_ns);
   if (single) writer.set_single_shard();
+  std::vector<SampleId> first_of_shard;
   for (Shard& shard : shards) {
+    first_of_shard.push_back(static_cast<SampleId>(writer.samples()));
     writer.AddShard(shard.name, shard.size, shard.mtime_ns, shard.index);
     shard.index = ShardIndex();
   }
@@ -168,6 +181,7 @@ Result<std::unique_ptr<Catalog>> BuildShards(const std::string& root, int64_t ro
                format == Format::kWebDataset ? "tar members named KEY.FIELD" : "TFRecord records",
                " in ", names.size(), " ", kind, " file(s)"));
   }
+  if (options.early != nullptr) options.early->Number(first_of_shard);
   return std::move(writer).Finish();
 }
 
@@ -225,7 +239,7 @@ Result<std::unique_ptr<Catalog>> BuildCatalog(const std::string& path,
                     StrCat(*root, " is a file, format 'folder' needs a folder"));
     }
     return BuildShards(std::string(DirName(*root)), 0, {std::string(BaseName(*root))}, *format,
-                       true, options, watch);
+                       true, true, options, watch);
   }
   if (!S_ISDIR(st.st_mode)) {
     return Status(Code::kInvalidArgument, StrCat(*root, " is neither a folder nor a file"));
@@ -236,9 +250,11 @@ Result<std::unique_ptr<Catalog>> BuildCatalog(const std::string& path,
       options.format.empty() ? FormatOfFolder(*root, *listing) : FormatNamed(options.format);
   if (!format) return format.error();
   if (*format == Format::kFolder) return BuildFolder(*root, std::move(*listing), options, watch);
+  const bool indexed = std::any_of(listing->files.begin(), listing->files.end(),
+                                   [](const std::string& name) { return name.ends_with(".idx"); });
   std::erase_if(listing->files, [&](const std::string& n) { return !IsShardName(*format, n); });
   return BuildShards(*root, listing->identity.mtime_ns, std::move(listing->files), *format, false,
-                     options, watch);
+                     indexed, options, watch);
 }
 
 Result<std::unique_ptr<Catalog>> BuildFileList(std::span<const std::string> paths,

@@ -42,27 +42,4 @@ Result<size_t> MemoryReader::ReadAt(uint64_t offset, std::span<std::byte> dest) 
   return n;
 }
 
-Result<std::span<const std::byte>> Window::At(uint64_t offset, size_t length) {
-  const uint64_t size = reader_.size();
-  if (offset >= size || length == 0) return std::span<const std::byte>();
-  length = static_cast<size_t>(std::min<uint64_t>(length, size - offset));
-  const bool inside = offset >= start_ && offset - start_ <= buffer_.size() &&
-                      buffer_.size() - (offset - start_) >= length;
-  if (!inside) {
-    const uint64_t gap = offset >= last_end_ ? offset - last_end_ : 0;
-    const size_t want = std::max(length, gap > kSkip ? small_read_ : kReadAhead);
-    buffer_.resize(static_cast<size_t>(std::min<uint64_t>(want, size - offset)));
-    start_ = offset;
-    Result<size_t> got = reader_.ReadAt(offset, buffer_);
-    if (!got) {
-      buffer_.clear();
-      return got.error();
-    }
-    buffer_.resize(*got);
-    length = std::min(length, buffer_.size());
-  }
-  last_end_ = offset + length;
-  return std::span<const std::byte>(buffer_).subspan(static_cast<size_t>(offset - start_), length);
-}
-
 }  // namespace forebay

@@ -1,5 +1,4 @@
-// Positioned reads of one object, from a file or from memory, and a window over them that suits
-// walking the headers of a shard.
+// Positioned reads of one object, from a file or from memory.
 #pragma once
 
 #include <cstddef>
@@ -55,28 +54,6 @@ class MemoryReader final : public ByteReader {
  private:
   std::string name_;
   std::span<const std::byte> bytes_;
-};
-
-// Reads ahead while the positions asked for lie close together; after a jump it reads `small_read`
-// bytes only, so that the payload of large members never crosses the network.
-class Window {
- public:
-  static constexpr size_t kReadAhead = size_t{1} << 20;
-  // A skipped gap costs one latency, a read gap its bytes: at 10 ms, 64 readers and 1 GB/s both
-  // cost the same at about 150 KiB.
-  static constexpr uint64_t kSkip = uint64_t{128} << 10;
-
-  Window(ByteReader& reader, size_t small_read) : reader_(reader), small_read_(small_read) {}
-
-  // `length` bytes at `offset`, fewer only at the end of the object. Valid until the next call.
-  Result<std::span<const std::byte>> At(uint64_t offset, size_t length);
-
- private:
-  ByteReader& reader_;
-  const size_t small_read_;
-  std::vector<std::byte> buffer_;
-  uint64_t start_ = 0;  // where in the object buffer_ begins
-  uint64_t last_end_ = 0;
 };
 
 }  // namespace forebay

@@ -94,6 +94,8 @@ class Catalog {
   std::unique_ptr<Impl> impl_;
 };
 
+class EarlySink;
+
 struct BuildOptions {
   // Empty: decided from what lies at the path.
   std::string format;  // "folder", "webdataset", "tfrecord"
@@ -102,6 +104,8 @@ struct BuildOptions {
   size_t threads = 64;  // listing and stat calls in flight
   // Called from one thread at a time, at most ten times a second; false cancels (kCancelled).
   std::function<bool(uint64_t objects_done, uint64_t objects_total, uint64_t samples)> progress;
+  // Takes the samples of shards that are read whole on the way; null: nobody does. Borrowed.
+  EarlySink* early = nullptr;
   Status Validate() const;
 };
 

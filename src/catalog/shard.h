@@ -9,6 +9,7 @@
 
 #include "base/status.h"
 #include "catalog/byte_reader.h"
+#include "catalog/shard_reader.h"
 
 namespace forebay {
 
@@ -43,12 +44,28 @@ struct ShardIndex {
 // Called once for each sample found; false ends the walk with kCancelled. May be empty.
 using OnSample = std::function<bool()>;
 
+// How one shard of several is scanned. Without a plan payloads above 128 KiB are stepped over.
+struct ScanContext {
+  ScanPlan* plan = nullptr;
+  uint32_t shard = 0;
+  std::vector<uint64_t> hints = {};  // ShardReader::SetHints
+  size_t hint_threads = 1;
+
+  // What was read whole goes to the plan's sink, if there is one.
+  void Land(size_t index, std::span<const std::byte> bytes) const {
+    if (plan == nullptr || plan->sink() == nullptr || bytes.empty()) return;
+    (void)plan->sink()->Land(shard, static_cast<uint32_t>(index), bytes);
+  }
+};
+
 // A WebDataset shard. Reads headers and small label members only, or everything in large pieces
 // where members are small.
-Result<ShardIndex> ScanTar(ByteReader& reader, const OnSample& on_sample);
+Result<ShardIndex> ScanTar(ByteReader& reader, const OnSample& on_sample,
+                           const ScanContext& context = {});
 
 // A TFRecord file. Checks the checksums of lengths; those of the data are taken as stored.
-Result<ShardIndex> ScanTfRecord(ByteReader& reader, const OnSample& on_sample);
+Result<ShardIndex> ScanTfRecord(ByteReader& reader, const OnSample& on_sample,
+                                const ScanContext& context = {});
 
 // A tar member's sample key and field name by WebDataset's rule: the base name is cut at its first
 // dot, and the field is in lower case. False for members that WebDataset skips.

@@ -220,7 +220,7 @@ TEST(Tar, LargeMembersAreSteppedOver) {
   ASSERT_EQ(index->samples.size(), kCount);
   EXPECT_EQ(index->samples[19].label, 19);
   EXPECT_LE(reader.reads, kCount + 2);
-  EXPECT_LE(reader.bytes, Window::kReadAhead + kCount * 4096);
+  EXPECT_LE(reader.bytes, ShardReader::kPiece + kCount * 4096);
 }
 
 TEST(Tar, SmallMembersAreReadInLargePieces) {
@@ -231,7 +231,7 @@ TEST(Tar, SmallMembersAreReadInLargePieces) {
   auto index = ScanTar(reader, nullptr);
   ASSERT_TRUE(index);
   EXPECT_EQ(index->samples.size(), 5000u);
-  EXPECT_LE(reader.reads, bytes.size() / Window::kReadAhead + 2);
+  EXPECT_LE(reader.reads, bytes.size() / ShardReader::kPiece + 2);
 }
 
 TEST(Tar, SampleOf4GiBIsAnError) {
@@ -296,7 +296,7 @@ TEST(TfRecord, LargeRecordsAreSteppedOver) {
   ASSERT_EQ(index->samples.size(), kCount);
   EXPECT_EQ(index->samples[7].crc, 7u);
   EXPECT_EQ(reader.reads, kCount + 1);
-  EXPECT_LE(reader.bytes, Window::kReadAhead + kCount * 16);
+  EXPECT_LE(reader.bytes, ShardReader::kPiece + kCount * 16);
 }
 
 TEST(TfRecord, RecordOf4GiBIsAnError) {

@@ -14,7 +14,7 @@ namespace forebay {
 namespace {
 
 constexpr uint64_t kBlock = 512;
-// After a jump: a header, a label and the header after it in one read.
+// After a payload: a header, a label and the header after it in one read.
 constexpr size_t kSmallRead = 4096;
 constexpr uint64_t kMaxExtension = uint64_t{1} << 20;
 constexpr size_t kMaxLabelBytes = 24;
@@ -88,8 +88,13 @@ int32_t ParseLabel(Block data) {
 
 class TarScan {
  public:
-  TarScan(ByteReader& reader, const OnSample& on_sample)
-      : reader_(reader), window_(reader, kSmallRead), on_sample_(on_sample) {}
+  TarScan(ByteReader& reader, const OnSample& on_sample, const ScanContext& context)
+      : reader_(reader),
+        window_(reader, kSmallRead, context.plan),
+        on_sample_(on_sample),
+        context_(context) {
+    window_.SetHints(context.hints, context.hint_threads);
+  }
 
   Result<ShardIndex> Scan() {
     const uint64_t size = reader_.size();
@@ -230,6 +235,7 @@ class TarScan {
       key_ = key;
       sample_ = ShardIndex::Sample();
       sample_.offset = data;
+      window_.BeginSample(data);
       sample_.first_field = static_cast<uint32_t>(index_.fields.size());
     }
     if (std::find(field_names_.begin(), field_names_.end(), field) != field_names_.end()) {
@@ -251,6 +257,8 @@ class TarScan {
       Result<Block> label = Exactly(data, size, "a label");
       if (!label) return label.error();
       sample_.label = ParseLabel(*label);
+    } else {
+      FOREBAY_RETURN_IF_ERROR(window_.SkipPayload(data, size));
     }
     field_names_.push_back(std::move(field));
     return Status();
@@ -263,6 +271,7 @@ class TarScan {
         schemas_.try_emplace(field_names_, static_cast<uint32_t>(index_.schemas.size()));
     if (added) index_.schemas.push_back(field_names_);
     sample_.schema = it->second;
+    context_.Land(index_.samples.size(), window_.Held(sample_.offset, sample_.length));
     index_.samples.push_back(sample_);
     index_.keys.append(key_);
     index_.key_ends.push_back(index_.keys.size());
@@ -272,8 +281,9 @@ class TarScan {
   }
 
   ByteReader& reader_;
-  Window window_;
+  ShardReader window_;
   const OnSample& on_sample_;
+  const ScanContext& context_;
   uint64_t at_ = 0;  // of the header being looked at
   ShardIndex index_;
   std::optional<std::string> long_name_;
@@ -288,8 +298,9 @@ class TarScan {
 
 }  // namespace
 
-Result<ShardIndex> ScanTar(ByteReader& reader, const OnSample& on_sample) {
-  return TarScan(reader, on_sample).Scan();
+Result<ShardIndex> ScanTar(ByteReader& reader, const OnSample& on_sample,
+                           const ScanContext& context) {
+  return TarScan(reader, on_sample, context).Scan();
 }
 
 bool SplitTarName(std::string_view path, std::string_view& key, std::string& field) {

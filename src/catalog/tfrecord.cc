@@ -24,10 +24,12 @@ T LittleEndian(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-Result<ShardIndex> ScanTfRecord(ByteReader& reader, const OnSample& on_sample) {
+Result<ShardIndex> ScanTfRecord(ByteReader& reader, const OnSample& on_sample,
+                                const ScanContext& context) {
   using Bytes = std::span<const std::byte>;
   const uint64_t size = reader.size();
-  Window window(reader, kHead + kFoot);
+  ShardReader window(reader, kHead + kFoot, context.plan);
+  window.SetHints(context.hints, context.hint_threads);
   ShardIndex index;
   uint64_t at = 0;
   const auto bad = [&](Code code, const auto&... parts) {
@@ -58,13 +60,19 @@ Result<ShardIndex> ScanTfRecord(ByteReader& reader, const OnSample& on_sample) {
     if (data + length >= SampleRecord::kOffsetLimit) {
       return bad(Code::kResourceExhausted, "the file is too large for a catalog");
     }
+    window.BeginSample(data);
+    FOREBAY_RETURN_IF_ERROR(window.SkipPayload(data, length));
     Result<Bytes> both = window.At(data + length, kFoot + kHead);
     if (!both) return both.error();
     if (both->size() < kFoot) return bad(Code::kDataLoss, "the TFRecord file is cut off");
+    const uint32_t crc = UnmaskCrc(LittleEndian<uint32_t>(both->first(kFoot)));
+    // Damaged ones are left to whoever reads them, who tells of it.
+    const Bytes held = window.Held(data, length);
+    if (!held.empty() && Crc32c(held) == crc) context.Land(index.samples.size(), held);
     index.samples.push_back({.offset = data,
                              .length = static_cast<uint32_t>(length),
                              .label = -1,
-                             .crc = UnmaskCrc(LittleEndian<uint32_t>(both->first(kFoot))),
+                             .crc = crc,
                              .first_field = 0,
                              .schema = 0});
     if (on_sample && !on_sample()) return Status(Code::kCancelled, "cancelled by the caller");

@@ -14,6 +14,7 @@
 #include "base/system_memory.h"
 #include "base/thread.h"
 #include "decode/numa.h"
+#include "stage/early_samples.h"
 
 namespace forebay {
 namespace {
@@ -328,7 +329,7 @@ std::string Engine::CacheNote() const {
 }
 
 Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
-                                     std::unique_ptr<Source> source) {
+                                     std::unique_ptr<Source> source, EarlySamples* early) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   MutexLock adding(add_mutex_);
   TieredSource* tiered = nullptr;
@@ -392,10 +393,11 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
     }
     UpdateFolderRoom();
   }
-  if (const auto early = early_shares_.find(id); early != early_shares_.end()) {
-    scheduler_.SetShare(id, std::move(early->second));
-    early_shares_.erase(early);
+  if (const auto share = early_shares_.find(id); share != early_shares_.end()) {
+    scheduler_.SetShare(id, std::move(share->second));
+    early_shares_.erase(share);
   }
+  if (early != nullptr) AdoptEarly(id, *catalog, *early);
   DatasetState state;
   state.catalog = std::move(catalog);
   state.source = std::move(source);
@@ -404,6 +406,46 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
   datasets_.push_back(std::move(state));
   WakeLoop();  // it polls the new source's descriptor from now on
   return id;
+}
+
+uint64_t Engine::EarlyRoom(uint64_t samples) const {
+  // Copies in a folder are made of what the engine reads, and nodes divide what they read.
+  if (!Alive().ok() || !options_.keep || cache_ != nullptr || has_peers_.load()) return 0;
+  MutexLock lock(mutex_);
+  return scheduler_.EarlyRoom(samples);
+}
+
+std::span<std::byte> Engine::AllotEarly(uint32_t length, ArenaAllocator::Block* block) {
+  if (!Alive().ok()) return {};
+  MutexLock lock(mutex_);
+  *block = scheduler_.AllotEarly(length);
+  if (*block == ArenaAllocator::kNone) return {};
+  return {arena_.data() + scheduler_.block_offset(*block), length};
+}
+
+void Engine::ReturnEarly(std::span<const ArenaAllocator::Block> blocks) {
+  if (blocks.empty() || !Alive().ok()) return;
+  TakeBack(blocks);
+}
+
+void Engine::AdoptEarly(DatasetId dataset, const Catalog& catalog, EarlySamples& early) {
+  std::vector<SampleId> first;
+  uint64_t bytes = 0;
+  uint64_t count = 0;
+  std::vector<ArenaAllocator::Block> strange;
+  for (const EarlySamples::Sample& sample : early.Take(&first)) {
+    const uint64_t id = uint64_t{first.at(sample.shard)} + sample.index;
+    if (id >= catalog.size() || catalog.length(static_cast<SampleId>(id)) != sample.length) {
+      strange.push_back(sample.block);
+      continue;
+    }
+    scheduler_.Adopt(dataset, static_cast<SampleId>(id), sample.block, sample.crc);
+    bytes += sample.length;
+    ++count;
+  }
+  scheduler_.ReturnAside(strange);
+  reads_total_.Add(static_cast<int64_t>(count));
+  read_bytes_total_.Add(static_cast<int64_t>(bytes));
 }
 
 // Piece by piece: what is had is not given back to look-ahead, which would read into it again.
@@ -548,6 +590,7 @@ Result<StreamId> Engine::Open(const StreamOptions& options) {
 
 void Engine::SetSourceWrap(SourceWrap wrap) {
   MutexLock adding(add_mutex_);
+  has_peers_.store(static_cast<bool>(wrap));
   wrap_ = std::move(wrap);
 }
 

@@ -102,6 +102,7 @@ using SourceWrap = std::function<Result<std::unique_ptr<Source>>(
 
 enum class TakeKind : uint8_t { kBatch, kPending, kEndOfEpoch, kEndOfStream };
 
+class EarlySamples;
 class Engine;
 
 // A part of the engine's budget that its holder uses elsewhere; the destructor gives it back. Must
@@ -139,9 +140,10 @@ class Engine {
   // the memory they write to, so that a dead mount cannot hang the exit.
   ~Engine();
 
-  // `source` null: a posix source over the catalog.
+  // `source` null: a posix source over the catalog. `early`: what its scan has read already.
   Result<DatasetId> AddDataset(std::shared_ptr<const Catalog> catalog,
-                               std::unique_ptr<Source> source = nullptr);
+                               std::unique_ptr<Source> source = nullptr,
+                               EarlySamples* early = nullptr);
   Result<StreamId> OpenStream(const StreamOptions& options);
   // Its number names another stream some time later.
   Status CloseStream(StreamId stream);
@@ -277,6 +279,12 @@ class Engine {
   friend struct EngineDelete;
   friend class MemoryShare;
   void TakeBack(std::span<const ArenaAllocator::Block> blocks);
+  // For EarlySamples. What AllotEarly gives lies in the arena; empty: no room.
+  friend class EarlySamples;
+  uint64_t EarlyRoom(uint64_t samples) const;
+  std::span<std::byte> AllotEarly(uint32_t length, ArenaAllocator::Block* block);
+  void ReturnEarly(std::span<const ArenaAllocator::Block> blocks);
+  void AdoptEarly(DatasetId dataset, const Catalog& catalog, EarlySamples& early) REQUIRES(mutex_);
   uint64_t LeastForStreams() const REQUIRES(mutex_);
   bool SetAsideSlowly(uint64_t bytes, Nanos until, std::vector<ArenaAllocator::Block>* blocks,
                       MutexLock& lock) REQUIRES(mutex_);
@@ -368,6 +376,7 @@ class Engine {
 
   Mutex add_mutex_;  // one data set at a time; before mutex_
   SourceWrap wrap_ GUARDED_BY(add_mutex_);
+  std::atomic<bool> has_peers_{false};  // wrap_ is set
 
   // Beside mutex_: who reports takes locks of its own.
   mutable Mutex report_mutex_;

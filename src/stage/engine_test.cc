@@ -15,6 +15,7 @@
 #include "source/delay_source.h"
 #include "source/fault_source.h"
 #include "source/null_source.h"
+#include "stage/early_samples.h"
 
 namespace forebay {
 namespace {
@@ -50,7 +51,8 @@ class EngineTest : public ::testing::Test {
   }
 
   // The same bytes in one tar file.
-  std::shared_ptr<const Catalog> MakeShard(uint32_t n, uint32_t length) {
+  std::shared_ptr<const Catalog> MakeShard(uint32_t n, uint32_t length,
+                                           EarlySink* early = nullptr) {
     std::string shard;
     for (uint32_t i = 0; i < n; ++i) {
       std::vector<std::byte> bytes(length);
@@ -64,7 +66,9 @@ class EngineTest : public ::testing::Test {
     fs::create_directories(dir);
     std::ofstream(dir + "/a.tar", std::ios::binary)
         .write(shard.data(), static_cast<std::streamsize>(shard.size()));
-    auto built = BuildCatalog(dir, {});
+    BuildOptions options;
+    options.early = early;
+    auto built = BuildCatalog(dir, options);
     EXPECT_TRUE(built) << built.status().ToString();
     return std::shared_ptr<const Catalog>(*std::move(built));
   }
@@ -147,6 +151,45 @@ TEST_F(EngineTest, ReadsEachFileOnceAndServesLaterEpochsFromMemory) {
 }
 
 // A daemon lives for weeks: what it does in a step must not grow with all streams that ever were.
+TEST_F(EngineTest, WhatAScanHasReadIsNotReadAgain) {
+  constexpr uint32_t kCount = 300;
+  EnginePtr engine = Make(64 << 20);
+  EarlySamples early(*engine);
+  auto catalog = MakeShard(kCount, 3000, &early);
+  // Small samples are read in large pieces, so all of them came by.
+  ASSERT_EQ(early.size(), kCount);
+  auto d = engine->AddDataset(catalog, nullptr, &early);
+  ASSERT_TRUE(d) << d.status().ToString();
+  EXPECT_EQ(Value(*engine, "forebay_source_reads_total"), kCount);
+  fs::remove_all(root_ + "/shards");
+  const StreamOptions options = Shape(*d, kCount, 7, 3);
+  auto s = engine->OpenStream(options);
+  ASSERT_TRUE(s);
+  for (uint64_t epoch = 0; epoch < 2; ++epoch) CheckEpoch(*engine, *s, options.sampler, epoch);
+  EXPECT_EQ(Value(*engine, "forebay_source_reads_total"), kCount);
+}
+
+TEST_F(EngineTest, WhatAScanHasReadTakesFreeMemoryAloneAndGivesItBack) {
+  constexpr uint32_t kCount = 2000;
+  EnginePtr engine = Make(16 << 20);
+  const uint64_t before = Value(*engine, "forebay_stage_arena_used_bytes");
+  {
+    EarlySamples dropped(*engine);
+    (void)MakeShard(kCount, 20000, &dropped);  // 40 MB
+    EXPECT_GT(dropped.size(), 100u);
+    EXPECT_LT(dropped.size(), kCount / 2);
+  }
+  EXPECT_EQ(Value(*engine, "forebay_stage_arena_used_bytes"), before);
+  EarlySamples early(*engine);
+  auto catalog = MakeShard(kCount, 20000, &early);
+  auto d = engine->AddDataset(catalog, nullptr, &early);
+  ASSERT_TRUE(d) << d.status().ToString();
+  const StreamOptions options = Shape(*d, kCount, 16, 3);
+  auto s = engine->OpenStream(options);
+  ASSERT_TRUE(s);
+  for (uint64_t epoch = 0; epoch < 2; ++epoch) CheckEpoch(*engine, *s, options.sampler, epoch);
+}
+
 TEST_F(EngineTest, NumbersOfClosedStreamsAreUsedAgain) {
   auto catalog = MakeFiles(40, 0, 2000);
   EnginePtr engine = Make(16 << 20);

@@ -16,6 +16,8 @@ constexpr size_t kCopyDepth = 3;
 constexpr uint64_t kAsideBlock = uint64_t{1} << 20;
 // The part of memory, and of what is not kept, that other nodes' requests may take.
 constexpr uint64_t kServingOneIn = 8;
+// The part of memory that samples which come before their data set leave free.
+constexpr uint64_t kEarlyLeavesOneIn = 16;
 
 }  // namespace
 
@@ -69,6 +71,33 @@ void Scheduler::ReturnAside(std::span<const ArenaAllocator::Block> blocks) {
     MarkDue(streams_[leases_.at(waiting).stream]);  // room may have come free for it
   }
   ChooseStaging();
+}
+
+ArenaAllocator::Block Scheduler::AllotEarly(uint32_t length) {
+  const ArenaAllocator::Block block = arena_.Allocate(length);
+  if (block != ArenaAllocator::kNone) metadata_bytes_ += arena_.size(block);
+  return block;
+}
+
+uint64_t Scheduler::EarlyRoom(uint64_t samples) const {
+  const uint64_t taken =
+      arena_.used() + arena_.capacity() / kEarlyLeavesOneIn + MetadataBytes(samples);
+  return arena_.capacity() - std::min(arena_.capacity(), taken);
+}
+
+void Scheduler::Adopt(DatasetId d, SampleId s, ArenaAllocator::Block block, uint32_t crc) {
+  metadata_bytes_ -= arena_.size(block);
+  Entry& e = entry(d, s);
+  assert(e.state == State::kAbsent);
+  e.block = block;
+  e.offset = arena_.offset(block);
+  e.state = State::kResident;
+  e.flags |= kCrcKnown;
+  datasets_[d].crcs[s] = crc;
+  Count(e);
+  Touch(d, s);
+  if (WouldKeep(d, s, kNoJob)) KeepIfMay(d, s, kNoJob);
+  MaybeFree(d, s);
 }
 
 StreamId Scheduler::OpenStream(const StreamShape& shape, std::optional<StreamId> closed) {

@@ -184,6 +184,13 @@ class Scheduler {
     const uint64_t usable = UsableBytes();
     return leave <= usable && bytes <= usable - leave;
   }
+  // Memory for a sample whose data set is yet to be added, set aside until Adopt or ReturnAside;
+  // kNone when what is free does not do. Nothing is given up for it.
+  ArenaAllocator::Block AllotEarly(uint32_t length);
+  // What AllotEarly would still give to `samples` more, and leave room for their tables and others.
+  uint64_t EarlyRoom(uint64_t samples) const;
+  // The block holds the sample's bytes. It is kept where that is allowed, else given up.
+  void Adopt(DatasetId dataset, SampleId sample, ArenaAllocator::Block block, uint32_t crc);
   uint64_t block_offset(ArenaAllocator::Block block) const { return arena_.offset(block); }
   uint64_t block_bytes(ArenaAllocator::Block block) const { return arena_.size(block); }
   // The data set's second tier; for grouped reads, where its samples lie. Both before the first

@@ -30,7 +30,9 @@ def make_files(
     return paths
 
 
-def _masked(crc: int) -> int:
+def masked_crc(data: np.ndarray) -> int:
+    """The checksum of bytes as TFRecord files store it."""
+    crc = crc32c(data)
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -39,7 +41,7 @@ def make_tfrecords(root: str, count: int, sample_bytes: int, seed: int, *, shard
     os.makedirs(root, exist_ok=True)
     rng = np.random.default_rng(seed)
     head = struct.pack("<Q", sample_bytes)
-    head += struct.pack("<I", _masked(crc32c(np.frombuffer(head, np.uint8))))
+    head += struct.pack("<I", masked_crc(np.frombuffer(head, np.uint8)))
     for shard in range(shards):
         path = os.path.join(root, f"part-{shard:05d}-of-{shards:05d}.tfrecord")
         with open(path, "wb", buffering=1 << 20) as out:
@@ -47,4 +49,4 @@ def make_tfrecords(root: str, count: int, sample_bytes: int, seed: int, *, shard
                 body = rng.integers(0, 256, sample_bytes, dtype=np.uint8)
                 out.write(head)
                 out.write(body.tobytes())
-                out.write(struct.pack("<I", _masked(crc32c(body))))
+                out.write(struct.pack("<I", masked_crc(body)))
