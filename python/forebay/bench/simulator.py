@@ -133,6 +133,7 @@ def run(ctx: Context) -> Outcome:
                 f" ({i + 1}/{ctx.repeats})"
             )
     ratios: dict[str, float] = {}
+    every: list[float] = []
     for name, runs in results.items():
         each = [sum(r["simulated"]) / sum(r["measured"]) for r in runs]
         first = statistics.median(r["simulated"][0] / r["measured"][0] for r in runs)
@@ -140,6 +141,7 @@ def run(ctx: Context) -> Outcome:
             sum(r["simulated"][1:]) / max(1e-9, sum(r["measured"][1:])) for r in runs
         )
         ratios[name] = statistics.median(each)
+        every += each
         volume = statistics.median(r["simulated_bytes"] / max(1, r["measured_bytes"]) for r in runs)
         out.cases.append(
             Case(
@@ -153,6 +155,8 @@ def run(ctx: Context) -> Outcome:
     out.figures["simulated_vs_measured"] = max(ratios.values(), key=lambda r: abs(math.log(r)))
     out.figures["simulated_vs_measured_min"] = min(ratios.values())
     out.figures["simulated_vs_measured_max"] = max(ratios.values())
+    for figure in list(out.figures):
+        out.repeats[figure] = every
     extra = statistics.median(m["op_extra_s"] for m in machines)
     rate = statistics.median(m["reads_per_s"] for m in machines)
     out.notes.append(
