@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # All static checks; runs every one and fails at the end if any failed.
-# `lint.sh quick` runs those that need no tool beyond Python and the shell (make test uses it).
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 cd "$ROOT"
@@ -61,11 +60,10 @@ types() {
 check "include order" python tests/check_includes.py
 check "include order: self-test" python tests/check_includes.py --self-test
 check "documents" python tests/check_docs.py
+check "results and their age" python scripts/update_results.py --check
 check "shell syntax" shell_syntax
-if [ "${1:-}" != quick ]; then
-  check "clang-format" cpp_format
-  check "ruff check" ruff check --quiet $(python_dirs)
-  check "ruff format" ruff format --check --quiet $(python_dirs)
-  check "mypy" types
-fi
+check "clang-format" cpp_format
+check "ruff check" ruff check --quiet $(python_dirs)
+check "ruff format" ruff format --check --quiet $(python_dirs)
+check "mypy" types
 [ ${#failed[@]} -eq 0 ] || die "failed: $(IFS=,; echo "${failed[*]}") (make format repairs the format)"

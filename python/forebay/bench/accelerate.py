@@ -91,7 +91,7 @@ def run(ctx: Context) -> Outcome:
         best = best_workers(
             lambda n: setup.plain(n)[1], ctx.say, start=8, counts=work.get("best_workers")
         )
-        for workers in [*work["workers"], best]:
+        for workers in dict.fromkeys([*work["workers"], best]):
             firsts: dict[str, list[float]] = {"forebay": [], "plain": []}
 
             def forebay_later(workers: int = workers, firsts: dict = firsts) -> float:
@@ -125,10 +125,9 @@ def run(ctx: Context) -> Outcome:
                     out.repeats[figure] += repeats
                     if value is not None:
                         out.figures[figure] = min(value, out.figures[figure])
-                if any(case.name == _case_name(name, workers) for case in out.cases):
-                    continue  # the best number is one of the others
                 out.cases.append(
-                    Case(_case_name(name, workers), "samples/s", [work["files"] / t for t in ours],
+                    Case(f"accelerate, {name} epoch, {workers} workers", "samples/s",
+                         [work["files"] / t for t in ours],
                          rivals={"the same loader, plain": work["files"]
                                  / statistics.median(theirs)})
                 )  # fmt: skip
@@ -138,7 +137,3 @@ def run(ctx: Context) -> Outcome:
         "included; later ones with workers that run"
     )
     return out
-
-
-def _case_name(name: str, workers: int) -> str:
-    return f"accelerate, {name} epoch, {workers} workers"

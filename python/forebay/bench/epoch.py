@@ -233,7 +233,7 @@ def _cold(ctx: Context, out: Outcome, root: str, work: dict) -> None:
     with _mount(ctx, root, 1.0) as mount:
         setup = Setup(ctx, mount, work["files"])
         threads = best_of({n: lambda n=n: setup.plain_threads(n) for n in work["threads"]}, ctx.say)
-        workers = work["workers"]
+        workers: int = work["workers"]
 
         def forebay(saved: bool) -> float:
             first, whole = setup.first_call(cache, saved=saved)

@@ -54,12 +54,14 @@ class Context:
 
 def load_workload(name: str, mode: str) -> dict[str, Any]:
     """workloads/NAME.json: `default`, with what `quick` or `full` says differently; `check` is
-    `quick` with what check.json says differently.
+    `quick` with what check.json says differently, and with its bounds.
     """
     file = _read(f"workloads/{name}.json")
     if mode == "check":
-        of_check = _read("check.json")[name]["workload"]
-        return {**file["default"], **file.get("quick", {}), **of_check}
+        check = _read("check.json")[name]
+        targets = {figure: [sign, None] for figure, (sign, _) in file["default"]["targets"].items()}
+        targets |= {figure: wish[:2] for figure, wish in check["bounds"].items()}
+        return {**file["default"], **file.get("quick", {}), **check["workload"], "targets": targets}
     return {**file["default"], **file.get(mode, {})}
 
 
@@ -211,9 +213,13 @@ def run_one(
         if json_file:
             _write(json_file, result(outcome))
 
+    # Also what others make here, mounts and the sockets of PyTorch's workers, lies in the scratch
+    # folder: it goes with that, however this ends.
+    before, tempfile.tempdir = tempfile.tempdir, scratch
     try:
         outcome = module.run(Context(workload, mode, scratch, seed, say, save))
     finally:
+        tempfile.tempdir = before
         if not keep:
             shutil.rmtree(scratch, ignore_errors=True)
     if tty:
@@ -243,6 +249,10 @@ def main(argv: list[str] | None = None) -> int:
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     mode = next((m for m in MODES[1:] if getattr(args, m)), "default")
     names = BENCHES if args.name == "all" else (args.name,)
+    if args.check:
+        unchecked = [name for name in names if name not in _read("check.json")]
+        if unchecked:
+            parser.error(f"--check: there is none of {', '.join(unchecked)}")
     single = args.json if len(names) == 1 else None
     with cleans_up():
         results = [run_one(name, mode, args.seed, args.keep, single) for name in names]
