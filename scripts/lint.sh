@@ -49,11 +49,12 @@ types() {
   cp -r python/forebay "$copy/"
   stub="$(find build/python .venv/lib -name _forebay.pyi -print -quit 2>/dev/null || true)"
   if [ -n "$stub" ]; then
-    cp "$stub" "$copy/forebay/_forebay.pyi"
+    # nanobind says object of whatever Python makes of it: an array, a string, nothing.
+    { echo 'from typing import Any'; sed 's/-> object:/-> Any:/' "$stub"; } >"$copy/forebay/_forebay.pyi"
   else
     printf 'from typing import Any\ndef __getattr__(name: str) -> Any: ...\n' >"$copy/forebay/_forebay.pyi"
   fi
-  (cd "$copy" && mypy --config-file "$ROOT/pyproject.toml" --no-error-summary forebay) |
+  (cd "$copy" && mypy --config-file "$ROOT/pyproject.toml" --cache-dir "$ROOT/build/mypy-cache" --no-error-summary forebay) |
     sed 's#^forebay/#python/forebay/#'
 }
 

@@ -181,11 +181,11 @@ def _seconds(function: Callable[[bytes], object], data: bytes, repeats: int) -> 
     return [timed(partial(function, data)) for _ in range(repeats)]
 
 
-def _whole_decoders() -> dict[str, Callable[[bytes, int], list[float]]]:
+def _whole_decoders() -> dict[str, Callable[..., list[float]]]:
     """Every libjpeg-turbo there is here, decoding to RGB with its defaults, on this thread."""
     from PIL import Image
 
-    found: dict[str, Callable[[bytes, int], list[float]]] = {
+    found: dict[str, Callable[..., list[float]]] = {
         "libjpeg-turbo of this build": _forebay.full_decode_seconds,
         "libjpeg-turbo in PIL": partial(_seconds, lambda d: Image.open(io.BytesIO(d)).load()),
     }
@@ -242,7 +242,9 @@ def _crop(ctx: Context, out: Outcome) -> None:
     for i in range(work["rounds"]):
         data = images[i % len(images)]
         spec = T.export([T.RandomResizedCrop(SIDE)])
-        ours = _forebay.crop_decode_seconds(data, spec, per_round, ctx.seed + i)
+        ours = _forebay.crop_decode_seconds(
+            np.frombuffer(data, np.uint8), spec, per_round, ctx.seed + i
+        )
         theirs = full(data, per_round)
         crops += ours
         wholes += theirs

@@ -13,6 +13,7 @@ import shutil
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,9 @@ class Setup:
         if got != self.bytes:
             raise RuntimeError(f"plain threads read {got} of {self.bytes} bytes")
         return seconds
+
+    def best_threads(self, counts: list[int]) -> int:
+        return int(best_of({n: partial(self.plain_threads, n) for n in counts}, self.ctx.say))
 
     @contextlib.contextmanager
     def torch(self, workers: int) -> Iterator[Torch]:
@@ -232,7 +236,7 @@ def _cold(ctx: Context, out: Outcome, root: str, work: dict) -> None:
     batches: dict[bool, list[float]] = {False: [], True: []}
     with _mount(ctx, root, 1.0) as mount:
         setup = Setup(ctx, mount, work["files"])
-        threads = best_of({n: lambda n=n: setup.plain_threads(n) for n in work["threads"]}, ctx.say)
+        threads = setup.best_threads(work["threads"])
         workers: int = work["workers"]
 
         def forebay(saved: bool) -> float:
@@ -279,7 +283,7 @@ def _first(ctx: Context, out: Outcome, root: str, latency: str, work: dict) -> N
     with _mount(ctx, root, float(latency)) as mount:
         setup = Setup(ctx, mount, work["files"])
         ctx.say(f"{latency} ms: looking for the best number of plain threads")
-        threads = best_of({n: lambda n=n: setup.plain_threads(n) for n in work["threads"]}, ctx.say)
+        threads = setup.best_threads(work["threads"])
         ctx.say(f"{latency} ms: looking for the best number of PyTorch workers")
         workers = setup.best_first(work.get("workers"))
         mount.reset()

@@ -96,7 +96,9 @@ def torch_loader(
     dataset: Dataset, batch_size: int, workers: int, seed: int
 ) -> tuple[DataLoader, DistributedSampler]:
     """As people write it: bytes, and new workers for every epoch."""
-    sampler = DistributedSampler(dataset, num_replicas=1, rank=0, shuffle=True, seed=seed)
+    sampler: DistributedSampler = DistributedSampler(
+        dataset, num_replicas=1, rank=0, shuffle=True, seed=seed
+    )
     loader = DataLoader(
         dataset, batch_size=batch_size, sampler=sampler, num_workers=workers, collate_fn=as_list
     )
