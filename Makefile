@@ -1,7 +1,7 @@
 # Every target is one script in scripts/; `make` alone lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup build test soak demo bench lint format clean clean-all offline-bundle
+.PHONY: help setup build test soak demo bench bench-check lint format clean clean-all offline-bundle
 
 NAME ?= all
 ARGS ?=
@@ -16,7 +16,7 @@ setup: ## install what is missing: packages/apt.txt, and .venv from packages/pyt
 build: setup ## build the package into .venv: bin/forebay, bin/slowfs, import forebay
 	@scripts/build.sh
 
-test: setup ## everything that must pass: checks, C++ tests (plain, asan+ubsan, tsan), fuzzers, pytest
+test: setup ## everything that must pass: checks, C++ tests (plain, asan+ubsan, tsan), fuzzers, pytest, bench-check
 	@scripts/test.sh
 
 soak: setup ## the seeded tests with 1000 seeds and two minutes of each fuzzer
@@ -28,6 +28,9 @@ demo: build ## watch Forebay feed a training loop from slow storage
 bench: build ## run benchmarks: make bench NAME=<name, default all> ARGS="--quick"
 	@.venv/bin/pip install -q --disable-pip-version-check -r packages/bench.txt || echo "bench: some rivals could not be installed"
 	@.venv/bin/forebay bench $(NAME) $(ARGS)
+
+bench-check: build ## eight benches, short, against wide bounds: fails when a factor is lost (NAME=<name> for one)
+	@scripts/bench_check.sh $(filter-out all,$(NAME)) $(ARGS)
 
 lint: setup ## ruff, mypy, clang-format, include order, documents, shell syntax
 	@scripts/lint.sh

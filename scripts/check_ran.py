@@ -4,6 +4,9 @@
     check_ran.py build/reports cpp-dev cpp-asan-ubsan cpp-tsan pytest
     check_ran.py build/reports cpp-dev pytest --update
 
+A test that was skipped and may not be (no may-skip line names it) is a failure;
+FOREBAY_STRICT_SKIPS=0 lets it pass, on a machine that lacks something.
+
 Each name is a JUnit file in the folder. tests/expected_suites.txt says what must have run; --update
 adds the suites found in the reports to it (removing one is done by hand: it is a decision).
 The last line printed is "N passed, N failed, N skipped", counted over all reports.
@@ -47,7 +50,7 @@ def read_expected(path: Path) -> Expected:
             continue
         if words[0] == "minimum" and len(words) == 3:
             expected.minimum[words[1]] = int(words[2])
-        elif words[0] in ("cpp", "pytest") and len(words) in (2, 3):
+        elif words[0] in ("cpp", "pytest", "bench") and len(words) in (2, 3):
             presets = words[2].split(",") if len(words) == 3 else []
             expected.suites.append((words[0], words[1], presets))
         elif words[0] == "may-skip" and len(words) == 2:
@@ -64,7 +67,7 @@ def read_report(path: Path, kind: str) -> list[Case]:
     cases = []
     for node in ET.fromstring(text).iter("testcase"):
         name = node.get("name", "?")
-        if kind == "cpp":
+        if kind in ("cpp", "bench"):
             suite = name.split(".")[0]
         else:
             suite = node.get("file") or node.get("classname", "?").replace(".", "/") + ".py"
@@ -192,8 +195,10 @@ def main() -> int:
         print(f"\n*** {len(skips)} UNEXPECTED SKIPS (allow one with a may-skip line):")
         for skip in skips:
             print(f"  SKIPPED  {skip}")
-        if os.environ.get("FOREBAY_STRICT_SKIPS") == "1":
-            problems.append(f"{len(skips)} unexpected skips (FOREBAY_STRICT_SKIPS=1)")
+        if os.environ.get("FOREBAY_STRICT_SKIPS") == "0":
+            print("  they are let pass: FOREBAY_STRICT_SKIPS=0")
+        else:
+            problems.append(f"{len(skips)} unexpected skips")
     if unlisted:
         print("\nnot yet in tests/expected_suites.txt (check_ran.py --update adds them):")
         print("  " + " ".join(sorted(unlisted)))

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +34,25 @@ needs_peers = pytest.mark.skipif(not Cluster.has_peers()[0], reason=Cluster.has_
 FIGURES = {
     "overhead": {"memory_vs_memcpy", "small_samples_per_s"},
     "epoch": {
-        "first_vs_limit", "first_vs_torch", "first_vs_torch_5ms", "first_vs_torch_20ms",
-        "later_source_reads", "later_vs_torch", "later_vs_torch_cached", "later_vs_step_only",
+        "first_batch_s", "first_cold_vs_limit", "first_cold_vs_torch", "first_saved_batch_s",
+        "first_saved_vs_limit", "first_vs_limit", "first_vs_torch", "first_vs_torch_bytes",
+        "first_vs_torch_5ms", "first_vs_torch_5ms_bytes", "first_vs_torch_20ms",
+        "first_vs_torch_20ms_bytes", "later_source_reads", "later_vs_torch",
+        "later_vs_torch_8_workers", "later_vs_torch_cached", "later_vs_step_only",
         "later_stall_share", "batch_p99_vs_median",
     },
-    "accelerate": {"accelerate_first_vs_plain", "accelerate_later_vs_plain"},
+    "shards": {
+        "shard_source_bytes", "shard_first_vs_limit", "shard_first_vs_limit_20ms",
+        "shard_first_batch_s", "shard_first_batch_s_20ms", "shard_first_batch_s_indexed",
+        "shard_first_batch_s_20ms_indexed", "shard_first_vs_limit_saved",
+        "shard_first_vs_limit_20ms_saved", "shard_first_vs_limit_quarter",
+        "shard_first_vs_limit_20ms_quarter", "shard_source_bytes_saved",
+        "shard_source_bytes_quarter",
+    },
+    "accelerate": {
+        "accelerate_first_vs_plain", "accelerate_later_vs_plain", "accelerate_first_vs_best",
+        "accelerate_later_vs_best",
+    },
     "budget": {"peak_vs_budget"},
     "decode": {"decode_vs_best_rival", "crop_vs_full_decode"},
     "accuracy": {"accuracy_difference"},
@@ -52,7 +67,10 @@ FIGURES = {
         "nvme_fill_cost",
     },
     "drift": {"recovery_s"},
-    "tune": {"tuned_vs_best", "tune_s", "parallelism_vs_best", "buffer_vs_best", "retune_s"},
+    "tune": {
+        "tuned_vs_best", "tune_s", "parallelism_vs_best", "buffer_vs_best", "retune_s",
+        "retune_s_quarters",
+    },
     "control": {"round_ms"},
     "jobs": {
         "source_reads_vs_dataset", "daemon_vs_embedded", "daemon_added_us",
@@ -61,12 +79,14 @@ FIGURES = {
     "fairness": {"share_error", "redistribute_s", "shared_vs_alone"},
     "transparent": {
         "first_vs_plain", "later_vs_plain", "decode_later_vs_plain", "tf_first_vs_plain",
-        "tf_later_vs_plain", "warm_overhead", "warm_overhead_inside", "half_fit_source_share",
+        "tf_later_vs_plain", "tf_first_vs_one_shard", "tf_later_vs_one_shard", "warm_overhead",
+        "warm_overhead_median", "warm_overhead_inside", "half_fit_source_share",
         "source_ops_vs_plain",
     },
     "peers": {
         "cluster_source_vs_dataset", "rank_spread", "batch_p99_vs_median", "later_vs_torch",
-        "local_share", "peer_vs_ucx_perftest", "peer_vs_link", "locate_ns", "etcd_lookup_us",
+        "later_vs_torch_bytes", "local_share", "peer_vs_ucx_perftest",
+        "peer_default_vs_ucx_perftest", "peer_vs_link", "locate_ns", "etcd_lookup_us",
     },
 }  # fmt: skip
 
@@ -79,15 +99,18 @@ TINY: dict[str, dict[str, Any]] = {
     "epoch": {
         "repeats": 2,
         "mean_bytes": 3000,
+        "cold": {"files": 70, "threads": [8], "workers": 1},
         "first": {
-            "1": {"files": 70, "threads": [4, 8], "workers": [1, 2]},
-            "5": {"files": 20, "threads": [8], "workers": [2]},
-            "20": {"files": 10, "threads": [8], "workers": [2]},
+            "1": {"files": 70, "threads": [4, 8], "workers": [1, 2], "workers_bytes": 2},
+            "5": {"files": 20, "threads": [8], "workers": [2], "workers_bytes": 2},
+            "20": {"files": 10, "threads": [8], "workers": [2], "workers_bytes": 2},
         },
-        "later": {"files": 200, "step_ms": 0.02, "workers_best": 2, "cached_workers": [1]},
+        "later": {"files": 200, "step_ms": 0.02, "workers": [2], "cached_workers": [1]},
     },
+    "shards": {"repeats": 2, "samples": 60, "shards": 3, "mean_bytes": 20_000, "threads": [4]},
     "accelerate": {
         "repeats": 2, "files": 100, "mean_bytes": 3000, "latency_ms": 1, "workers": [1, 2],
+        "best_workers": [2],
     },
     "budget": {
         "repeats": 1, "files": 300, "mean_bytes": 40_000, "batch": 16, "budgets": ["8M", "16M"],
@@ -125,7 +148,8 @@ TINY: dict[str, dict[str, Any]] = {
     "tune": {
         "repeats": 2, "files": 100, "mean_bytes": 20_000, "latency_ms": [0.5, 2], "speeds": [0],
         "memory_bytes": 16 << 20, "grid": [2, 2], "point_s": 0.1, "settle_s": 0.02, "bin_s": 0.05,
-        "tune_s": 0.3, "prisma_s": 0.2, "change_ms": [0.5, 2], "change_speeds": [0],
+        "tune_s": 0.3, "prisma_s": 0.2, "prisma_ms": [0.5], "change_ms": [0.5, 2],
+        "change_speeds": [0],
         "change_settle_s": 0.1, "change_s": 0.3,
     },
     "control": {"repeats": 2, "stages": 40, "jobs": 3, "warm": 1, "rounds": 3},
@@ -152,11 +176,12 @@ TINY: dict[str, dict[str, Any]] = {
             "ahead_bytes": 100_000,
         },
         "warm": {"files": 4, "bytes": [20_000, 4096], "seconds": 0.01, "processes": 1,
-                 "repeats": 2},
+                 "repeats": 2, "pair_seconds": 0.01},
     },
     "peers": {
         "repeats": 1, "files": 240, "mean_bytes": 20_000, "batch": 8, "nodes": [1, 2], "epochs": 3,
-        "step_ms": 2, "latency_ms": 1, "workers": [1], "staging_bytes": 8 << 20,
+        "step_ms": 2, "latency_ms": 1, "workers": [1], "workers_bytes": 1,
+        "staging_bytes": 8 << 20,
         "locality": {"batch": 16, "epochs": 2},
         "rate": {
             "files": 100, "bytes": 20_000, "batch": 8, "staging_bytes": 8 << 20, "epochs": 2,
@@ -168,14 +193,15 @@ TINY: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Tiny workloads, and a scratch folder of the test's own."""
+def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Tiny workloads, and a scratch folder of the test's own. Its path is short: PyTorch's workers
+    pass tensors through sockets below it.
+    """
     real = run.load_workload
     monkeypatch.setattr(run, "load_workload", lambda name, mode: {**real(name, mode), **TINY[name]})
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    return scratch
+    with tempfile.TemporaryDirectory(prefix="fb-", dir="/tmp") as scratch:
+        monkeypatch.setattr(tempfile, "tempdir", scratch)
+        yield Path(scratch)
 
 
 def check_cases(cases: list[dict]) -> None:
@@ -190,19 +216,32 @@ def check_cases(cases: list[dict]) -> None:
     assert len({case["name"] for case in cases}) == len(cases)
 
 
+def check_worst(result: dict) -> None:
+    """Every figure has its worst repeat beside it."""
+    assert result["worst"].keys() == result["figures"].keys()
+    for figure, worst in result["worst"].items():
+        sign, _ = result["workload"]["targets"][figure]
+        value = result["figures"][figure]
+        assert worst <= value if sign == ">=" else worst >= value if sign == "<=" else True
+        every = [*result["repeats"].get(figure, []), value]
+        assert worst in every and not (sign == ">=" and min(every) < worst)
+
+
 def check_result(result: dict, name: str, mode: str = "default", seed: int = 1) -> None:
     assert (result["bench"], result["mode"], result["seed"]) == (name, mode, seed)
     figures = set(result["figures"])
     if any("cannot be counted here" in note for note in result["notes"]):
         figures.add("syscalls_per_ready_batch")  # no seccomp filter may be made
     if name == "transparent" and "decode" not in result["workload"]["parts"]:
-        figures |= {"decode_later_vs_plain", "tf_first_vs_plain", "tf_later_vs_plain"}
+        figures |= {"decode_later_vs_plain"}
+        figures |= {name for name in FIGURES["transparent"] if name.startswith("tf_")}
     if name == "peers" and shutil.which("ucx_perftest") is None:
-        figures.add("peer_vs_ucx_perftest")
+        figures |= {"peer_vs_ucx_perftest", "peer_default_vs_ucx_perftest"}
     if name == "peers" and not Etcd.available()[0]:
         figures.add("etcd_lookup_us")
     assert figures == FIGURES[name]
     assert all(type(v) in (int, float) and math.isfinite(v) for v in result["figures"].values())
+    check_worst(result)
     check_cases(result["cases"])
     for case in result["cases"]:
         assert len(case["values"]) >= result["workload"]["repeats"]
@@ -239,13 +278,15 @@ BENCHES = [pytest.param(name, marks=MARKS.get(name, [])) for name in run.BENCHES
 @pytest.mark.parametrize("name", BENCHES)
 def test_a_bench_writes_its_figures(name: str, tiny: Path, tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "out.json"
-    assert bench.main([name, "--json", str(file), "--seed", "5"]) == 0
+    code = bench.main([name, "--json", str(file), "--seed", "5"])
     result = json.loads(file.read_text())
     check_result(result, name, seed=5)
+    assert code == (1 if run.not_met(result) else 0)
     said = capsys.readouterr().out
+    assert ("NOT MET" in said) == bool(run.not_met(result))
     for figure in result["figures"]:
         (line,) = (each for each in said.splitlines() if each.split()[:1] == [figure])
-        assert "wanted" in line  # every figure of the issue has its bound beside it
+        assert "wanted" in line or "reported" in line
     left = [each.name for each in tiny.iterdir()]
     assert [each for each in left if not each.startswith("torchinductor")] == []  # PyTorch's own
     if name == "epoch":
@@ -267,7 +308,7 @@ def test_overhead_quick_as_it_is(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     file = tmp_path / "out.json"
-    assert bench.main(["overhead", "--quick", "--json", str(file)]) == 0
+    assert bench.main(["overhead", "--quick", "--json", str(file)]) in (0, 1)
     check_result(json.loads(file.read_text()), "overhead", "quick")
     assert os.listdir(tmp_path) == ["out.json"]
 
@@ -277,10 +318,10 @@ def test_several_benches_in_one_file(
 ) -> None:
     monkeypatch.setattr(run, "BENCHES", ("overhead", "budget"))
     file = tmp_path / "all.json"
-    assert bench.main(["all", "--json", str(file)]) == 0
+    assert bench.main(["all", "--json", str(file)]) in (0, 1)
     result = json.loads(file.read_text())
     assert result["figures"].keys() == FIGURES["overhead"] | FIGURES["budget"]
-    assert {"machine", "commit", "seed", "mode"} <= result.keys()
+    assert {"machine", "commit", "seed", "mode", "worst"} <= result.keys()
     check_cases(result["cases"])
     for part, name in zip(result["benches"], ("overhead", "budget"), strict=True):
         check_result(part, name)
@@ -295,17 +336,27 @@ def test_workload_files(name: str, mode: str) -> None:
     assert work["repeats"] >= (1 if mode == "quick" else 3)
     if name == "gpu" and mode == "default":
         assert work["workers"] == [8, 12, 16] and work["batch"] == 256
-    assert TINY[name].keys() <= work.keys()
+    optional = {"workers", "best_workers"}  # else they are looked for
+    assert TINY[name].keys() <= work.keys() | optional
     if name == "epoch":
         assert list(work["first"]) == ["1", "5", "20"]
-        if mode == "default":
-            assert work["first"]["5"]["workers"] == work["first"]["20"]["workers"] == [8, 16]
+        if mode != "quick":  # PyTorch's workers are tried until more bring nothing
+            assert not any("workers" in first for first in work["first"].values())
+            assert work["cold"]["files"] == 6000 and work["mean_bytes"] == 112640
     if name == "accelerate":
         assert work["workers"] == [2, 4] and work["latency_ms"] == 5
 
 
+def test_every_bench_is_registered() -> None:
+    for name, about in run.REGISTRY.items():
+        targets = run.load_workload(name, "default")["targets"]
+        assert about["folders"] and about.get("front", {}).keys() <= targets.keys()
+        assert importlib.util.find_spec(f"forebay.bench.{name}")
+    assert {"overhead", "peers"} <= set(run.BENCHES) and run.GPU_BENCHES == ("gpu",)
+
+
 def test_the_data_can_be_kept(tiny: Path) -> None:
-    assert bench.main(["overhead", "--keep"]) == 0
+    assert bench.main(["overhead", "--keep"]) in (0, 1)
     (kept,) = tiny.iterdir()
     assert len(list(kept.glob("large/*/*.bin"))) == 30
 

@@ -93,7 +93,7 @@ class SharedEngine(Engine):
     ) -> None:
         if cache_bytes and not cache_dir:
             raise ArgumentError("cache_bytes needs a cache_dir")
-        self._options = dict(
+        self._options: dict[str, Any] = dict(
             memory=parse_bytes(memory),
             in_flight=in_flight,
             max_in_flight=max_in_flight,

@@ -28,7 +28,7 @@ def normalisation(ops: Sequence[Any]) -> tuple[list[Any], list[list[float]] | No
     import numpy as np
 
     kept = list(ops)
-    tail = []
+    tail: list[Any] = []
     while kept and isinstance(kept[-1], (transforms.ToTensor, transforms.Normalize)):
         tail.insert(0, kept.pop())
     if not any(isinstance(op, transforms.ToTensor) for op in tail):

@@ -142,6 +142,7 @@ class PipelineFeed:
         if decoding.kind == "image":
             more = decoding.pipeline_arguments()
         else:
+            assert catalog is not None
             dtype, shape = _array_type(engine, dataset, catalog, decoding)
             more = dict(
                 kind="array",

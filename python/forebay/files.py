@@ -36,7 +36,7 @@ class Stream:
     """Tells the service in which order a reader is going to open its files."""
 
     def __init__(self, socket: str) -> None:
-        self._session = _forebay.FileSession.connect(socket)
+        self._session: Any = _forebay.FileSession.connect(socket)
 
     def names(self, paths: Iterable[str | bytes | os.PathLike]) -> None:
         """Gives paths the next numbers, from 0 on."""

@@ -232,6 +232,7 @@ class DataLoader:
                 f"out"
             )
         if self._stream_at != (self._epoch, self._position):
+            assert self._feed is not None
             self._feed.seek(self._epoch, self._position)
             self._stream_at = (self._epoch, self._position)
         self._iteration += 1
@@ -415,6 +416,7 @@ class DataLoader:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        assert not isinstance(self._path, Catalog)  # see __getstate__
         self.catalog = open_catalog(self._path, format=self._format, extensions=self._extensions)
 
 

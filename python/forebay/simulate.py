@@ -287,7 +287,7 @@ def simulate(
     return results
 
 
-_PEER_CASES = (
+_PEER_CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("coordinated", {}),
     ("with locality", {"locality": True}),
     ("each for itself", {"coordinate": False}),

@@ -37,6 +37,7 @@ def run(ctx: Context) -> Outcome:
             memory.append(statistics.median(local))
             ctx.say(f"round {medians[-1]:.1f} ms, in memory {memory[-1]:.1f} ms")
     out.figures["round_ms"] = statistics.median(rounds)
+    out.repeats["round_ms"] = medians
     stages = work["stages"]
     out.cases += [
         Case(f"round, {stages:,} stages, etcd", "ms", medians, statistics.median(reads),

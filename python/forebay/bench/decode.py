@@ -19,7 +19,7 @@ import forebay
 from .. import _forebay
 from ..engine import Engine
 from .decode_data import SIZES, encode, make_jpegs, photo
-from .measure import Case, Outcome, best_of, interleave, ratio_of_medians, timed
+from .measure import Case, Outcome, best_of, interleave, timed
 from .run import Context
 
 _MEGABYTE = 1 << 20
@@ -165,7 +165,7 @@ def _throughput(ctx: Context, out: Outcome) -> None:
     if not comparable:
         raise RuntimeError(f"no rival that gives the same image runs here: {out.notes}")
     best_rival = max(comparable, key=lambda name: medians[name])
-    out.figures["decode_vs_best_rival"] = ratio_of_medians(times["forebay"], times[best_rival])
+    out.speedup("decode_vs_best_rival", times["forebay"], times[best_rival])
     out.cases.append(
         Case("decode and augment, Forebay", "images/s", rates["forebay"],
              rivals={name: medians[name] for name in about},
@@ -181,11 +181,11 @@ def _seconds(function: Callable[[bytes], object], data: bytes, repeats: int) -> 
     return [timed(partial(function, data)) for _ in range(repeats)]
 
 
-def _whole_decoders() -> dict[str, Callable[[bytes, int], list[float]]]:
+def _whole_decoders() -> dict[str, Callable[..., list[float]]]:
     """Every libjpeg-turbo there is here, decoding to RGB with its defaults, on this thread."""
     from PIL import Image
 
-    found: dict[str, Callable[[bytes, int], list[float]]] = {
+    found: dict[str, Callable[..., list[float]]] = {
         "libjpeg-turbo of this build": _forebay.full_decode_seconds,
         "libjpeg-turbo in PIL": partial(_seconds, lambda d: Image.open(io.BytesIO(d)).load()),
     }
@@ -242,13 +242,16 @@ def _crop(ctx: Context, out: Outcome) -> None:
     for i in range(work["rounds"]):
         data = images[i % len(images)]
         spec = T.export([T.RandomResizedCrop(SIDE)])
-        ours = _forebay.crop_decode_seconds(data, spec, per_round, ctx.seed + i)
+        ours = _forebay.crop_decode_seconds(
+            np.frombuffer(data, np.uint8), spec, per_round, ctx.seed + i
+        )
         theirs = full(data, per_round)
         crops += ours
         wholes += theirs
         ratios.append(statistics.mean(ours) / statistics.mean(theirs))
         ctx.say(f"crop / whole: {ratios[-1]:.3f} ({i + 1}/{work['rounds']})")
     out.figures["crop_vs_full_decode"] = statistics.mean(crops) / statistics.mean(wholes)
+    out.repeats["crop_vs_full_decode"] = ratios
     kib = statistics.mean(len(data) for data in images) / 1024
     out.cases.append(
         Case("crop to 224 x 224 / whole image decoded", "ratio", ratios, limit=1.0,

@@ -157,6 +157,7 @@ def run(ctx: Context) -> Outcome:
             for f, r in zip(found, rates[ms], strict=True)
         ]
         recovery[ms] = statistics.median(values)
+        out.repeats.setdefault("recovery_s", []).extend(values)
         seconds = [
             round(statistics.median(column[i] for column in in_flight[ms]))
             for i in range(0, min(len(column) for column in in_flight[ms]), window)

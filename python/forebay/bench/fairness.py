@@ -201,9 +201,9 @@ def _report(
     out: Outcome, work: dict[str, Any], runs: list[_Measured], cluster: list[_Measured]
 ) -> None:
     median = statistics.median
-    out.figures["share_error"] = median(r.error for r in runs)
-    out.figures["redistribute_s"] = median(r.redistribute for r in runs)
-    out.figures["shared_vs_alone"] = median(r.total / r.alone for r in runs)
+    out.median("share_error", (r.error for r in runs))
+    out.median("redistribute_s", (r.redistribute for r in runs))
+    out.median("shared_vs_alone", (r.total / r.alone for r in runs))
     wanted = work["shares"][0] / sum(work["shares"])
     limit = work["bandwidth_mb"] * 1e6
     out.cases += [

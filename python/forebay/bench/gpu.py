@@ -268,8 +268,10 @@ def _conclude(out: Outcome, rates: dict[str, list[float]]) -> None:
             out.cases.append(case)
     if _FOREBAY in medians and _NO_IO in medians:
         out.figures["gpu_vs_no_io"] = medians[_FOREBAY] / medians[_NO_IO]
+        out.repeats["gpu_vs_no_io"] = [rate / medians[_NO_IO] for rate in rates[_FOREBAY]]
     if _FOREBAY in medians and rivals:
         out.figures["gpu_vs_torch"] = medians[_FOREBAY] / max(rivals.values())
+        out.repeats["gpu_vs_torch"] = [rate / max(rivals.values()) for rate in rates[_FOREBAY]]
 
 
 def run(ctx: Context) -> Outcome:

@@ -20,7 +20,7 @@ from ..daemon import SharedEngine
 from ..engine import Engine
 from ..loader import DataLoader
 from .data import make_files
-from .measure import Case, Outcome, interleave, ratio_of_medians
+from .measure import Case, Outcome, interleave
 from .run import Context
 
 _CHILD_S = 300
@@ -211,9 +211,7 @@ def _cost(ctx: Context, place: str, out: Outcome) -> None:
     for name, loader in loaders.items():
         variants[f"{name}, untouched"] = partial(_consume, loader, many, False)
     times = interleave(variants, ctx.repeats, ctx.say)
-    out.figures["daemon_vs_embedded"] = ratio_of_medians(
-        times["daemon, bytes read"], times["embedded, bytes read"]
-    )
+    out.speedup("daemon_vs_embedded", times["daemon, bytes read"], times["embedded, bytes read"])
     for kind, rounds in (("bytes read", epochs), ("untouched", many)):
         samples = work["files"] * rounds
         rates = {name: [samples / t for t in times[f"{name}, {kind}"]] for name in loaders}
@@ -227,7 +225,7 @@ def _cost(ctx: Context, place: str, out: Outcome) -> None:
         for name, loader in loaders.items():
             medians[name].append(statistics.median(_takes(loader, work["burn"])))
         added.append(medians["daemon"][-1] - medians["embedded"][-1])
-    out.figures["daemon_added_us"] = statistics.median(added)
+    out.median("daemon_added_us", added)
     out.cases.append(Case("a batch that is ready, through the daemon", "us", medians["daemon"],
                           rivals={"embedded": statistics.median(medians["embedded"])}))  # fmt: skip
     out.notes.append(

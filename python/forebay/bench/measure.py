@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -44,6 +44,36 @@ class Outcome:
     """Bounds that the run itself measured, such as a spread; they replace the workload's words."""
     cases: list[Case] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    repeats: dict[str, list[float]] = field(default_factory=dict)
+    """A figure's value in each repeat; the worst of them is shown beside the figure. One that is
+    not here is the worst of all repeats already."""
+
+    def median(self, figure: str, values: Iterable[float]) -> float:
+        """The figure is the median of the repeats' values."""
+        self.repeats[figure] = [float(value) for value in values]
+        self.figures[figure] = statistics.median(self.repeats[figure])
+        return self.figures[figure]
+
+    def speedup(self, figure: str, ours: list[float], theirs: list[float]) -> float:
+        """How many times faster ours is, by medians; a repeat is a pair of neighbours in time."""
+        self.figures[figure] = ratio_of_medians(ours, theirs)
+        self.repeats[figure] = [b / a for a, b in zip(ours, theirs, strict=True)]
+        return self.figures[figure]
+
+
+def worst_of(values: Iterable[float], sign: str, bound: float | None) -> float:
+    """The worst for a wish such as ``>= 2``."""
+    if sign == "=":
+        wanted = bound or 0.0
+        return max(values, key=lambda value: abs(value - wanted))
+    return min(values) if sign == ">=" else max(values)
+
+
+def is_met(value: float, sign: str, bound: float | None) -> bool:
+    """Without a bound the figure is only reported."""
+    if bound is None:
+        return True
+    return value >= bound if sign == ">=" else value <= bound if sign == "<=" else value == bound
 
 
 def timed(function: Callable[[], Any]) -> float:

@@ -10,7 +10,7 @@ from .. import _forebay
 from ..engine import Engine
 from ..loader import DataLoader
 from .data import make_files, make_tfrecords
-from .measure import Case, Outcome, interleave, ratio_of_medians, timed
+from .measure import Case, Outcome, interleave, timed
 from .run import Context
 
 
@@ -57,7 +57,7 @@ def _large(ctx: Context, out: Outcome) -> None:
     )
     volume = count * size * epochs / 1e9
     rates = {name: [volume / t for t in values] for name, values in times.items()}
-    out.figures["memory_vs_memcpy"] = ratio_of_medians(times["forebay"], times["memcpy 1 thread"])
+    out.speedup("memory_vs_memcpy", times["forebay"], times["memcpy 1 thread"])
     for name, rival in (("forebay", "memcpy 1 thread"), ("forebay contiguous", "memcpy 2 threads")):
         limit = Case(rival, "GB/s", rates[rival]).value
         out.cases.append(
@@ -94,7 +94,7 @@ def _small(ctx: Context, out: Outcome) -> None:
     case = Case(f"{size} B samples, batches of {batch}", "samples/s", rate,
                 limit=limit, limit_name="C++ memcpy + checksum, 1 thread")  # fmt: skip
     out.cases.append(case)
-    out.figures["small_samples_per_s"] = case.value
+    out.median("small_samples_per_s", rate)
 
 
 def run(ctx: Context) -> Outcome:

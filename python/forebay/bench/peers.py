@@ -12,19 +12,23 @@ import shutil
 import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from .. import _forebay
 from ..loader import open_catalog
 from ..testing import Cluster, Etcd, SlowFs
 from .data import make_files
-from .measure import Case, Outcome, best_of
+from .measure import Case, Outcome
 from .peers_cluster import Oracle, Ranks, cluster_seconds
 from .peers_node import Spec
 from .run import Context
+from .torch_rival import best_workers
 
 Epochs = Mapping[int, Sequence[Mapping[str, Any]]]
 _PERFTEST_PORT = 13337
+# What the transport sets where there is no RDMA (src/transport/ucx/ucx_config.cc).
+_OUR_UCX = {"UCX_TCP_RX_SEG_SIZE": "264k", "UCX_ZCOPY_THRESH": "16k"}
 
 
 def _mount(ctx: Context, data: str) -> SlowFs:
@@ -111,6 +115,9 @@ def _source(ctx: Context, out: Outcome, setup: Setup) -> None:
         ratios: dict[str, list[float]] = {"on": [], "off": []}
         for repeat in range(ctx.repeats):
             for how, ratio in ratios.items():
+                # Without coordination, once: it stands beside, and there is none on one node.
+                if how == "off" and (repeat or nodes == 1):
+                    continue
                 specs = setup.specs(nodes, step_ms=work["step_ms"])
                 setup.mount.reset()
                 with Cluster(nodes, gbit=work["gbit"]) as cluster:
@@ -130,11 +137,11 @@ def _source(ctx: Context, out: Outcome, setup: Setup) -> None:
         out.cases.append(
             Case(f"source bytes / data set, {name}", "ratio", ratios["on"], limit=1.0,
                  limit_name="every sample once",
-                 rivals={"coordination off": statistics.median(ratios["off"])})
+                 rivals={"coordination off": ratios["off"][0]} if ratios["off"] else {})
         )  # fmt: skip
     out.figures["cluster_source_vs_dataset"] = worst
-    out.figures["rank_spread"] = statistics.median(spreads)
-    out.figures["batch_p99_vs_median"] = statistics.median(tails)
+    out.median("rank_spread", spreads)
+    out.median("batch_p99_vs_median", tails)
     most = max(work["nodes"])
     out.cases += [
         Case(f"rank spread, {most} nodes, later epochs", "ratio", spreads),
@@ -158,25 +165,30 @@ def _torch(ctx: Context, out: Outcome, setup: Setup) -> None:
     nodes = max(work["nodes"])
     specs = setup.specs(nodes)
 
-    def torch_epochs(workers: int, count: int) -> list[float]:
+    def torch_later(workers: int) -> float:
         rival = setup.specs(nodes, kind="torch", workers=workers)
         with Cluster(nodes, gbit=work["gbit"]) as cluster, setup.ranks(cluster, rival) as ranks:
-            epochs = ranks.epochs(count)
+            epochs = ranks.epochs(2)
         setup.check(rival, epochs, bytes_too=False)
-        return [cluster_seconds(epochs, e) for e in range(count)]
+        return cluster_seconds(epochs, 1)
 
-    workers = work["workers"][0]
-    if len(work["workers"]) > 1:
-        workers = best_of({w: lambda w=w: torch_epochs(w, 1)[0] for w in work["workers"]}, ctx.say)
+    fixed = work.get("workers")
+    workers = fixed[0] if fixed and len(fixed) == 1 else 0
+    workers = workers or best_workers(torch_later, ctx.say, start=4, counts=fixed)
     ours: list[float] = []
     theirs: list[float] = []
+    as_bytes: list[float] = []
     rival = setup.specs(nodes, kind="torch", workers=workers)
+    old_rival = setup.specs(nodes, kind="torch_bytes", workers=work["workers_bytes"])
     with (
         Cluster(nodes, gbit=work["gbit"]) as cluster,
         Cluster(nodes, gbit=work["gbit"]) as other,
+        Cluster(nodes, gbit=work["gbit"]) as third,
+        setup.ranks(third, old_rival) as old,
         setup.ranks(other, rival) as plain,
         setup.ranks(cluster, specs) as ranks,
     ):
+        setup.check(rival, plain.epochs(1), bytes_too=False)
         setup.check(specs, ranks.epochs(2))
         for repeat in range(ctx.repeats):
             # The first has what was read ahead while PyTorch ran.
@@ -186,29 +198,42 @@ def _torch(ctx: Context, out: Outcome, setup: Setup) -> None:
             of_torch = plain.epochs(1)
             setup.check(rival, of_torch, bytes_too=False)
             theirs.append(cluster_seconds(of_torch, 0))
+            of_old = old.epochs(1)
+            setup.check(old_rival, of_old, bytes_too=False)
+            as_bytes.append(cluster_seconds(of_old, 0))
             ctx.say(f"{nodes} nodes: forebay {ours[-1]:.3f} s, torch ({workers} workers) "
-                    f"{theirs[-1]:.3f} s ({repeat + 1}/{ctx.repeats})")  # fmt: skip
-    out.figures["later_vs_torch"] = statistics.median(theirs) / statistics.median(ours)
+                    f"{theirs[-1]:.3f} s, as bytes {as_bytes[-1]:.3f} s "
+                    f"({repeat + 1}/{ctx.repeats})")  # fmt: skip
+    out.speedup("later_vs_torch", ours, theirs)
+    out.speedup("later_vs_torch_bytes", ours, as_bytes)
     rate = setup.oracle.bytes / 1e6
     name = f"PyTorch, {workers} workers a node"
     out.cases.append(
         Case(f"later epoch, {nodes} nodes, no step", "MB/s", [rate / t for t in ours],
-             rivals={name: rate / statistics.median(theirs)})
+             rivals={name: rate / statistics.median(theirs),
+                     f"{work['workers_bytes']} workers a node, bytes":
+                     rate / statistics.median(as_bytes)})
     )  # fmt: skip
 
 
 # ---- the link
 
 
-def perftest(cluster: Cluster, size: int, count: int) -> float:
+def perftest(
+    cluster: Cluster, size: int, count: int, variables: Mapping[str, str] | None = None
+) -> float:
     """Bytes a second of `ucx_perftest -t ucp_am_bw -E sleep` from node 0 to node 1."""
     common = ["ucx_perftest", "-p", str(_PERFTEST_PORT), "-E", "sleep"]
-    server = cluster.start(1, common, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = cluster.start(
+        1, common, variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     command = [*common, cluster.address(1), "-t", "ucp_am_bw", "-s", str(size), "-n", str(count),
                "-w", str(count // 10)]  # fmt: skip
     try:
         for _ in range(50):  # until the server listens
-            client = cluster.start(0, command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            client = cluster.start(
+                0, command, variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            )
             said, _ = client.communicate(timeout=300)
             final = re.search(r"Final:.*", said)
             if final is not None:
@@ -283,11 +308,13 @@ def _rates_from(ctx: Context, out: Outcome, setup: Setup, data: str) -> None:
             ctx.say(f"from a peer: {ours[-1] / 1e6:.0f} MB/s, ucx_perftest "
                     f"{rival[-1] / 1e6 if rival else 0:.0f} MB/s; {limited[-1] / 1e6:.1f} MB/s of "
                     f"{work['limit_gbit'] * 125:g} ({repeat + 1}/{ctx.repeats})")  # fmt: skip
+    _default_rate(ctx, out, setup, {**specs, 1: replace(specs[1], knobs={}, touch=True)}, usable)
     link = work["limit_gbit"] * 125e6
-    out.figures["peer_vs_link"] = statistics.median(limited) / link
+    out.median("peer_vs_link", (rate / link for rate in limited))
     limit = {}
     if usable:
-        out.figures["peer_vs_ucx_perftest"] = statistics.median(ours) / statistics.median(rival)
+        # Rates: the other way round than times.
+        out.speedup("peer_vs_ucx_perftest", rival, ours)
         limit = dict(limit=statistics.median(rival) / 1e6,
                      limit_name="ucx_perftest -t ucp_am_bw -E sleep")  # fmt: skip
     else:
@@ -298,6 +325,34 @@ def _rates_from(ctx: Context, out: Outcome, setup: Setup, data: str) -> None:
         Case(f"the same over {work['limit_gbit']:g} Gbit/s", "MB/s", [r / 1e6 for r in limited],
              limit=link / 1e6, limit_name="the link"),
     ]  # fmt: skip
+
+
+def _default_rate(
+    ctx: Context, out: Outcome, setup: Setup, specs: dict[int, Spec], usable: bool
+) -> None:
+    """What a user gets: default knobs, every byte checksummed; `ucx_perftest` with the settings of
+    UCX that Forebay makes.
+    """
+    work = ctx.workload["rate"]
+    ours: list[float] = []
+    rival: list[float] = []
+    with Cluster(2, gbit=None) as cluster, setup.ranks(cluster, specs) as ranks:
+        ranks.ask(1, epochs=1)
+        ranks.answer(1)
+        for repeat in range(ctx.repeats):
+            ours.append(peer_rate(ranks, work["epochs"]))
+            if usable:
+                rival.append(perftest(cluster, work["bytes"], work["messages"], _OUR_UCX))
+            ctx.say(f"from a peer, default knobs, checksummed: {ours[-1] / 1e6:.0f} MB/s, "
+                    f"ucx_perftest {rival[-1] / 1e6 if rival else 0:.0f} MB/s "
+                    f"({repeat + 1}/{ctx.repeats})")  # fmt: skip
+    case = Case(f"samples of {work['bytes']} B from a peer, default knobs, checksummed", "MB/s",
+                [rate / 1e6 for rate in ours])  # fmt: skip
+    if usable:
+        out.speedup("peer_default_vs_ucx_perftest", rival, ours)
+        case.limit = statistics.median(rival) / 1e6
+        case.limit_name = "ucx_perftest, " + " ".join(f"{k}={v}" for k, v in _OUR_UCX.items())
+    out.cases.append(case)
 
 
 # ---- finding a sample
@@ -320,10 +375,10 @@ def _lookups(ctx: Context, out: Outcome) -> None:
         for i in range(ctx.repeats):
             found = _forebay.time_locate(work["samples"], work["nodes"], work["groups"], i)
             locate.append(statistics.median(found))
-    out.figures["locate_ns"] = statistics.median(locate)
+    out.median("locate_ns", locate)
     rivals = {}
     if asked:
-        out.figures["etcd_lookup_us"] = statistics.median(asked)
+        out.median("etcd_lookup_us", asked)
         rivals["etcd"] = statistics.median(asked) * 1e3
     out.cases.append(
         Case(f"finding one of {work['samples']:,} samples on {work['nodes']} nodes", "ns", locate,
@@ -374,7 +429,7 @@ def _locality(ctx: Context, out: Outcome, setup: Setup) -> None:
             shares[locality].append(1 - elsewhere / samples)
             ctx.say(f"locality {'on' if locality else 'off'}: {shares[locality][-1]:.3f} local "
                     f"({repeat + 1}/{ctx.repeats})")  # fmt: skip
-    out.figures["local_share"] = statistics.median(shares[True])
+    out.median("local_share", shares[True])
     out.cases.append(
         Case(f"samples that are local, {nodes} nodes, batches of {batch}", "ratio", shares[True],
              limit=1.0, limit_name="all", rivals={"without": statistics.median(shares[False])})

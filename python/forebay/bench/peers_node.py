@@ -37,7 +37,7 @@ class Spec:
     world: int
     seed: int = 1
     kind: str = "forebay"
-    """Or ``"torch"``: DistributedSampler and DataLoader, straight from the source."""
+    """Or ``"torch"``, ``"torch_bytes"``: DistributedSampler and DataLoader, from the source."""
     workers: int = 0
     """PyTorch's."""
     step_ms: float = 0.0
@@ -94,21 +94,34 @@ class ForebayRank:
 
 
 class TorchRank:
-    """As a user writes it; samples are (bytes, class)."""
+    """At its best: persistent workers, one tensor a batch. `torch_bytes`: as people write it, with
+    pickled bytes and new workers every epoch.
+    """
 
     def __init__(self, spec: Spec) -> None:
         from torch.utils.data import DataLoader, DistributedSampler
 
-        from .torch_rival import RawFolder, as_list
+        from .torch_rival import RawFolder, TensorFolder, as_list, best_loader, samples_of
 
-        dataset = RawFolder(spec.root)
-        self._sampler: Any = DistributedSampler(
-            dataset, num_replicas=spec.world, rank=spec.rank, shuffle=True, seed=spec.seed
-        )
-        self._loader = DataLoader(
-            dataset, batch_size=spec.batch, sampler=self._sampler, num_workers=spec.workers,
-            collate_fn=as_list,
-        )  # fmt: skip
+        self._sampler: Any
+        self._loader: Any
+        self._arrays: Callable[[Any], list[np.ndarray]]
+        if spec.kind == "torch":
+            self._loader, self._sampler = best_loader(
+                TensorFolder(spec.root), spec.batch, spec.workers, spec.seed, rank=spec.rank,
+                world=spec.world,
+            )  # fmt: skip
+            self._arrays = lambda batch: [data.numpy() for data in samples_of(batch)]
+        else:
+            dataset = RawFolder(spec.root)
+            self._sampler = DistributedSampler(
+                dataset, num_replicas=spec.world, rank=spec.rank, shuffle=True, seed=spec.seed
+            )
+            self._loader = DataLoader(
+                dataset, batch_size=spec.batch, sampler=self._sampler, num_workers=spec.workers,
+                collate_fn=as_list,
+            )  # fmt: skip
+            self._arrays = lambda batch: [np.frombuffer(data, np.uint8) for data, _ in batch]
         self._batch = spec.batch
         self._epoch = 0
 
@@ -118,7 +131,7 @@ class TorchRank:
         self._sampler.set_epoch(number)
         order = list(self._sampler)
         for i, batch in enumerate(self._loader):
-            arrays = [np.frombuffer(data, np.uint8) for data, _ in batch]
+            arrays = self._arrays(batch)
             samples = order[i * self._batch : (i + 1) * self._batch]
 
             def checksum(arrays: list[np.ndarray] = arrays) -> int:

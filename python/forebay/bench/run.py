@@ -19,14 +19,20 @@ from importlib import resources
 from typing import Any
 
 from .. import _forebay
-from .measure import Case, Outcome
+from .ending import cleans_up
+from .measure import Case, Outcome, is_met, worst_of
 
-BENCHES = (
-    "overhead", "epoch", "accelerate", "budget", "decode", "accuracy", "placement", "plan",
-    "simulator", "tiers", "drift", "tune", "control", "jobs", "fairness", "transparent",
-    "peers",
-)  # fmt: skip
-GPU_BENCHES = ("gpu",)  # not part of `all`
+
+def _read(name: str) -> dict[str, Any]:
+    text = resources.files(__package__).joinpath(name).read_text()
+    return dict(json.loads(text))
+
+
+REGISTRY = _read("benches.json")
+"""Every bench: the folders that its result depends on, and its figures on README's first page."""
+GPU_BENCHES = tuple(name for name, about in REGISTRY.items() if not about.get("in_all", True))
+BENCHES = tuple(name for name in REGISTRY if name not in GPU_BENCHES)
+MODES = ("default", "quick", "full", "check")
 
 
 @dataclass
@@ -47,9 +53,15 @@ class Context:
 
 
 def load_workload(name: str, mode: str) -> dict[str, Any]:
-    """workloads/NAME.json: `default`, with what `quick` or `full` says differently."""
-    text = resources.files(__package__).joinpath("workloads", f"{name}.json").read_text()
-    file = json.loads(text)
+    """workloads/NAME.json: `default`, with what `quick` or `full` says differently; `check` is
+    `quick` with what check.json says differently, and with its bounds.
+    """
+    file = _read(f"workloads/{name}.json")
+    if mode == "check":
+        check = _read("check.json")[name]
+        targets = {figure: [sign, None] for figure, (sign, _) in file["default"]["targets"].items()}
+        targets |= {figure: wish[:2] for figure, wish in check["bounds"].items()}
+        return {**file["default"], **file.get("quick", {}), **check["workload"], "targets": targets}
     return {**file["default"], **file.get(mode, {})}
 
 
@@ -88,32 +100,49 @@ def commit() -> str:
         top = _git("rev-parse", "--show-toplevel")
         if not os.path.exists(os.path.join(top, "python", "forebay", "bench", "run.py")):
             return "unknown"  # installed inside somebody else's checkout
-        return _git("rev-parse", "HEAD") + ("+" if _git("status", "--porcelain") else "")
+        # Documents, and results of other benches among them, are no part of what is measured.
+        changes = _git("status", "--porcelain", "--", top, f":!{top}/docs", f":!{top}/README.md")
+        return _git("rev-parse", "HEAD") + ("+" if changes else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
 
-def _print_table(name: str, outcome: Outcome, targets: dict[str, list]) -> None:
-    print(f"\n{name}: figures")
-    for figure, value in outcome.figures.items():
-        goal = targets.get(figure)
-        verdict = ""
-        if goal:
-            sign, bound = goal
-            met = (
-                value >= bound
-                if sign == ">="
-                else value <= bound
-                if sign == "<="
-                else value == bound
-            )
-            verdict = f"   (wanted {sign} {bound:g}: {'met' if met else 'NOT MET'})"
-        print(f"  {figure:28} {value:12.4g}{verdict}")
+def _wish(sign: str, bound: float | None) -> str:
+    return "reported" if bound is None else f"wanted {sign} {bound:g}"
+
+
+def _judge(value: float, sign: str, bound: float | None) -> str:
+    if bound is None:
+        return ""
+    return ": met" if is_met(value, sign, bound) else ": NOT MET"
+
+
+def _print_table(name: str, result: dict[str, Any]) -> None:
+    print(f"\n{name}: figures (worst repeat)")
+    targets = result["workload"]["targets"]
+    for figure, value in result["figures"].items():
+        worst = f"({result['worst'][figure]:.4g})"
+        line = f"  {figure:28} {value:12.4g} {worst:>12}"
+        if figure in targets:
+            line += f"   ({_wish(*targets[figure])}{_judge(value, *targets[figure])})"
+        print(line)
+    for figure in targets.keys() - result["figures"].keys():
+        print(f"  {figure:28} not measured   ({_wish(*targets[figure])})")
+
+
+def _print_cases(name: str, outcome: Outcome) -> None:
     print(f"{name}: cases (median, spread)")
     for case in outcome.cases:
         print(f"  {_case_line(case)}")
     for note in outcome.notes:
         print(f"  note: {note}")
+
+
+def not_met(result: dict[str, Any]) -> list[str]:
+    """The figures that miss what is wanted of them."""
+    targets = result["workload"]["targets"]
+    figures = result["figures"]
+    return [f for f in targets if f in figures and not is_met(figures[f], *targets[f])]
 
 
 def _case_line(case: Case) -> str:
@@ -149,10 +178,20 @@ def run_one(
         )
 
     start = time.monotonic()
+    # Of the start: what is committed while it runs is not what it measures.
+    measured = commit()
 
     def targets(outcome: Outcome) -> dict[str, list]:
         wanted = workload.get("targets", {}).items()
         return {k: [sign, outcome.bounds.get(k, bound)] for k, (sign, bound) in wanted}
+
+    def worst(outcome: Outcome) -> dict[str, float]:
+        wanted = targets(outcome)
+        found = {}
+        for figure, value in outcome.figures.items():
+            sign, bound = wanted.get(figure, (">=", None))
+            found[figure] = worst_of([*outcome.repeats.get(figure, []), value], sign, bound)
+        return found
 
     def result(outcome: Outcome) -> dict[str, Any]:
         return {
@@ -160,10 +199,12 @@ def run_one(
             "mode": mode,
             "seed": seed,
             "seconds": time.monotonic() - start,
-            "commit": commit(),
+            "commit": measured,
             "machine": machine(),
             "workload": {**workload, "targets": targets(outcome)},
             "figures": outcome.figures,
+            "worst": worst(outcome),
+            "repeats": outcome.repeats,
             "cases": [case.to_json() for case in outcome.cases],
             "notes": outcome.notes,
         }
@@ -172,45 +213,61 @@ def run_one(
         if json_file:
             _write(json_file, result(outcome))
 
+    # Also what others make here, mounts and the sockets of PyTorch's workers, lies in the scratch
+    # folder: it goes with that, however this ends.
+    before, tempfile.tempdir = tempfile.tempdir, scratch
     try:
         outcome = module.run(Context(workload, mode, scratch, seed, say, save))
     finally:
+        tempfile.tempdir = before
         if not keep:
             shutil.rmtree(scratch, ignore_errors=True)
     if tty:
         print("\033[K", end="", file=sys.stderr)
-    _print_table(name, outcome, targets(outcome))
-    return result(outcome)
+    found = result(outcome)
+    _print_table(name, found)
+    _print_cases(name, outcome)
+    return found
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="forebay bench",
         description="Measures Forebay and its rivals in one run, interleaved. Ratios carry over "
-        "between machines, single times do not.",
+        "between machines, single times do not. Exit code 1: a figure is not what is wanted.",
     )
     parser.add_argument("name", choices=(*BENCHES, *GPU_BENCHES, "all"), help="which bench")
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="smaller: to see that it works")
     size.add_argument("--full", action="store_true", help="larger: every rival, more repetitions")
+    size.add_argument("--check", action="store_true", help="smallest: what make bench-check runs")
     parser.add_argument("--json", metavar="FILE", help="write figures and cases to FILE")
     parser.add_argument("--seed", type=int, default=1, help="seed of data and orders (default 1)")
     parser.add_argument("--keep", action="store_true", help="keep the data that was made")
     args = parser.parse_args(argv)
     # PyTorch warns of more workers than cores; on slow storage that is the point.
     warnings.filterwarnings("ignore", message="This DataLoader will create")
-    mode = "quick" if args.quick else "full" if args.full else "default"
+    mode = next((m for m in MODES[1:] if getattr(args, m)), "default")
     names = BENCHES if args.name == "all" else (args.name,)
+    if args.check:
+        unchecked = [name for name in names if name not in _read("check.json")]
+        if unchecked:
+            parser.error(f"--check: there is none of {', '.join(unchecked)}")
     single = args.json if len(names) == 1 else None
-    results = [run_one(name, mode, args.seed, args.keep, single) for name in names]
+    with cleans_up():
+        results = [run_one(name, mode, args.seed, args.keep, single) for name in names]
     if args.json:
         merged = results[0] if len(results) == 1 else {
             "bench": "all",
             **{key: results[0][key] for key in ("mode", "seed", "commit", "machine")},
             "figures": {k: v for r in results for k, v in r["figures"].items()},
+            "worst": {k: v for r in results for k, v in r["worst"].items()},
             "cases": [c for r in results for c in r["cases"]],
             "benches": results,
         }  # fmt: skip
         _write(args.json, merged)
         print(f"\nwritten to {args.json}")
-    return 0
+    missed = [f"{figure} ({r['bench']})" for r in results for figure in not_met(r)]
+    if missed:
+        print(f"\nNOT MET: {', '.join(missed)}")
+    return 1 if missed else 0

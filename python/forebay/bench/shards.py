@@ -38,7 +38,7 @@ def _bodies(count: int, mean_bytes: int, seed: int) -> list[np.ndarray]:
 
 
 def make_tars(root: str, count: int, mean_bytes: int, seed: int, shards: int) -> int:
-    """WebDataset shards of KEY.jpg and KEY.cls, with DALI's index of each in a folder beside them."""
+    """WebDataset shards of KEY.jpg and KEY.cls, with DALI's index of each in a folder beside."""
     os.makedirs(root)
     os.makedirs(root + ".index")
     bodies = _bodies(count, mean_bytes, seed)

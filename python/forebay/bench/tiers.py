@@ -236,6 +236,7 @@ def _fill_cost(ctx: Context, out: Outcome, setup: Setup) -> None:
     )
     filling, bare = times.values()
     out.figures["nvme_fill_cost"] = statistics.median(filling) / statistics.median(bare) - 1
+    out.repeats["nvme_fill_cost"] = [a / b - 1 for a, b in zip(filling, bare, strict=True)]
     out.cases += [
         Case("first epoch while the cache folder fills", "s", filling,
              limit=statistics.median(bare), limit_name="the same without a folder",
@@ -272,6 +273,9 @@ def _judge(
             statistics.median(run.seconds[e] for run in runs) / limits[e] for e in range(epochs)
         ]
         over_limit += ratios
+        out.repeats.setdefault("epoch_vs_limit", []).extend(
+            run.seconds[e] / limits[e] for run in runs for e in range(epochs)
+        )
         reads += sum(run.metrics["forebay_source_reads_total"] for run in runs)
         hedged += sum(run.metrics.get("forebay_source_hedged_reads_total", 0) for run in runs)
         last = runs[-1].metrics

@@ -61,6 +61,7 @@ def main():
     parser.add_argument("--wait", action="store_true")
     options = parser.parse_args()
     torch.manual_seed(options.seed)
+    start = time.perf_counter()
     loader = DataLoader(
         ImageFolder(options.folder, options.decode),
         batch_size=options.batch,
@@ -68,6 +69,7 @@ def main():
         num_workers=options.workers,
         collate_fn=collate,
     )
+    listing = time.perf_counter() - start
     for epoch in range(options.epochs):
         start = time.perf_counter()
         samples = count = checksum = 0
@@ -86,7 +88,7 @@ def main():
         print(
             json.dumps(
                 {"epoch": epoch, "seconds": seconds, "samples": samples, "bytes": count,
-                 "checksum": checksum}
+                 "checksum": checksum, "listing": listing if epoch == 0 else 0.0}
             ),
             flush=True,
         )  # fmt: skip

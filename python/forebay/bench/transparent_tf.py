@@ -13,7 +13,7 @@ from typing import Any
 
 from ..testing.slowfs import SlowFs
 from .data import make_tfrecords
-from .measure import Case, Outcome, ratio_of_medians
+from .measure import Case, Outcome
 from .run import Context
 
 _SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "transparent_tf_script.py")
@@ -22,9 +22,11 @@ _RECORD_BYTES = 110 << 10
 _SETTLE_S = 3.5  # the file service leaves alone what has just been written
 
 
-def _epochs(ctx: Context, folder: str, forebay: bool, epochs: int) -> list[dict[str, Any]]:
+def _epochs(
+    ctx: Context, folder: str, forebay: bool, epochs: int, *arguments: str
+) -> list[dict[str, Any]]:
     """What the script says of each epoch, plain or through `forebay run`."""
-    command = [sys.executable, _SCRIPT, folder, "--epochs", str(epochs)]
+    command = [sys.executable, _SCRIPT, folder, "--epochs", str(epochs), *arguments]
     if forebay:
         command = [*_RUN, "--source", folder, "--", *command]
     # The copies go with the bench's own files.
@@ -44,30 +46,39 @@ def run(ctx: Context, out: Outcome) -> None:
     count = each * part["shards"]
     make_tfrecords(root, count, _RECORD_BYTES, ctx.seed, shards=part["shards"])
     time.sleep(_SETTLE_S)
-    times: dict[str, list[float]] = {"plain": [], "first": [], "later": []}
+    # TensorFlow reads several shards at a time; "one" reads one after the other.
+    times: dict[str, list[float]] = {"plain": [], "plain first": [], "one": [], "first": [],
+                                     "later": []}  # fmt: skip
     with SlowFs(
         root, open_ms=part["latency_ms"], read_ms=part["latency_ms"], stat_ms=work["stat_ms"],
         readdir_ms=work["stat_ms"], bandwidth_mb=work["bandwidth_mb"], jitter=work["jitter"],
         seed=ctx.seed,
     ) as mount:  # fmt: skip
         for i in range(ctx.repeats):
-            for forebay in (False, True):
-                said = _epochs(ctx, str(mount.path), forebay, part["epochs"] if forebay else 1)
+            for forebay, more in ((False, ()), (False, ("--parallel-reads", "0")), (True, ())):
+                said = _epochs(
+                    ctx, str(mount.path), forebay, part["epochs"] if forebay else 1, *more
+                )
                 for epoch in said:
                     if (epoch["samples"], epoch["bytes"]) != (count, count * _RECORD_BYTES):
                         raise RuntimeError(f"{epoch} was delivered, not {count} records")
                 seconds = [epoch["seconds"] for epoch in said]
                 if forebay:
-                    times["first"].append(seconds[0])
+                    times["first"].append(seconds[0] + said[0]["listing"])
                     times["later"].append(statistics.median(seconds[1:]))
+                elif more:
+                    times["one"] += seconds
                 else:
                     times["plain"] += seconds
+                    times["plain first"].append(seconds[0] + said[0]["listing"])
+                who = "forebay" if forebay else "plain, one shard at a time" if more else "plain"
                 ctx.say(
-                    f"tf.data, {'forebay' if forebay else 'plain'}: "
+                    f"tf.data, {who}: "
                     f"{', '.join(f'{s:.2f}' for s in seconds)} s ({i + 1}/{ctx.repeats})"
                 )
-    for name in ("first", "later"):
-        out.figures[f"tf_{name}_vs_plain"] = ratio_of_medians(times[name], times["plain"])
+    for name, plain in (("first", times["plain first"]), ("later", times["plain"])):
+        out.speedup(f"tf_{name}_vs_plain", times[name], plain)
+        out.speedup(f"tf_{name}_vs_one_shard", times[name], times["one"])
         out.cases.append(
             Case(
                 f"tf.data, {part['shards']} TFRecord shards of {part['shard_bytes'] / 1e6:.0f} MB, "
@@ -78,7 +89,11 @@ def run(ctx: Context, out: Outcome) -> None:
                     "the same script, plain": count
                     * _RECORD_BYTES
                     / 1e6
-                    / statistics.median(times["plain"])
+                    / statistics.median(plain),
+                    "plain, one shard at a time": count
+                    * _RECORD_BYTES
+                    / 1e6
+                    / statistics.median(times["one"]),
                 },
             )
         )

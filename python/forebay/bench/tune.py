@@ -10,7 +10,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -112,12 +112,12 @@ class Series:
         consumer.check()
         return self
 
-    def reached_s(self, rate: float) -> float:
+    def reached_s(self, rate: float, window_s: float = 1.0) -> float:
         """Seconds until the rate stays near `rate`: in the second that follows, and in half of the
         seconds after it. All the time it was watched when it does not. By whole seconds: a bin has
         15 or 16 batches of a slow consumer, which differ by more than what is near.
         """
-        window = min(len(self.rates), max(1, round(1 / self.bin_s)))
+        window = min(len(self.rates), max(1, round(window_s / self.bin_s)))
         near = _REACHED * rate
         seconds = [
             statistics.fmean(self.rates[i : i + window])
@@ -149,6 +149,22 @@ def best_point(rates: dict[tuple[int, int], float]) -> Best:
     fastest = max(rates.values())
     reads, buffer = min(point for point, rate in rates.items() if rate >= _AS_GOOD * fastest)
     return Best(reads, buffer, rates[reads, buffer])
+
+
+def search(
+    reads: list[int], buffers: list[int], rate: Callable[[int, int], float]
+) -> dict[tuple[int, int], float]:
+    """Measures the points of a grid that may be the best one: every number of reads with the
+    largest buffer, then the other buffers of the fewest reads that are as good as any, and of the
+    next fewer. More read-ahead does not slow a consumer down, so that a number of reads whose
+    largest buffer is too slow has no better one.
+    """
+    largest = buffers[-1]
+    rates = {(n, largest): rate(n, largest) for n in reads}
+    fewest = best_point(rates).reads
+    for n in reads[max(0, reads.index(fewest) - 1) : reads.index(fewest) + 1]:
+        rates |= {(n, size): rate(n, size) for size in buffers[:-1]}
+    return rates
 
 
 def grid(demand: float, latency_s: float, sample: float, batch: int, shape: list[int],
@@ -215,12 +231,16 @@ def _case(ctx: Context, out: Outcome, setup: Setup, ms: float, speed: float) -> 
         setup.demand(speed), latency_s, setup.sample, work["batch"], work["grid"], 256
     )
     setup.set_latency(ms)
-    rates: dict[tuple[int, int], float] = {}
     with setup.consumer(speed, in_flight=reads[0], read_ahead=buffers[0]) as (consumer, engine):
-        for n in reads:
-            for size in buffers:
-                _set(engine, n, size)
-                rates[n, size] = consumer.rate(settle, work["point_s"] - settle)
+
+        def rate(n: int, size: int) -> float:
+            _set(engine, n, size)
+            return consumer.rate(settle, work["point_s"] - settle)
+
+        if work["whole_grid"]:
+            rates = {(n, size): rate(n, size) for n in reads for size in buffers}
+        else:
+            rates = search(reads, buffers, rate)
         best = best_point(rates)
         ctx.say(
             f"{name}: {best.reads} reads and {best.buffer / 1e6:.1f} MB are best, "
@@ -253,6 +273,9 @@ def _case(ctx: Context, out: Outcome, setup: Setup, ms: float, speed: float) -> 
         "parallelism_vs_best": chosen / best.reads,
         "buffer_vs_best": buffer / best.buffer,
     }
+    out.repeats.setdefault("tuned_vs_best", []).extend(
+        a / b for a, b in zip(tuned, fixed, strict=True)
+    )
     worst = {"tuned_vs_best": min}
     for key, value in figures.items():
         out.figures[key] = worst.get(key, max)(out.figures.get(key, value), value)
@@ -274,7 +297,9 @@ def _case(ctx: Context, out: Outcome, setup: Setup, ms: float, speed: float) -> 
                  f"{x / 1e6:.1f}" for x in series.buffers[:: max(1, round(1 / series.bin_s))])),
     ]  # fmt: skip
     shown = "; ".join(
-        f"{n} reads: " + " ".join(f"{rates[n, size] / 1e6:.0f}" for size in buffers) for n in reads
+        f"{n} reads: "
+        + " ".join(f"{rates[n, size] / 1e6:.0f}" if (n, size) in rates else "-" for size in buffers)
+        for n in reads
     )
     sizes = " ".join(f"{size / 1e6:.1f}" for size in buffers)
     out.notes.append(f"{name}, MB/s by reads and buffers of {sizes} MB: {shown}")
@@ -284,7 +309,7 @@ def _case(ctx: Context, out: Outcome, setup: Setup, ms: float, speed: float) -> 
 def _prisma(ctx: Context, out: Outcome, setup: Setup, ms: float, best: Best) -> None:
     """PRISMA's rule, for a consumer that takes what comes."""
     work = setup.work
-    if work["prisma_s"] <= 0:
+    if work["prisma_s"] <= 0 or ms not in work["prisma_ms"]:
         return
     setup.set_latency(ms)
     series = Series(work["bin_s"])
@@ -318,9 +343,15 @@ def _change(ctx: Context, out: Outcome, setup: Setup, speed: float,
                 series = Series(work["bin_s"]).watch(consumer, engine, work["change_s"])
                 found = best[ms, speed]
                 retune = series.reached_s(found.rate)
-                out.figures["retune_s"] = max(out.figures.get("retune_s", 0.0), retune)
+                quarters = series.reached_s(found.rate, 0.0)
+                for figure, value in (("retune_s", retune), ("retune_s_quarters", quarters)):
+                    out.repeats.setdefault(figure, []).append(value)
+                    out.figures[figure] = max(out.repeats[figure])
                 name = f"changed to {_name(ms, speed)}"
-                ctx.say(f"{name}: as good as the best after {retune:.1f} s ({number + 1})")
+                ctx.say(
+                    f"{name}: as good as the best after {retune:.2f} s, by single bins after "
+                    f"{quarters:.2f} s ({number + 1})"
+                )
                 for case in out.cases:
                     if case.name == name:
                         case.values.append(retune)
