@@ -262,6 +262,7 @@ needs_torchvision = pytest.mark.skipif(
 )
 MARKS = {
     "epoch": [needs_fuse],
+    "shards": [needs_fuse],
     "accelerate": [needs_fuse],
     "simulator": [needs_fuse],
     "tiers": [needs_fuse],
