@@ -1,24 +1,24 @@
 #include "catalog/byte_reader.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
+#include "base/trusted_files.h"
 #include "catalog/paths.h"
 
 namespace forebay {
 
 Result<FileReader> FileReader::Open(const std::string& path) {
-  OwnedFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  OwnedFd fd = OpenRegularFile(path.c_str());
+  if (!fd.valid() && (errno == ESPIPE || errno == EISDIR)) {
+    return Status(Code::kInvalidArgument, StrCat(path, ": not a regular file"));
+  }
   if (!fd.valid()) return ErrnoStatus(errno, StrCat("open ", path));
   struct stat st;
   if (::fstat(fd.get(), &st) != 0) return ErrnoStatus(errno, StrCat("stat ", path));
-  if (!S_ISREG(st.st_mode)) {
-    return Status(Code::kInvalidArgument, StrCat(path, ": not a regular file"));
-  }
   return FileReader(path, std::move(fd), static_cast<uint64_t>(st.st_size), MtimeNs(st));
 }
 

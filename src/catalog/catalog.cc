@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/rng.h"
+#include "base/trusted_files.h"
 #include "catalog/catalog_impl.h"
 #include "catalog/paths.h"
 
@@ -19,22 +20,12 @@ namespace {
 // Fields of a sample without named ones.
 constexpr std::string_view kWhole = "data";
 
-// Creates `folder` and those above it.
-Status MakeFolders(const std::string& folder) {
-  if (folder.empty() || ::mkdir(folder.c_str(), 0777) == 0 || errno == EEXIST) return Status();
-  if (errno == ENOENT) {
-    FOREBAY_RETURN_IF_ERROR(MakeFolders(std::string(DirName(folder))));
-    if (::mkdir(folder.c_str(), 0777) == 0 || errno == EEXIST) return Status();
-  }
-  return ErrnoStatus(errno, StrCat("create folder ", folder));
-}
-
 // A new file beside `file`. Another process or thread that saves the same catalog gets its own.
-Result<OwnedFd> CreateBeside(const std::string& file, std::string& name) {
+Result<OwnedFd> CreateBeside(const std::string& file, mode_t mode, std::string& name) {
   static std::atomic<uint64_t> counter = 0;
   while (true) {
     name = StrCat(file, ".", ::getpid(), ".", counter.fetch_add(1), ".tmp");
-    OwnedFd fd(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    OwnedFd fd(::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode));
     if (fd.valid()) return fd;
     if (errno != EEXIST) return ErrnoStatus(errno, StrCat("create ", name));
   }
@@ -56,9 +47,36 @@ Status WriteAll(int fd, std::span<const std::byte> bytes, const std::string& nam
 Catalog::Catalog(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Catalog::~Catalog() = default;
 
+Result<std::unique_ptr<Catalog>> Catalog::LoadOwn(const std::string& file) {
+  const std::string folder(DirName(file));
+  const std::string name(BaseName(file));
+  const OwnedFd parent(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!parent.valid()) return ErrnoStatus(errno, StrCat("open the folder ", folder));
+  OwnedFd fd = OpenPrivateFile(parent.get(), name.c_str(), O_RDONLY);
+  struct stat st = {};
+  if (fd.valid()) {
+    const bool readable = ::fstat(fd.get(), &st) == 0 && (st.st_mode & (S_IRGRP | S_IROTH)) != 0;
+    if (readable) (void)::fchmod(fd.get(), 0600);
+    return LoadFrom(std::move(fd), file);
+  }
+  if (errno != EPERM) return ErrnoStatus(errno, StrCat("open catalog ", file));
+  const bool known = ::fstatat(parent.get(), name.c_str(), &st, AT_SYMLINK_NOFOLLOW) == 0;
+  return Status(Code::kPermissionDenied,
+                StrCat("the saved catalog ", file, known ? StrCat(" (", OwnerAndMode(st), ")") : "",
+                       " is not used: it is not a regular file of this user that nobody else may "
+                       "write to"));
+}
+
 Result<std::unique_ptr<Catalog>> Catalog::Load(const std::string& file) {
-  OwnedFd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC));
+  OwnedFd fd = OpenRegularFile(file.c_str());
+  if (!fd.valid() && (errno == ESPIPE || errno == EISDIR)) {
+    return Status(Code::kDataLoss, StrCat("catalog ", file, ": empty or not a file"));
+  }
   if (!fd.valid()) return ErrnoStatus(errno, StrCat("open catalog ", file));
+  return LoadFrom(std::move(fd), file);
+}
+
+Result<std::unique_ptr<Catalog>> Catalog::LoadFrom(OwnedFd fd, const std::string& file) {
   struct stat st;
   if (::fstat(fd.get(), &st) != 0) return ErrnoStatus(errno, StrCat("stat catalog ", file));
   if (!S_ISREG(st.st_mode) || st.st_size == 0) {
@@ -86,13 +104,17 @@ Result<std::unique_ptr<Catalog>> Catalog::FromImage(std::vector<std::byte> image
   return std::unique_ptr<Catalog>(new Catalog(std::move(impl)));
 }
 
-Status Catalog::Save(const std::string& file) const {
+Status Catalog::Save(const std::string& file, Access access) const {
   Result<std::string> path = AbsolutePath(file);
   if (!path) return path.error();
   const std::string folder(DirName(*path));
-  FOREBAY_RETURN_IF_ERROR(MakeFolders(folder));
+  const bool own = access == Access::kOwner;
+  if (const int error = own ? MakePrivateFolder(folder) : MakeFolders(folder, 0777, 0777);
+      error != 0) {
+    return ErrnoStatus(error, StrCat("create folder ", folder));
+  }
   std::string temporary;
-  Result<OwnedFd> fd = CreateBeside(*path, temporary);
+  Result<OwnedFd> fd = CreateBeside(*path, own ? 0600 : 0666, temporary);
   if (!fd) return fd.error();
   Status status = WriteAll(fd->get(), image(), temporary);
   if (status.ok() && ::rename(temporary.c_str(), path->c_str()) != 0) {

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/owned.h"
 #include "base/status.h"
 
 namespace forebay {
@@ -47,11 +48,16 @@ class Catalog {
   // Maps a saved catalog after checking version, bounds and checksums. Hostile files end in an
   // error, never in undefined behaviour.
   static Result<std::unique_ptr<Catalog>> Load(const std::string& file);
+  // The same, but only a regular file of this user that nobody else may write to; another one is
+  // kPermissionDenied. Others cannot read it from then on.
+  static Result<std::unique_ptr<Catalog>> LoadOwn(const std::string& file);
   // The same from memory; takes over the bytes.
   static Result<std::unique_ptr<Catalog>> FromImage(std::vector<std::byte> image);
 
+  // Who may read a saved catalog: whom the process's umask allows, or only this user.
+  enum class Access { kUmask, kOwner };
   // Crash-safe: written beside `file` and renamed. Creates the folders on the way.
-  Status Save(const std::string& file) const;
+  Status Save(const std::string& file, Access access = Access::kUmask) const;
 
   // Compares modification times of the folders (kFolder), or times and sizes of the shards and
   // which there are; kChanged names the first that differs. Stats run in parallel. A kFileList is
@@ -91,6 +97,7 @@ class Catalog {
   friend class CatalogWriter;
   struct Impl;
   explicit Catalog(std::unique_ptr<Impl> impl);
+  static Result<std::unique_ptr<Catalog>> LoadFrom(OwnedFd fd, const std::string& file);
   std::unique_ptr<Impl> impl_;
 };
 
@@ -122,7 +129,7 @@ std::string DefaultCatalogFile(const std::string& path, const BuildOptions& opti
 
 // Loads the saved catalog when it is fresh, else builds and saves it. `rebuilt` tells which. A
 // failing save is not an error. `note` says why a saved catalog was not used or the new one not
-// saved.
+// saved. One that another user could have written is not used: it decides what is trained on.
 struct OpenedCatalog {
   std::unique_ptr<Catalog> catalog;
   bool rebuilt = false;

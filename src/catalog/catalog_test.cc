@@ -2,15 +2,19 @@
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <iterator>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/rng.h"
+#include "catalog/byte_reader.h"
 #include "catalog/image.h"
 #include "catalog/parallel.h"
 #include "catalog/test_data.h"
@@ -439,6 +443,119 @@ TEST_F(OpenCatalog, FailingSaveIsANote) {
   EXPECT_NE(opened.note.find("not saved"), std::string::npos);
   ::setenv("FOREBAY_CACHE_DIR", "/proc/forebay", 1);
   EXPECT_NE(Open(t.path()).note.find("not saved"), std::string::npos);
+}
+
+mode_t ModeOf(const std::string& path) {
+  struct stat st = {};
+  EXPECT_EQ(::lstat(path.c_str(), &st), 0) << path;
+  return st.st_mode & 07777;
+}
+
+constexpr uid_t kStranger = 65534;
+
+TEST_F(OpenCatalog, OthersCannotReadWhatIsSaved) {
+  TempFolder t;
+  t.Write("a/1.jpg", "1");
+  SetTime(t / "a", 1000);
+  const mode_t before = ::umask(0);
+  const OpenedCatalog first = Open(t.path());
+  const Status elsewhere = first.catalog->Save(cache_ / "of/her/own.catalog");
+  ::umask(before);
+  EXPECT_TRUE(first.rebuilt);
+  EXPECT_EQ(first.note, "");
+  EXPECT_EQ(ModeOf(cache_ / "c"), 0700u);
+  const std::string file = DefaultCatalogFile(t.path(), {});
+  EXPECT_EQ(ModeOf(file), 0600u);
+  // A file that the user names has the mode that the user's umask gives it.
+  ASSERT_TRUE(elsewhere.ok());
+  EXPECT_EQ(ModeOf(cache_ / "of/her/own.catalog"), 0666u);
+  // What an older version saved.
+  ASSERT_EQ(::chmod(file.c_str(), 0644), 0);
+  EXPECT_FALSE(Open(t.path()).rebuilt);
+  EXPECT_EQ(ModeOf(file), 0600u);
+}
+
+TEST_F(OpenCatalog, ASavedCatalogOfSomebodyElseIsNotUsed) {
+  TempFolder t;
+  t.Write("a/1.jpg", "1");
+  SetTime(t / "a", 1000);
+  const std::string file = DefaultCatalogFile(t.path(), {});
+  const std::string aside = cache_ / "aside";
+  for (int kind = 0; kind < 5; ++kind) {
+    Open(t.path());
+    ASSERT_FALSE(Open(t.path()).rebuilt);
+    if (kind == 0) {
+      if (::geteuid() != 0) continue;  // only root can make files of another user
+      ASSERT_EQ(::chown(file.c_str(), kStranger, kStranger), 0);
+    } else if (kind == 1) {
+      ASSERT_EQ(::chmod(file.c_str(), 0660), 0);
+    } else if (kind == 2) {
+      std::filesystem::rename(file, aside);
+      std::filesystem::create_symlink(aside, file);
+    } else if (kind == 3) {
+      std::filesystem::remove(file);
+      ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0);
+    } else {
+      std::filesystem::remove(file);
+      ASSERT_EQ(::mkfifo(aside.c_str(), 0600), 0);
+      std::filesystem::create_symlink(aside, file);
+    }
+    const OpenedCatalog opened = Open(t.path());
+    EXPECT_TRUE(opened.rebuilt) << kind;
+    EXPECT_NE(opened.note.find(StrCat("the saved catalog ", file)), std::string::npos)
+        << kind << ": " << opened.note;
+    EXPECT_NE(opened.note.find("not a regular file of this user"), std::string::npos)
+        << kind << ": " << opened.note;
+    EXPECT_FALSE(Open(t.path()).rebuilt) << kind << ": a new one lies in its place";
+    std::filesystem::remove(aside);
+  }
+}
+
+TEST_F(OpenCatalog, AFolderThatOthersMayWriteToIsNotUsed) {
+  TempFolder t;
+  t.Write("a/1.jpg", "1");
+  SetTime(t / "a", 1000);
+  Open(t.path());
+  const std::string folder = cache_ / "c";
+  ASSERT_EQ(::chmod(folder.c_str(), 0775), 0);
+  OpenedCatalog opened = Open(t.path());
+  EXPECT_TRUE(opened.rebuilt);
+  EXPECT_NE(opened.note.find(StrCat("others may write to ", folder)), std::string::npos)
+      << opened.note;
+  EXPECT_NE(opened.note.find("mode 0775"), std::string::npos) << opened.note;
+  ASSERT_EQ(::chmod(folder.c_str(), 01777), 0);
+  EXPECT_FALSE(Open(t.path()).rebuilt) << "sticky, as /tmp: the owner of the file tells";
+  ASSERT_EQ(::chmod(folder.c_str(), 0755), 0);
+  if (::geteuid() != 0) GTEST_SKIP() << "NOT TESTED: only root can make folders of another user";
+  ASSERT_EQ(::chown(folder.c_str(), kStranger, kStranger), 0);
+  opened = Open(t.path());
+  EXPECT_TRUE(opened.rebuilt);
+  EXPECT_NE(opened.note.find("user 65534"), std::string::npos) << opened.note;
+}
+
+// The folder of Forebay's own name, as older versions made it where the umask is 002.
+TEST_F(OpenCatalog, TheDefaultFolderIsClosedToOthers) {
+  TempFolder t;
+  t.Write("a/1.jpg", "1");
+  SetTime(t / "a", 1000);
+  ::unsetenv("FOREBAY_CACHE_DIR");
+  ::setenv("XDG_CACHE_HOME", cache_.path().c_str(), 1);
+  cache_.Folder("forebay");
+  ASSERT_EQ(::chmod((cache_ / "forebay").c_str(), 0775), 0);
+  const OpenedCatalog first = Open(t.path());
+  const OpenedCatalog second = Open(t.path());
+  ::unsetenv("XDG_CACHE_HOME");
+  EXPECT_EQ(first.note, "");
+  EXPECT_FALSE(second.rebuilt);
+  EXPECT_EQ(ModeOf(cache_ / "forebay"), 0700u);
+}
+
+TEST(Catalog, AFifoIsNotWaitedFor) {
+  TempFolder t;
+  const std::string fifo = t / "fifo";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  ExpectStatus(Catalog::Load(fifo).status(), Code::kDataLoss, fifo);
+  ExpectStatus(FileReader::Open(fifo).status(), Code::kInvalidArgument, fifo);
 }
 
 TEST_F(OpenCatalog, MissingDataSetIsAnError) {

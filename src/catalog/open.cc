@@ -1,7 +1,11 @@
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <string>
 #include <utility>
 
+#include "base/trusted_files.h"
 #include "catalog/catalog.h"
 #include "catalog/paths.h"
 
@@ -42,11 +46,32 @@ std::string CacheFolder() {
   return "";
 }
 
+// Not ok: somebody else could put files into the folder, or move those that are there. A sticky
+// folder, such as /tmp, is none: there a file's owner tells who put it there.
+Status CheckFolder(const std::string& folder) {
+  struct stat st = {};
+  if (::stat(folder.c_str(), &st) != 0) return Status();  // Load and Save tell
+  const bool own = st.st_uid == ::geteuid();
+  // The folder of our own name was made by Forebay, once for others to see. What others have put
+  // into it is theirs, or theirs to write, and not loaded.
+  if (own && Variable("FOREBAY_CACHE_DIR").empty()) {
+    if ((st.st_mode & (S_IRWXG | S_IRWXO)) != 0) (void)::chmod(folder.c_str(), 0700);
+    return Status();
+  }
+  const bool shared = (st.st_mode & (S_IWGRP | S_IWOTH)) != 0 && (st.st_mode & S_ISVTX) == 0;
+  if ((own || st.st_uid == 0) && !shared) return Status();
+  return Status(Code::kPermissionDenied,
+                StrCat("others may write to ", folder, " (", OwnerAndMode(st),
+                       "): no catalog is loaded from there or saved there; ",
+                       own ? StrCat("chmod go-w ", folder, ", or ") : "",
+                       "set FOREBAY_CACHE_DIR to a folder that only you can write to"));
+}
+
 // The saved catalog when it can be used; else nothing, with the reason in `note` where a person
 // would want to know it.
 std::unique_ptr<Catalog> LoadFresh(const std::string& file, const std::string& path,
                                    std::string& note) {
-  Result<std::unique_ptr<Catalog>> saved = Catalog::Load(file);
+  Result<std::unique_ptr<Catalog>> saved = Catalog::LoadOwn(file);
   if (!saved) {
     if (saved.error().code() != Code::kNotFound) note = saved.error().message();
     return nullptr;
@@ -90,7 +115,9 @@ Result<OpenedCatalog> OpenOrBuild(const std::string& path, const BuildOptions& o
   if (!absolute) return absolute.error();
   const std::string file = DefaultCatalogFile(*absolute, options);
   OpenedCatalog out;
-  if (!file.empty()) {
+  const Status trusted = CheckFolder(std::string(DirName(file)));
+  out.note = trusted.message();
+  if (!file.empty() && trusted.ok()) {
     out.catalog = LoadFresh(file, *absolute, out.note);
     if (out.catalog != nullptr) return out;
   }
@@ -98,16 +125,17 @@ Result<OpenedCatalog> OpenOrBuild(const std::string& path, const BuildOptions& o
   if (!built) return built.error();
   out.catalog = std::move(*built);
   out.rebuilt = true;
+  if (!trusted.ok()) return out;
   const Status saved =
       file.empty() ? Status(Code::kNotFound, "no cache folder; set FOREBAY_CACHE_DIR or HOME")
-                   : out.catalog->Save(file);
+                   : out.catalog->Save(file, Catalog::Access::kOwner);
   if (!saved.ok()) {
-    out.note = StrCat("the catalog of ", *absolute,
+    out.note = StrCat(out.note, out.note.empty() ? "" : "; ", "the catalog of ", *absolute,
                       " is not saved, the next start lists it again: ", saved.message());
     return out;
   }
   // Mapped from the file it costs page cache, not this process's memory.
-  Result<std::unique_ptr<Catalog>> mapped = Catalog::Load(file);
+  Result<std::unique_ptr<Catalog>> mapped = Catalog::LoadOwn(file);
   if (mapped && (*mapped)->fingerprint() == out.catalog->fingerprint()) {
     out.catalog = std::move(*mapped);
   }

@@ -16,7 +16,9 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <utility>
 
+#include "base/trusted_files.h"
 #include "files/copy_job.h"
 #include "files/identity.h"
 
@@ -26,7 +28,7 @@ namespace {
 constexpr uint64_t kFewestSlots = 1 << 14;
 
 std::string ReadSmall(int folder, const char* name) {
-  const OwnedFd file(openat(folder, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  const OwnedFd file(openat(folder, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   std::array<char, 128> out;
   const ssize_t n = file.valid() ? read(file.get(), out.data(), out.size()) : 0;
   return n > 0 ? std::string(out.data(), static_cast<size_t>(n)) : std::string();
@@ -70,16 +72,10 @@ Result<CacheFolder> CacheFolder::Open(const std::string& path, uint64_t slots) {
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
     return ErrnoStatus(errno, StrCat("making the cache folder ", path));
   }
-  out.folder_ = OwnedFd(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!out.folder_.valid()) return ErrnoStatus(errno, StrCat("opening the cache folder ", path));
-  struct stat st = {};
-  if (fstat(out.folder_.get(), &st) != 0 || st.st_uid != geteuid() || (st.st_mode & 022) != 0) {
-    return Status(Code::kPermissionDenied,
-                  StrCat("the cache folder ", path,
-                         " must belong to this user, and nobody else may write to it"));
-  }
-  out.lock_ =
-      OwnedFd(openat(out.folder_.get(), "lock", O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  Result<OwnedFd> folder = OpenPrivateFolder(path, "cache folder", false);
+  if (!folder) return folder.error();
+  out.folder_ = *std::move(folder);
+  out.lock_ = OpenPrivateFile(out.folder_.get(), "lock", O_RDWR | O_CREAT);
   if (!out.lock_.valid()) return ErrnoStatus(errno, StrCat("opening ", path, "/lock"));
   if (flock(out.lock_.get(), LOCK_EX | LOCK_NB) != 0) {
     return Status(Code::kUnavailable, StrCat("another file service uses the cache folder ", path));
@@ -95,9 +91,10 @@ Result<CacheFolder> CacheFolder::Open(const std::string& path, uint64_t slots) {
   out.Sweep();
   const std::string boot = BootId();
   out.rebooted_ = ReadSmall(out.folder_.get(), "boot") != boot;
-  const OwnedFd file(
-      openat(out.folder_.get(), "boot", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-  if (file.valid()) (void)!write(file.get(), boot.data(), boot.size());
+  const OwnedFd file = OpenPrivateFile(out.folder_.get(), "boot", O_WRONLY | O_CREAT);
+  if (file.valid() && ftruncate(file.get(), 0) == 0) {
+    (void)!write(file.get(), boot.data(), boot.size());
+  }
   return out;
 }
 

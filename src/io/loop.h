@@ -39,7 +39,8 @@ struct ReadOp {
 
 struct Completion {
   uint64_t tag = 0;
-  int error = 0;           // errno of the open or read, 0 otherwise
+  int error = 0;           // errno of the open or read, 0 otherwise. ESPIPE: the path leads to a
+                           // FIFO, a device or a socket, which is not waited for
   uint64_t bytes = 0;      // bytes in dest (with parts: of the range, gaps included); fewer than
                            // asked means the file ended there
   bool longer = false;     // only with expect_end

@@ -5,7 +5,6 @@
 // Wake-ups chain: Submit wakes a few workers, and each that gets an op wakes more while ops wait.
 // When storage is slow the chain reaches every worker within a fraction of one read; when reads are
 // page cache copies the few that run empty the queue first, and the others stay asleep.
-#include <fcntl.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/uio.h>
@@ -25,6 +24,7 @@
 #include "base/owned.h"
 #include "base/thread.h"
 #include "base/thread_annotations.h"
+#include "base/trusted_files.h"
 #include "io/loop.h"
 #include "io/scatter.h"
 
@@ -127,11 +127,9 @@ Completion Execute(const ReadOp& op, std::vector<std::byte>& waste, OwnedFd& ope
   const Nanos start = SteadyClock().Now();
   int fd = op.fd;
   if (fd < 0) {
-    do {
-      fd = open(op.path, O_RDONLY | O_CLOEXEC);
-    } while (fd < 0 && errno == EINTR);
+    opened = OpenRegularFile(op.path);
+    fd = opened.get();
     if (fd < 0) done.error = errno;
-    opened = OwnedFd(fd);
   }
   if (fd >= 0) done.error = ReadFully(fd, op, waste, done);
   done.latency_ns = SteadyClock().Now() - start;

@@ -4,6 +4,11 @@
 // the submission (FUSE and NFS opens do), and page cache copies would all run on the submitting
 // thread.
 //
+// The open does not wait for the other end of a FIFO. The read of such a descriptor may say EAGAIN;
+// then the op asks what the path leads to, and reads a regular file again with an open that waits:
+// some file systems (FUSE with a poll operation, Lustre) say it of regular files. A registered slot
+// cannot be asked for its type, so a device is known by its length only.
+//
 // Every request posts exactly one completion, also when its chain breaks, so an op is over when as
 // many completions came as it has requests. The queues hold every request of every op: the
 // completion queue cannot overflow.
@@ -14,6 +19,7 @@
 #include <fcntl.h>
 #include <liburing.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -32,7 +38,7 @@ namespace forebay {
 namespace {
 
 constexpr unsigned kRequestsPerOp = 3;
-enum Step : uint64_t { kOpen = 0, kRead = 1, kClose = 2 };
+enum Step : uint64_t { kOpen = 0, kRead = 1, kClose = 2, kStat = 3 };
 
 Status Unimplemented(std::string_view why) {
   return Status(Code::kUnimplemented, StrCat("io_uring is not usable here: ", why));
@@ -102,8 +108,10 @@ class Ring {
     };
     const std::unique_ptr<io_uring_probe, Free> probe(io_uring_get_probe_ring(&ring_));
     if (!probe) return Unimplemented("the kernel cannot list its operations");
-    constexpr std::pair<int, std::string_view> kNeeded[] = {
-        {IORING_OP_OPENAT, "OPENAT"}, {IORING_OP_READV, "READV"}, {IORING_OP_CLOSE, "CLOSE"}};
+    constexpr std::pair<int, std::string_view> kNeeded[] = {{IORING_OP_OPENAT, "OPENAT"},
+                                                            {IORING_OP_READV, "READV"},
+                                                            {IORING_OP_CLOSE, "CLOSE"},
+                                                            {IORING_OP_STATX, "STATX"}};
     for (const auto& [opcode, name] : kNeeded) {
       if (!io_uring_opcode_supported(probe.get(), opcode)) {
         return Unimplemented(StrCat("the kernel lacks IORING_OP_", name));
@@ -153,6 +161,7 @@ class UringLoop final : public Loop {
       slot.done = Completion{.tag = op.tag};
       slot.start = now;
       slot.range = RangeBytes(op);
+      slot.phase = Slot::Phase::kReading;
       Queue(index);
     }
     Flush();
@@ -179,7 +188,9 @@ class UringLoop final : public Loop {
     Completion done;
     Nanos start = 0;
     unsigned waiting = 0;  // completions still to come
-    int results[kRequestsPerOp] = {};
+    int results[kStat + 1] = {};
+    enum class Phase { kReading, kAsking, kReadingAgain } phase = Phase::kReading;
+    struct statx found = {};
     uint64_t range = 0;          // bytes of the op's range
     uint64_t wanted = 0;         // of those, what the request under way asks for
     std::vector<iovec> vectors;  // where to
@@ -192,11 +203,20 @@ class UringLoop final : public Loop {
     const bool opens = slot.op.fd < 0;
     slot.waiting = 0;
     std::fill(std::begin(slot.results), std::end(slot.results), 0);
+    if (slot.phase == Slot::Phase::kAsking) {
+      io_uring_sqe* sqe = NextSqe(index);
+      io_uring_prep_statx(sqe, AT_FDCWD, slot.op.path, 0, STATX_TYPE, &slot.found);
+      Label(sqe, index, kStat);
+      sqe->flags |= IOSQE_ASYNC;
+      return;
+    }
     if (opens) {
       io_uring_sqe* sqe = NextSqe(index);
       // Without O_CLOEXEC: a registered slot is in no descriptor table, and the kernel refuses
       // both.
-      io_uring_prep_openat_direct(sqe, AT_FDCWD, slot.op.path, O_RDONLY, 0, index);
+      const int wait = slot.phase == Slot::Phase::kReadingAgain ? 0 : O_NONBLOCK;
+      io_uring_prep_openat_direct(sqe, AT_FDCWD, slot.op.path, O_RDONLY | O_NOCTTY | wait, 0,
+                                  index);
       Label(sqe, index, kOpen);
       sqe->flags |= IOSQE_ASYNC | IOSQE_IO_LINK;
     }
@@ -263,11 +283,25 @@ class UringLoop final : public Loop {
   // Accounts for one finished chain; true when the op is over. After a short read the rest is read
   // by another chain, which opens the file again: rare, and cheaper than keeping every file open.
   static bool Advance(Slot& slot) {
+    if (slot.phase == Slot::Phase::kAsking) {
+      const int asked = slot.results[kStat];
+      if (asked == -EINTR) return false;
+      slot.phase = Slot::Phase::kReadingAgain;
+      if (asked >= 0 && S_ISREG(slot.found.stx_mode)) return false;
+      slot.done.error = asked < 0 ? -asked : ESPIPE;
+      return true;
+    }
     const int opened = slot.results[kOpen];
     const int got = opened < 0 ? opened : slot.results[kRead];
     if (got == -EINTR) return false;
+    if (got == -EAGAIN && opened >= 0 && slot.op.fd < 0 && slot.phase == Slot::Phase::kReading) {
+      slot.phase = Slot::Phase::kAsking;
+      return false;
+    }
     if (got < 0) {
-      slot.done.error = -got;
+      // A socket, or a device that is not there.
+      const bool special = opened < 0 && (got == -ENXIO || got == -ENODEV);
+      slot.done.error = special ? ESPIPE : -got;
       return true;
     }
     const auto bytes = static_cast<uint64_t>(got);

@@ -243,6 +243,9 @@ class PosixSource final : public Source {
     if (completion.error == EISDIR) {
       return Status(Code::kChanged, StrCat(slot.path, ": is now a folder; ", Remedy()));
     }
+    if (completion.error == ESPIPE) {
+      return Status(Code::kChanged, StrCat(slot.path, ": is no regular file any more; ", Remedy()));
+    }
     if (completion.error != 0) {
       const Status status = ErrnoStatus(
           completion.error,

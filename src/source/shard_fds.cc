@@ -1,6 +1,5 @@
 #include "source/shard_fds.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -14,6 +13,7 @@
 
 #include "base/thread.h"
 #include "base/thread_annotations.h"
+#include "base/trusted_files.h"
 
 namespace forebay {
 namespace {
@@ -78,8 +78,7 @@ class ShardFds::Opener {
       }
       closing.clear();  // before the open, which may need the descriptors
       if (!opens) continue;
-      Opened opened{.object = request.first,
-                    .fd = OwnedFd(open(request.second.c_str(), O_RDONLY | O_CLOEXEC))};
+      Opened opened{.object = request.first, .fd = OpenRegularFile(request.second.c_str())};
       opened.error = opened.fd.valid() ? 0 : errno;
       MutexLock lock(mutex_);
       opened_.push_back(std::move(opened));

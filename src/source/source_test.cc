@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -436,6 +437,32 @@ TEST_F(PosixSourceTest, FolderInPlaceOfAFile) {
   unlink(data_.path(0).c_str());
   std::filesystem::create_directory(data_.path(0));
   ExpectMessage(Read(0).status, Code::kChanged, {data_.path(0), "folder"});
+}
+
+TEST_F(PosixSourceTest, FifoInPlaceOfAFile) {
+  const size_t sizes[] = {10, 20};
+  data_.MakeFiles(sizes);
+  Open();
+  unlink(data_.path(0).c_str());
+  ASSERT_EQ(mkfifo(data_.path(0).c_str(), 0600), 0);
+  ExpectMessage(Read(0).status, Code::kChanged,
+                {data_.path(0), "no regular file", "forebay index --rebuild"});
+  unlink(data_.path(0).c_str());
+  std::filesystem::create_symlink("/dev/zero", data_.path(0));
+  ExpectMessage(Read(0).status, Code::kChanged, {data_.path(0), "no regular file"});
+  EXPECT_TRUE(Read(1).status.ok());
+}
+
+// Also where the shard's descriptor is opened for later reads, on a thread of its own.
+TEST_F(PosixSourceTest, FifoInPlaceOfAShard) {
+  data_.MakeTfRecords(1, 5);
+  Open();
+  unlink(data_.path(0).c_str());
+  ASSERT_EQ(mkfifo(data_.path(0).c_str(), 0600), 0);
+  for (int i = 0; i < 20; ++i) {
+    ExpectMessage(Read(i % 5).status, Code::kChanged, {data_.path(0), "no regular file"});
+    usleep(1000);
+  }
 }
 
 TEST_F(PosixSourceTest, DamagedRecord) {

@@ -6,27 +6,31 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/trusted_files.h"
 #include "tier/folder_files.h"
 
 namespace forebay {
 
 Result<FolderAdmin> FolderAdmin::Open(const std::string& folder, bool change) {
-  OwnedFd fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd.valid()) return ErrnoStatus(errno, StrCat("open the cache folder ", folder));
-  FolderAdmin admin(folder, std::move(fd));
+  Result<OwnedFd> fd = OpenPrivateFolder(folder, "cache folder", false);
+  if (!fd) return fd.error();
+  FolderAdmin admin(folder, *std::move(fd));
   const int at = admin.fd_.get();
   // Nothing is locked, listed or removed in a folder that never was a cache.
-  if (faccessat(at, FolderLock::kName, F_OK, 0) != 0) {
+  if (faccessat(at, FolderLock::kName, F_OK, AT_SYMLINK_NOFOLLOW) != 0) {
     return Status(Code::kNotFound,
                   StrCat(folder, " is no cache folder: it has no ", FolderLock::kName));
   }
+  TightenFolder(at);
   if (change) {
     const int error = admin.lock_.Take(at);
     if (error == EWOULDBLOCK) {
       return Status(Code::kUnavailable, StrCat("the cache folder ", folder, " is in use: ",
                                                FolderLock::Holder(at), " writes to it"));
     }
-    if (error != 0) return ErrnoStatus(error, StrCat("lock the cache folder ", folder));
+    if (error != 0) {
+      return FolderLock::Describe(error, folder, StrCat("lock the cache folder ", folder));
+    }
     RemoveLeftovers(at);
   }
   admin.change_ = change;

@@ -14,6 +14,9 @@
 #include <utility>
 
 #include "base/crc32c.h"
+#include "base/trusted_files.h"
+#include "tier/folder_lock.h"
+#include "tier/folder_log.h"
 
 namespace forebay {
 namespace {
@@ -55,7 +58,7 @@ class Listing {
 };
 
 int MakeFolder(int at, const char* name) {
-  return mkdirat(at, name, 0755) == 0 || errno == EEXIST ? 0 : errno;
+  return mkdirat(at, name, 0700) == 0 || errno == EEXIST ? 0 : errno;
 }
 
 // Moves past `n` bytes.
@@ -127,9 +130,10 @@ CopyName NameOf(const TierKey& key, const CopyEntry& copy) {
 CopyRead ReadCopy(int folder, const TierKey& key, const CopyEntry& copy, std::span<std::byte> bytes,
                   int* error) {
   const CopyName name = NameOf(key, copy);
-  const OwnedFd fd(openat(folder, name.data(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  const OwnedFd fd = OpenPrivateFile(folder, name.data(), O_RDONLY);
   if (!fd.valid()) {
     *error = errno;
+    if (*error == EPERM) return CopyRead::kDamaged;  // whatever lies there is not what we wrote
     return *error == ENOENT || *error == ENOTDIR ? CopyRead::kGone : CopyRead::kFailed;
   }
   // Of a file one byte more is asked for: it must end where the copy does.
@@ -159,13 +163,14 @@ int WriteFile(int folder, const TierKey& key, std::span<const std::byte> bytes, 
   CopyName temporary;
   std::snprintf(temporary.data(), temporary.size(), "%s/%d-%llu.tmp", kWriting,
                 static_cast<int>(getpid()), static_cast<unsigned long long>(number));
-  constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
-  int fd = openat(folder, temporary.data(), kFlags, 0644);
-  if (fd < 0 && errno == ENOENT) {
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL;
+  OwnedFd file = OpenPrivateFile(folder, temporary.data(), kFlags);
+  if (!file.valid() && errno == ENOENT) {
     if (const int error = MakeFolder(folder, kWriting); error != 0) return error;
-    fd = openat(folder, temporary.data(), kFlags, 0644);
+    file = OpenPrivateFile(folder, temporary.data(), kFlags);
   }
-  if (fd < 0) return errno;
+  if (!file.valid()) return errno;
+  const int fd = file.Release();
   iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};  // an iovec lacks the const
   int error = WriteAll(fd, std::span(&part, 1), 0);
   // Some file systems tell only now that there was no room.
@@ -182,7 +187,7 @@ void RemoveCopy(int folder, const TierKey& key, const CopyEntry& copy) {
     return;
   }
   if (copy.length == 0) return;
-  const OwnedFd fd(openat(folder, name.data(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
+  const OwnedFd fd = OpenPrivateFile(folder, name.data(), O_WRONLY);
   if (!fd.valid()) return;
   (void)fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, copy.offset, copy.length);
 }
@@ -234,6 +239,24 @@ std::vector<uint64_t> DatasetFolders(int folder) {
   return found;
 }
 
+void TightenFolder(int folder) {
+  struct stat st {};
+  if (fstat(folder, &st) != 0 || (st.st_mode & (S_IRWXG | S_IRWXO)) == 0) return;
+  bool only_ours = true;
+  Listing all(folder, ".");
+  while (const char* name = all.Next()) {
+    const std::string_view text = name;
+    if (text == kWriting || ParseHex<uint64_t>(text, 16)) {
+      const OwnedFd below(openat(all.fd(), name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+      if (below.valid()) (void)fchmod(below.get(), 0700);
+    } else if (text != "." && text != ".." && text != FolderLock::kName &&
+               text != FolderLog::kName) {
+      only_ours = false;
+    }
+  }
+  if (only_ours) (void)fchmod(folder, 0700);
+}
+
 int SegmentWriter::Append(int folder, uint64_t dataset, std::span<iovec> parts, uint64_t bytes,
                           uint32_t* next, uint16_t* segment, uint32_t* offset) {
   auto it = open_.find(dataset);
@@ -251,8 +274,7 @@ int SegmentWriter::Append(int folder, uint64_t dataset, std::span<iovec> parts, 
     while (!made.fd.valid()) {
       if (*next > UINT16_MAX) return EMLINK;
       const CopyName name = SegmentName(dataset, *next);
-      constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW;
-      made.fd = OwnedFd(openat(folder, name.data(), kFlags, 0644));
+      made.fd = OpenPrivateFile(folder, name.data(), O_WRONLY | O_CREAT | O_EXCL);
       if (made.fd.valid()) break;
       if (errno == EEXIST) {
         ++*next;

@@ -5,7 +5,8 @@
 //   <dataset>/<number>.seg                  small samples, one behind the other, only appended
 //   writing/<pid>-<n>.tmp                   copies being written
 //
-// Numbers are 16, 8 and 8 hex digits. Errors are errno values, 0 for none.
+// Numbers are 16, 8 and 8 hex digits. Errors are errno values, 0 for none. Files have mode 0600 and
+// folders 0700, whatever the source's have. What is not a regular file of this user is not read.
 #pragma once
 
 #include <sys/uio.h>
@@ -48,6 +49,10 @@ void RemoveDataset(int folder, uint64_t dataset);
 void RemoveLeftovers(int folder);
 // The folders that have a data set's name.
 std::vector<uint64_t> DatasetFolders(int folder);
+
+// What an older Forebay made readable for others is so no longer. Where the folder holds other
+// things beside copies, its own mode stays, and only the folders below it are closed.
+void TightenFolder(int folder);
 
 // The segments that a writer appends to: one open for each of a few data sets.
 class SegmentWriter {

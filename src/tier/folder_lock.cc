@@ -9,12 +9,12 @@
 #include <cerrno>
 #include <climits>
 
-#include "base/status.h"
+#include "base/trusted_files.h"
 
 namespace forebay {
 
 int FolderLock::Take(int folder) {
-  OwnedFd fd(openat(folder, kName, O_RDWR | O_CREAT | O_CLOEXEC, 0644));
+  OwnedFd fd = OpenPrivateFile(folder, kName, O_RDWR | O_CREAT);
   if (!fd.valid()) return errno;
   // Whoever asks for the holder has it for a moment.
   for (int attempt = 0; flock(fd.get(), LOCK_EX | LOCK_NB) != 0; ++attempt) {
@@ -24,9 +24,13 @@ int FolderLock::Take(int folder) {
   std::array<char, HOST_NAME_MAX + 1> host = {};
   (void)gethostname(host.data(), host.size() - 1);
   const std::string text = StrCat("process ", getpid(), " on ", host.data(), "\n");
-  // For people only: a lock that cannot say who holds it is one all the same.
-  (void)!ftruncate(fd.get(), 0);
-  (void)!pwrite(fd.get(), text.data(), text.size(), 0);
+  // For people only: a lock that cannot say who holds it is one all the same. A file that has
+  // another name, too, may be somebody's.
+  struct stat st {};
+  if (fstat(fd.get(), &st) == 0 && st.st_nlink <= 1) {
+    (void)!ftruncate(fd.get(), 0);
+    (void)!pwrite(fd.get(), text.data(), text.size(), 0);
+  }
   fd_ = std::move(fd);
   return 0;
 }
@@ -41,8 +45,16 @@ bool FolderLock::Linked() const {
   return fd_.valid() && fstat(fd_.get(), &st) == 0 && st.st_nlink > 0;
 }
 
+Status FolderLock::Describe(int error, const std::string& folder, const std::string& what) {
+  if (error != EPERM) return ErrnoStatus(error, what);
+  return Status(Code::kPermissionDenied,
+                StrCat(what, ": ", folder, "/", kName,
+                       " is not a regular file of this user that nobody else may write to; remove "
+                       "it"));
+}
+
 std::string FolderLock::Holder(int folder) {
-  const OwnedFd fd(openat(folder, kName, O_RDONLY | O_CLOEXEC));
+  const OwnedFd fd = OpenPrivateFile(folder, kName, O_RDONLY);
   if (!fd.valid()) return "";
   if (flock(fd.get(), LOCK_SH | LOCK_NB) == 0) {
     flock(fd.get(), LOCK_UN);

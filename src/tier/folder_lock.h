@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/owned.h"
+#include "base/status.h"
 
 namespace forebay {
 
@@ -12,12 +13,15 @@ class FolderLock {
   static constexpr const char* kName = "forebay.lock";
 
   FolderLock() = default;
-  // 0: held, until Unlock or the end of the process. EWOULDBLOCK: somebody else has it.
+  // 0: held, until Unlock or the end of the process. EWOULDBLOCK: somebody else has it. EPERM: what
+  // has the lock's name is not a file of this user; it is left alone.
   int Take(int folder);
   void Unlock();
   // False: somebody removed the lock's file, and others may have made theirs.
   bool Linked() const;
 
+  // Why Take failed, in words.
+  static Status Describe(int error, const std::string& folder, const std::string& what);
   // "process 123 on host" of a writer that is alive, else empty.
   static std::string Holder(int folder);
 

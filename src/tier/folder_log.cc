@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "base/crc32c.h"
+#include "base/trusted_files.h"
 
 namespace forebay {
 namespace {
@@ -100,7 +101,10 @@ std::string_view PathPiece(const LogRecord& record) {
 }
 
 Result<FolderLog> FolderLog::Open(int folder, bool write) {
-  OwnedFd fd(openat(folder, kName, (write ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOFOLLOW));
+  OwnedFd fd = OpenPrivateFile(folder, kName, write ? O_RDWR : O_RDONLY);
+  if (!fd.valid() && errno == EPERM) {
+    return Status(Code::kDataLoss, StrCat(kName, " is not a regular file of this user"));
+  }
   if (!fd.valid()) return ErrnoStatus(errno, StrCat("open ", kName));
   LogHeader header;
   const ssize_t n = ReadAt(fd.get(), std::as_writable_bytes(std::span(&header, 1)), 0);
@@ -113,13 +117,14 @@ Result<FolderLog> FolderLog::Open(int folder, bool write) {
 }
 
 Result<FolderLog> FolderLog::Create(int folder, const std::function<void(const Emit&)>& fill) {
-  constexpr int kFlags = O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW;
-  OwnedFd fd(openat(folder, kTemporary, kFlags, 0644));
+  constexpr int kFlags = O_RDWR | O_CREAT | O_EXCL;
+  (void)unlinkat(folder, kTemporary, 0);
+  OwnedFd fd = OpenPrivateFile(folder, kTemporary, kFlags);
   if (!fd.valid() && errno == ENOENT) {
-    if (mkdirat(folder, "writing", 0755) != 0 && errno != EEXIST) {
+    if (mkdirat(folder, "writing", 0700) != 0 && errno != EEXIST) {
       return ErrnoStatus(errno, "mkdir writing");
     }
-    fd = OwnedFd(openat(folder, kTemporary, kFlags, 0644));
+    fd = OpenPrivateFile(folder, kTemporary, kFlags);
   }
   if (!fd.valid()) return ErrnoStatus(errno, StrCat("open ", kTemporary));
   FolderLog log(std::move(fd));

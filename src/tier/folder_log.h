@@ -59,7 +59,7 @@ class FolderLog {
   static constexpr const char* kName = "index.log";
   static constexpr const char* kTemporary = "writing/index.tmp";
 
-  // kNotFound: there is none. kDataLoss: the file is not such a log.
+  // kNotFound: there is none. kDataLoss: the file is not such a log, or not this user's.
   static Result<FolderLog> Open(int folder, bool write);
   // Writes a new log with the records that `fill` hands to its argument, and puts it in the place
   // of the old one, whole or not at all. `fill` is called once.

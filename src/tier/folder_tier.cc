@@ -1,15 +1,14 @@
 #include "tier/folder_tier.h"
 
-#include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <filesystem>
 #include <utility>
 
 #include "base/thread.h"
+#include "base/trusted_files.h"
 #include "tier/folder_core.h"
 
 namespace forebay {
@@ -60,13 +59,10 @@ FolderStore::FolderStore(std::shared_ptr<FolderCore> core) : core_(std::move(cor
 
 Result<std::shared_ptr<FolderStore>> FolderStore::Open(const FolderTierOptions& options) {
   FOREBAY_RETURN_IF_ERROR(options.Validate());
-  std::error_code made;
-  std::filesystem::create_directories(options.folder, made);
-  OwnedFd folder(open(options.folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!folder.valid()) {
-    const int error = errno == ENOENT && made ? made.value() : errno;
-    return ErrnoStatus(error, StrCat("open the cache folder ", options.folder));
-  }
+  Result<OwnedFd> opened = OpenPrivateFolder(options.folder, "cache folder", true);
+  if (!opened) return opened.error();
+  OwnedFd folder = *std::move(opened);
+  TightenFolder(folder.get());
   Status health;
   const std::string reads = StrCat("the cache folder ", options.folder, " is only read");
   FolderLock lock;
@@ -74,10 +70,10 @@ Result<std::shared_ptr<FolderStore>> FolderStore::Open(const FolderTierOptions& 
   if (error == EWOULDBLOCK) {
     health = Status(Code::kUnavailable, StrCat(reads, ": another process writes to it"));
   } else if (error != 0) {
-    health = ErrnoStatus(error, reads);
+    health = FolderLock::Describe(error, options.folder, reads);
   } else {
     RemoveLeftovers(folder.get());  // whoever wrote these is dead: it would hold the lock
-    (void)mkdirat(folder.get(), "writing", 0755);
+    (void)mkdirat(folder.get(), "writing", 0700);
   }
   auto core = std::make_shared<FolderCore>(options, std::move(folder), std::move(lock), health);
   std::shared_ptr<FolderStore> store(new FolderStore(core));

@@ -26,7 +26,9 @@
 namespace forebay {
 
 struct FolderTierOptions {
-  std::string folder;  // made, with its parents, when it does not exist
+  // Made, with its parents, when it does not exist. One that exists is this user's, and nobody else
+  // may write to it (OpenPrivateFolder).
+  std::string folder;
   // Bytes of samples, and 32 more for each. What the disk rounds files up by is not counted: half a
   // block for each sample in a file of its own. 0: four fifths of what the disk has free and the
   // folder holds already.
@@ -57,7 +59,8 @@ class FolderStore {
 
   // The log is read in the background; until that is done nothing is written. A folder that cannot
   // be written, or has another writer, is read until it can, or that writer has ended; health()
-  // tells. Fails when the folder cannot be opened at all.
+  // tells. Fails when the folder cannot be opened at all, or when others could have put copies into
+  // it.
   static Result<std::shared_ptr<FolderStore>> Open(const FolderTierOptions& options);
   // Threads that hang in the kernel for more than two seconds are left behind.
   ~FolderStore();

@@ -226,7 +226,7 @@ bool FolderCore::TakeOver() {
   }
   lock_ = std::move(taken);
   RemoveLeftovers(folder_.get());
-  (void)mkdirat(folder_.get(), "writing", 0755);
+  (void)mkdirat(folder_.get(), "writing", 0700);
   {
     MutexLock lock(mutex_);
     ReplaceIndex(std::move(fresh));

@@ -62,6 +62,21 @@ class TempFolder {
   std::string path_;
 };
 
+// A user that the tests are not, where they run as root.
+inline constexpr uid_t kStranger = 65534;
+
+// Root is that user until the end of the block; another user stays who she is.
+class AsStranger {
+ public:
+  AsStranger() { EXPECT_TRUE(!root_ || seteuid(kStranger) == 0); }
+  ~AsStranger() { EXPECT_TRUE(!root_ || seteuid(0) == 0); }
+  AsStranger(const AsStranger&) = delete;
+  AsStranger& operator=(const AsStranger&) = delete;
+
+ private:
+  const bool root_ = geteuid() == 0;
+};
+
 inline bool WaitReadable(const Tier& tier) {
   pollfd waiting{tier.event_fd(), POLLIN, 0};
   return poll(&waiting, 1, 60'000) == 1;
