@@ -67,15 +67,24 @@ class Node {
     if (!hit && ok) {
       ++source_reads;
       source_bytes += r.length;
-      if (r.store && !folder_lags && folder_bytes + r.length <= folder_capacity &&
-          folder.insert(r.sample).second) {
-        folder_bytes += r.length;
-        stored_.push_back(r.sample);
-      }
     }
     scheduler.OnReadDone(r, ok, r.sample * 7 + 1, hit ? Place::kTier : Place::kSource);
-    for (const SampleId s : std::exchange(stored_, {})) scheduler.OnStored(dataset, s);
+    StoreDue();
     return true;
+  }
+
+  void StoreDue() {
+    StoreAction store;
+    while (scheduler.FirstStore(&store)) {
+      scheduler.BeginStore(store);
+      EXPECT_EQ(memory_[store.offset], std::pair(store.sample, true)) << "other bytes are copied";
+      EXPECT_EQ(store.crc, store.sample * 7 + 1);
+      scheduler.OnStoreTaken(store);
+      if (folder_lags) continue;
+      const bool fits = folder_bytes + store.length <= folder_capacity;
+      if (fits && folder.insert(store.sample).second) folder_bytes += store.length;
+      scheduler.OnStoreEnded(dataset, store.sample, fits);
+    }
   }
 
   // Races reads that take longer than `tail`.
@@ -155,7 +164,6 @@ class Node {
   std::vector<uint32_t> lengths_;
   SamplerSpec spec_;
   std::vector<Flying> flying_;
-  std::vector<SampleId> stored_;
   std::map<uint64_t, std::pair<SampleId, bool>> memory_;  // by offset: what was read last
   int64_t now_ = 0;
 };
