@@ -333,6 +333,11 @@ Status Engine::CacheStatus() const {
   return Status(Code::kUnavailable, cache_warning_);
 }
 
+void Engine::SetWarn(std::function<void(const std::string&)> warn) {
+  MutexLock lock(mutex_);
+  warn_ = std::move(warn);
+}
+
 std::string Engine::CacheWarning() const {
   MutexLock lock(mutex_);
   return cache_warning_;
@@ -1073,6 +1078,7 @@ void Engine::NoteCopies() {
                           scheduler_.copy_patience() / kSecond,
                           " s: training goes on without it, and what is not copied now is copied "
                           "in a later epoch");
+  if (warn_) warn_(cache_warning_);
 }
 
 void Engine::WriteTunerLog() {

@@ -224,6 +224,9 @@ class Engine {
   Result<uint64_t> CacheLimit() const;
   // That the cache folder hung, so that copies were given up for a while; empty: it never did.
   std::string CacheWarning() const;
+  // Is called once, with CacheWarning(), by a thread of the engine as soon as there is one. It must
+  // neither wait nor call back.
+  void SetWarn(std::function<void(const std::string&)> warn);
   // What was mended when the cache folder was opened; mostly nothing.
   std::string CacheNote() const;
   // What jobs may take, while they have streams, and what they took. For one driver: `held_back` is
@@ -405,6 +408,7 @@ class Engine {
   bool closing_ GUARDED_BY(mutex_) = false;          // nothing is read ahead any more
   uint64_t copies_given_up_ GUARDED_BY(mutex_) = 0;  // that metrics know
   std::string cache_warning_ GUARDED_BY(mutex_);
+  std::function<void(const std::string&)> warn_ GUARDED_BY(mutex_);
   bool loop_awake_ GUARDED_BY(mutex_) = true;
   Nanos loop_until_ GUARDED_BY(mutex_) = 0;  // how long it sleeps for held reads
   bool copiers_started_ GUARDED_BY(mutex_) = false;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -52,7 +53,7 @@ class Node {
 
   // Ends the read that is due first; false: none is under way.
   bool Step() {
-    if (flying_.empty()) return false;
+    if (flying_.empty()) return EndLagging();
     const auto it =
         std::min_element(flying_.begin(), flying_.end(),
                          [](const Flying& a, const Flying& b) { return a.end < b.end; });
@@ -80,11 +81,20 @@ class Node {
       EXPECT_EQ(memory_[store.offset], std::pair(store.sample, true)) << "other bytes are copied";
       EXPECT_EQ(store.crc, store.sample * 7 + 1);
       scheduler.OnStoreTaken(store);
-      if (folder_lags) continue;
-      const bool fits = folder_bytes + store.length <= folder_capacity;
-      if (fits && folder.insert(store.sample).second) folder_bytes += store.length;
-      scheduler.OnStoreEnded(dataset, store.sample, fits);
+      lagging_.push_back(store);
     }
+    while (!folder_lags && EndLagging()) {
+    }
+  }
+
+  bool EndLagging() {
+    if (lagging_.empty()) return false;
+    const StoreAction store = lagging_.front();
+    lagging_.pop_front();
+    const bool fits = folder_bytes + store.length <= folder_capacity;
+    if (fits && folder.insert(store.sample).second) folder_bytes += store.length;
+    scheduler.OnStoreEnded(dataset, store.sample, fits);
+    return true;
   }
 
   // Races reads that take longer than `tail`.
@@ -149,7 +159,7 @@ class Node {
   uint64_t fail_permille = 0;
   std::optional<int64_t> hedge_tail;
   std::set<SampleId> folder;
-  bool folder_lags = false;  // copies take longer than the test
+  bool folder_lags = false;  // copies end when nothing else happens
   uint64_t folder_capacity = 0;
   uint64_t folder_bytes = 0;
   uint64_t source_reads = 0;
@@ -164,6 +174,7 @@ class Node {
   std::vector<uint32_t> lengths_;
   SamplerSpec spec_;
   std::vector<Flying> flying_;
+  std::deque<StoreAction> lagging_;
   std::map<uint64_t, std::pair<SampleId, bool>> memory_;  // by offset: what was read last
   int64_t now_ = 0;
 };
@@ -545,7 +556,7 @@ TEST(Groups, NeighboursAreStagedOnceAlsoWhenTheFolderIsSlow) {
   node.scheduler.SetCosts(node.dataset, kMerge);
   node.Open({.batch_size = 8, .epochs = 1, .whole = true}, Spec(100));
   node.RunEpoch(0);
-  EXPECT_LE(node.source_reads, 200u) << "once to be copied, once to be used";
+  EXPECT_EQ(node.source_reads, 100u) << "what is on its way into the folder is read from there";
   node.CloseAndDrain();
 }
 

@@ -15,8 +15,9 @@ class FolderLock {
   // 0: held, until Unlock or the end of the process. EWOULDBLOCK: somebody else has it.
   int Take(int folder);
   void Unlock();
-  // False: somebody removed the lock's file, and others may have made theirs.
-  bool Linked() const;
+  // False: somebody removed or replaced the lock's file, so that others may have made theirs, or
+  // the file system has given the lock to somebody else.
+  bool Held(int folder) const;
 
   // "process 123 on host" of a writer that is alive, else empty.
   static std::string Holder(int folder);
