@@ -63,8 +63,10 @@ FIGURES = {
         "simulated_vs_measured", "simulated_vs_measured_min", "simulated_vs_measured_max",
     },
     "tiers": {
-        "tier_efficiency", "source_bytes_vs_bound", "epoch_vs_limit", "hedged_share",
-        "nvme_fill_cost",
+        "tier_efficiency", "source_bytes_vs_bound", "epoch_vs_limit", "epoch_vs_limit_worst",
+        "hedged_share", "copied_share", "nvme_fill_cost", "source_bytes_vs_bound_busy",
+        "epoch_vs_limit_busy", "epoch_vs_limit_busy_worst", "copied_share_busy",
+        "source_bytes_vs_bound_slow_disk", "copied_share_slow_disk",
     },
     "drift": {"recovery_s"},
     "tune": {
@@ -138,7 +140,8 @@ TINY: dict[str, dict[str, Any]] = {
         "repeats": 2, "files": 150, "mean_bytes": 20_000, "batch": 16, "latency_ms": 0.5,
         "epochs": 3, "step_ms": 0.05, "percent": [50, 105], "staging_bytes": 8 << 20,
         "threads": [8], "workers": [2], "cache_threads": 4, "fill_repeats": 2,
-        "fill_memory_bytes": 16 << 20,
+        "fill_memory_bytes": 16 << 20, "busy_loops": 1, "busy_percent": [105], "busy_repeats": 1,
+        "slow_disk_repeats": 1,
     },
     "drift": {
         "repeats": 2, "files": 100, "mean_bytes": 20_000, "latency_ms": [0.5, 2],
@@ -300,6 +303,8 @@ def test_a_bench_writes_its_figures(name: str, tiny: Path, tmp_path: Path, capsy
     if name == "tiers":
         assert 0 < result["figures"]["tier_efficiency"] <= 1.01
         assert 0.8 < result["figures"]["source_bytes_vs_bound"] < 3.1  # three epochs of all
+        for share in ("copied_share", "copied_share_busy", "copied_share_slow_disk"):
+            assert result["figures"][share] == 1
     if name in ("epoch", "accelerate", "tiers"):
         assert any(case["rivals"] for case in result["cases"])
 

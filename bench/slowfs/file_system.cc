@@ -89,7 +89,7 @@ struct FileSystem::Operation {
   static void Init(void* file_system, fuse_conn_info* connection) {
     connection->max_background = kMaxBackground;
     connection->congestion_threshold = kMaxBackground;
-    // Requests are small here (nobody writes); a pipe only adds work.
+    // Most requests are small here; a pipe only adds work.
     connection->want &= ~static_cast<unsigned>(FUSE_CAP_SPLICE_READ);
     // Attributes sent along with a listing are of use only to a kernel that may keep them.
     if (!static_cast<FileSystem*>(file_system)->cache_) {
@@ -164,14 +164,34 @@ struct FileSystem::Operation {
     fs.Answer(OpKind::kStat, 0, arrived, std::move(reply));
   }
 
-  static void Setattr(fuse_req_t request, fuse_ino_t node, struct stat*, int, fuse_file_info*) {
-    if (!IsControl(node)) {
-      fuse_reply_err(request, EROFS);
+  static void Setattr(fuse_req_t request, fuse_ino_t node, struct stat* wanted, int which,
+                      fuse_file_info*) {
+    if (IsControl(node)) {
+      // A shell truncates before it writes.
+      const struct stat attr = ControlAttr(node);
+      fuse_reply_attr(request, &attr, 0);
       return;
     }
-    // A shell truncates before it writes.
-    const struct stat attr = ControlAttr(node);
-    fuse_reply_attr(request, &attr, 0);
+    FileSystem& fs = Of(request);
+    const auto path = fs.inodes_.PathOf(node);
+    if (!fs.writable_ || !path) {
+      fuse_reply_err(request, fs.writable_ ? ESTALE : EROFS);
+      return;
+    }
+    int error = 0;
+    if ((which & FUSE_SET_ATTR_MODE) != 0 &&
+        fchmodat(fs.source_.get(), path->c_str(), wanted->st_mode & 07777, 0) != 0) {
+      error = errno;
+    }
+    if (error == 0 && (which & FUSE_SET_ATTR_SIZE) != 0) {
+      const OwnedFd fd(openat(fs.source_.get(), path->c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW));
+      if (!fd.valid() || ftruncate(fd.get(), wanted->st_size) != 0) error = errno;
+    }
+    struct stat attr {};
+    if (error == 0 && fstatat(fs.source_.get(), path->c_str(), &attr, AT_SYMLINK_NOFOLLOW) != 0) {
+      error = errno;
+    }
+    error == 0 ? fuse_reply_attr(request, &attr, fs.timeout_s_) : fuse_reply_err(request, error);
   }
 
   static void Access(fuse_req_t request, fuse_ino_t node, int mask) {
@@ -183,7 +203,7 @@ struct FileSystem::Operation {
     const Nanos arrived = SteadyClock().Now();
     fs.counters_.Count(Request::kAccess);
     int error = ESTALE;
-    if ((mask & W_OK) != 0) {
+    if ((mask & W_OK) != 0 && !fs.writable_) {
       error = EROFS;
     } else if (const auto path = fs.inodes_.PathOf(node)) {
       error = faccessat(fs.source_.get(), path->c_str(), mask, 0) == 0 ? 0 : errno;
@@ -225,7 +245,8 @@ struct FileSystem::Operation {
   static void Open(fuse_req_t request, fuse_ino_t node, fuse_file_info* info) {
     FileSystem& fs = Of(request);
     if (IsControl(node)) return OpenControl(request, node, info);
-    if ((info->flags & O_ACCMODE) != O_RDONLY || (info->flags & O_TRUNC) != 0) {
+    const bool changes = (info->flags & O_ACCMODE) != O_RDONLY || (info->flags & O_TRUNC) != 0;
+    if (changes && !fs.writable_) {
       fuse_reply_err(request, EROFS);
       return;
     }
@@ -233,7 +254,8 @@ struct FileSystem::Operation {
     fs.counters_.Count(Request::kOpen);
     Reply reply{request, ErrorReply{ESTALE}};
     if (const auto path = fs.inodes_.PathOf(node)) {
-      OwnedFd fd(openat(fs.source_.get(), path->c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+      const int access = info->flags & (O_ACCMODE | O_TRUNC);
+      OwnedFd fd(openat(fs.source_.get(), path->c_str(), access | O_CLOEXEC | O_NOFOLLOW));
       if (fd.valid()) {
         OpenReply open{*info, std::move(fd)};
         open.info.direct_io = !fs.cache_;
@@ -286,8 +308,8 @@ struct FileSystem::Operation {
     });
   }
 
-  static void Write(fuse_req_t request, fuse_ino_t node, const char* data, size_t size, off_t,
-                    fuse_file_info*) {
+  static void Write(fuse_req_t request, fuse_ino_t node, const char* data, size_t size,
+                    off_t offset, fuse_file_info* info) {
     FileSystem& fs = Of(request);
     if (node == kSettingsNode) {
       if (!fs.ChangeSettings({data, size}).ok()) {
@@ -296,11 +318,37 @@ struct FileSystem::Operation {
       }
     } else if (node == kResetNode) {
       fs.counters_.Reset();
-    } else {
+    } else if (!fs.writable_) {
       fuse_reply_err(request, EROFS);
+      return;
+    } else {
+      const Nanos arrived = SteadyClock().Now();
+      const ssize_t done = pwrite(static_cast<int>(info->fh), data, size, offset);
+      if (done < 0) {
+        fuse_reply_err(request, errno);
+        return;
+      }
+      StorageModel::Decision decision;
+      {
+        MutexLock lock(fs.mutex_);
+        decision = fs.writes_.Admit(OpKind::kRead, static_cast<uint64_t>(done), arrived);
+      }
+      fs.counters_.Begin();
+      fs.Deliver(decision, 0, {request, WriteReply{static_cast<size_t>(done)}},
+                 *ServeLoop::Current());
       return;
     }
     fuse_reply_write(request, size);
+  }
+
+  static void Fallocate(fuse_req_t request, fuse_ino_t node, int mode, off_t offset, off_t length,
+                        fuse_file_info* info) {
+    if (IsControl(node) || !Of(request).writable_) {
+      fuse_reply_err(request, EROFS);
+      return;
+    }
+    const int done = fallocate(static_cast<int>(info->fh), mode, offset, length);
+    fuse_reply_err(request, done == 0 ? 0 : errno);
   }
 
   static void Release(fuse_req_t request, fuse_ino_t node, fuse_file_info* info) {
@@ -400,21 +448,71 @@ struct FileSystem::Operation {
   static void Mknod(fuse_req_t request, fuse_ino_t, const char*, mode_t, dev_t) {
     fuse_reply_err(request, EROFS);
   }
-  static void Mkdir(fuse_req_t request, fuse_ino_t, const char*, mode_t) {
-    fuse_reply_err(request, EROFS);
+  static void Mkdir(fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode) {
+    FileSystem& fs = Of(request);
+    auto path = fs.PathToChange(request, parent, name);
+    if (!path) return;
+    EntryReply made{};
+    int error = mkdirat(fs.source_.get(), path->c_str(), mode) == 0 ? 0 : errno;
+    if (error == 0) error = fs.FillEntry(*std::move(path), made.entry);
+    Reply reply{request, made};
+    if (error != 0) reply.body = ErrorReply{error};
+    Send(reply, fs.inodes_);
   }
-  static void Create(fuse_req_t request, fuse_ino_t, const char*, mode_t, fuse_file_info*) {
-    fuse_reply_err(request, EROFS);
+  static void Create(fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode,
+                     fuse_file_info* info) {
+    FileSystem& fs = Of(request);
+    auto path = fs.PathToChange(request, parent, name);
+    if (!path) return;
+    const int flags = info->flags & (O_ACCMODE | O_EXCL | O_TRUNC);
+    OwnedFd fd(
+        openat(fs.source_.get(), path->c_str(), flags | O_CREAT | O_CLOEXEC | O_NOFOLLOW, mode));
+    fuse_entry_param entry{};
+    const int error = fd.valid() ? fs.FillEntry(*std::move(path), entry) : errno;
+    if (error != 0) {
+      fuse_reply_err(request, error);
+      return;
+    }
+    info->direct_io = !fs.cache_;
+    info->noflush = 1;
+    info->fh = static_cast<uint64_t>(fd.get());
+    // From the answer on the kernel may release the handle in another thread.
+    const int opened = fd.Release();
+    if (fuse_reply_create(request, &entry, info) != 0) {
+      OwnedFd closes(opened);
+      fs.inodes_.Forget(entry.ino, 1);
+    }
   }
-  static void Remove(fuse_req_t request, fuse_ino_t, const char*) {
-    fuse_reply_err(request, EROFS);
+  static void Unlink(fuse_req_t request, fuse_ino_t parent, const char* name) {
+    Remove(request, parent, name, 0);
+  }
+  static void Rmdir(fuse_req_t request, fuse_ino_t parent, const char* name) {
+    Remove(request, parent, name, AT_REMOVEDIR);
+  }
+  static void Remove(fuse_req_t request, fuse_ino_t parent, const char* name, int flags) {
+    FileSystem& fs = Of(request);
+    const auto path = fs.PathToChange(request, parent, name);
+    if (!path) return;
+    fuse_reply_err(request, unlinkat(fs.source_.get(), path->c_str(), flags) == 0 ? 0 : errno);
   }
   static void Symlink(fuse_req_t request, const char*, fuse_ino_t, const char*) {
     fuse_reply_err(request, EROFS);
   }
-  static void Rename(fuse_req_t request, fuse_ino_t, const char*, fuse_ino_t, const char*,
-                     unsigned) {
-    fuse_reply_err(request, EROFS);
+  static void Rename(fuse_req_t request, fuse_ino_t parent, const char* name, fuse_ino_t to_parent,
+                     const char* to_name, unsigned flags) {
+    FileSystem& fs = Of(request);
+    const auto from = fs.PathToChange(request, parent, name);
+    if (!from) return;
+    const auto to = fs.PathToChange(request, to_parent, to_name);
+    if (!to) return;
+    const int source = fs.source_.get();
+    // Paths of what lies in a folder would change with it.
+    struct stat attr {};
+    int error = fstatat(source, from->c_str(), &attr, AT_SYMLINK_NOFOLLOW) == 0 ? 0 : errno;
+    if (error == 0 && (flags != 0 || S_ISDIR(attr.st_mode))) error = EINVAL;
+    if (error == 0 && renameat(source, from->c_str(), source, to->c_str()) != 0) error = errno;
+    if (error == 0) fs.inodes_.Move(attr.st_dev, attr.st_ino, *to);
+    fuse_reply_err(request, error);
   }
   static void Link(fuse_req_t request, fuse_ino_t, fuse_ino_t, const char*) {
     fuse_reply_err(request, EROFS);
@@ -444,8 +542,9 @@ const fuse_lowlevel_ops& FileSystem::Operations() {
     ops.mknod = Operation::Mknod;
     ops.mkdir = Operation::Mkdir;
     ops.create = Operation::Create;
-    ops.unlink = Operation::Remove;
-    ops.rmdir = Operation::Remove;
+    ops.unlink = Operation::Unlink;
+    ops.rmdir = Operation::Rmdir;
+    ops.fallocate = Operation::Fallocate;
     ops.symlink = Operation::Symlink;
     ops.rename = Operation::Rename;
     ops.link = Operation::Link;
@@ -464,8 +563,22 @@ Result<std::unique_ptr<FileSystem>> FileSystem::Open(const Options& options) {
 FileSystem::FileSystem(OwnedFd source, const Options& options)
     : source_(std::move(source)),
       cache_(options.cache),
+      writable_(options.writable),
       timeout_s_(options.cache ? kCacheSeconds : 0),
-      model_(options.settings, SteadyClock().Now()) {}
+      model_(options.settings, SteadyClock().Now()),
+      writes_({.bytes_per_s = options.write_bytes_per_s}, SteadyClock().Now()) {}
+
+std::optional<std::string> FileSystem::PathToChange(fuse_req_t request, NodeId parent,
+                                                    const char* name) {
+  const bool control = parent == kFolderNode ||
+                       (parent == InodeTable::kRoot && std::strcmp(name, kControlFolder) == 0);
+  const auto folder = inodes_.PathOf(parent);
+  if (!writable_ || control || !folder) {
+    fuse_reply_err(request, !writable_ || control ? EROFS : ESTALE);
+    return std::nullopt;
+  }
+  return JoinPath(*folder, name);
+}
 
 int FileSystem::FillEntry(std::string path, fuse_entry_param& entry) {
   entry.attr_timeout = timeout_s_;

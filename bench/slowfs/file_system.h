@@ -1,4 +1,5 @@
-// FileSystem: a folder shown read-only through FUSE, as slow as a StorageModel says.
+// FileSystem: a folder shown through FUSE, as slow as a StorageModel says; read-only, unless it is
+// to stand for a disk that is written to. Then writes pass through a pipe of their own.
 //
 // The source folder is asked as soon as a request arrives; only the answer waits. Below `.slowfs`
 // in the root lie control files, in no listing and without delay:
@@ -10,6 +11,7 @@
 #include <dirent.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -33,6 +35,8 @@ class FileSystem {
     std::string source;
     StorageSettings settings;
     bool cache = false;  // the kernel may keep data, attributes and names
+    bool writable = false;
+    double write_bytes_per_s = 0;  // 0: no limit
   };
 
   static Result<std::unique_ptr<FileSystem>> Open(const Options& options);
@@ -67,6 +71,9 @@ class FileSystem {
                 DataReply data, ServeLoop& loop);
   // Looks `path` up in the source folder, for the kernel to know. Returns 0 or an errno value.
   int FillEntry(std::string path, fuse_entry_param& entry);
+  // Where `name` of the folder `parent` lies, for an operation that changes it; nothing, with the
+  // request answered, where nothing may be changed.
+  std::optional<std::string> PathToChange(fuse_req_t request, NodeId parent, const char* name);
   // Appends a line of a listing if it fits into `space`; returns the space that it needs.
   size_t AddEntry(fuse_req_t request, const std::string& folder, const dirent& entry, bool plus,
                   char* out, size_t space);
@@ -76,6 +83,7 @@ class FileSystem {
 
   const OwnedFd source_;
   const bool cache_;
+  const bool writable_;
   const double timeout_s_;  // how long the kernel may keep names and attributes
 
   InodeTable inodes_;
@@ -84,6 +92,7 @@ class FileSystem {
 
   Mutex mutex_;
   StorageModel model_ GUARDED_BY(mutex_);
+  StorageModel writes_ GUARDED_BY(mutex_);
   std::vector<Parked> parked_ GUARDED_BY(mutex_);
   std::string rejected_ GUARDED_BY(mutex_);  // why the last change of settings was refused
 };

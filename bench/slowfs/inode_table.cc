@@ -25,6 +25,12 @@ NodeId InodeTable::Acquire(dev_t device, ino_t inode, std::string path) {
   return entry->second;
 }
 
+void InodeTable::Move(dev_t device, ino_t inode, std::string path) {
+  MutexLock lock(mutex_);
+  const auto known = by_file_.find(FileKey{device, inode});
+  if (known != by_file_.end()) nodes_.at(known->second).path = std::move(path);
+}
+
 void InodeTable::Forget(NodeId id, uint64_t times) {
   MutexLock lock(mutex_);
   const auto node = nodes_.find(id);

@@ -29,6 +29,8 @@ class InodeTable {
   // node until the kernel has forgotten it as often as it was acquired; numbers are never reused.
   NodeId Acquire(dev_t device, ino_t inode, std::string path);
   void Forget(NodeId node, uint64_t times);
+  // The file (device, inode), if it has a node, lies at `path` now.
+  void Move(dev_t device, ino_t inode, std::string path);
 
   // Path relative to the source folder ("." for the root), or nothing if the node is unknown.
   std::optional<std::string> PathOf(NodeId node) const;

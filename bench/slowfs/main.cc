@@ -30,7 +30,7 @@ constexpr int kUsageError = 2;
 constexpr char kHelp[] =
     R"(Usage: slowfs [options] SOURCE_DIR MOUNTPOINT
 
-Shows SOURCE_DIR, read-only, at the empty folder MOUNTPOINT, as slow as a busy shared file system.
+Shows SOURCE_DIR, read-only unless said otherwise, at the empty folder MOUNTPOINT, as slow as a busy shared file system.
 Returns when the mount is ready; unmount with 'fusermount3 -u MOUNTPOINT'.
 
 Latency of each operation, in milliseconds (default 0):
@@ -52,6 +52,9 @@ Faults:
                       stall_ms is changed (see below)
 
 Others:
+  --writable MB       let programs change SOURCE_DIR, as a slow local disk would: what they write
+                      takes a pipe of its own of so many megabytes a second (0: no limit); names are
+                      changed without delay
   --seed N            for jitter, tail and EIO (default 1)
   --cache             let the kernel cache data, attributes and names, as NFS and Lustre clients do;
                       without it every access costs again
@@ -96,7 +99,16 @@ Status Usage(std::string message) {
 }
 
 Result<Arguments> ParseArguments(int argc, char** argv) {
-  enum Flag { kSetting = 256, kCache, kAllowOther, kThreads, kNoRealtime, kForeground, kHelpFlag };
+  enum Flag {
+    kSetting = 256,
+    kCache,
+    kAllowOther,
+    kThreads,
+    kWritable,
+    kNoRealtime,
+    kForeground,
+    kHelpFlag
+  };
   std::vector<option> options;
   for (const SettingFlag& setting : kSettingFlags) {
     options.push_back({setting.flag, required_argument, nullptr, kSetting});
@@ -104,6 +116,7 @@ Result<Arguments> ParseArguments(int argc, char** argv) {
   options.push_back({"cache", no_argument, nullptr, kCache});
   options.push_back({"allow-other", no_argument, nullptr, kAllowOther});
   options.push_back({"threads", required_argument, nullptr, kThreads});
+  options.push_back({"writable", required_argument, nullptr, kWritable});
   options.push_back({"no-realtime", no_argument, nullptr, kNoRealtime});
   options.push_back({"foreground", no_argument, nullptr, kForeground});
   options.push_back({"help", no_argument, nullptr, kHelpFlag});
@@ -133,6 +146,17 @@ Result<Arguments> ParseArguments(int argc, char** argv) {
             arguments.threads > 1024) {
           return Usage(StrCat("--threads must lie in [1, 1024], not '", optarg, "'"));
         }
+        break;
+      }
+      case kWritable: {
+        double megabytes = 0;
+        const char* end = optarg + strlen(optarg);
+        const auto parsed = std::from_chars(optarg, end, megabytes);
+        if (parsed.ec != std::errc() || parsed.ptr != end || !(megabytes >= 0)) {
+          return Usage(StrCat("--writable needs megabytes a second, not '", optarg, "'"));
+        }
+        arguments.file_system.writable = true;
+        arguments.file_system.write_bytes_per_s = megabytes * 1e6;
         break;
       }
       case kNoRealtime:

@@ -31,6 +31,7 @@ void Send(Reply& reply, InodeTable& inodes) {
                    if (fuse_reply_open(request, &body.info) != 0) OwnedFd closes(fd);
                  },
                  [&](DataReply& body) { fuse_reply_buf(request, body.data.get(), body.size); },
+                 [&](WriteReply& body) { fuse_reply_write(request, body.size); },
                  [&](StatfsReply& body) { fuse_reply_statfs(request, &body.info); },
                  [&](LinkReply& body) { fuse_reply_readlink(request, body.target.c_str()); },
              },

@@ -33,6 +33,9 @@ struct DataReply {
   std::unique_ptr<char[]> data;
   size_t size;
 };
+struct WriteReply {
+  size_t size;
+};
 struct StatfsReply {
   struct statvfs info;
 };
@@ -42,7 +45,8 @@ struct LinkReply {
 
 struct Reply {
   fuse_req_t request;
-  std::variant<ErrorReply, EntryReply, AttrReply, OpenReply, DataReply, StatfsReply, LinkReply>
+  std::variant<ErrorReply, EntryReply, AttrReply, OpenReply, DataReply, WriteReply, StatfsReply,
+               LinkReply>
       body;
 };
 

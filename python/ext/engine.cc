@@ -438,6 +438,9 @@ void BindEngine(nb::module_& m) {
           },
           "Why the cache folder takes no copies; empty while it does, or where there is none.")
       .def_prop_ro(
+          "cache_warning", [](const EngineHandle& e) { return FileText(e.engine->CacheWarning()); },
+          "That the cache folder hung, so that copies were given up; empty: it never did.")
+      .def_prop_ro(
           "cache_note", [](const EngineHandle& e) { return FileText(e.engine->CacheNote()); },
           "What was mended when the cache folder was opened; mostly nothing.")
       .def_prop_ro(

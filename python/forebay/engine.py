@@ -100,6 +100,7 @@ class Engine:
         self._web: _forebay.MetricsPort | None = None
         self._pid = -1
         self._noted = False
+        self._warned = False
         self._native: _forebay.Engine | None = None
         self._lock = threading.Lock()
         self.native  # noqa: B018 - bad options are reported here, not at the first batch
@@ -136,6 +137,12 @@ class Engine:
     def cache_status(self) -> str:
         """Why the cache folder takes no copies; empty while it does, or where there is none."""
         return self.native.cache_status
+
+    def warn_of_cache(self) -> None:
+        """Says once, at WARNING, that the cache folder hung and copies were given up."""
+        if not self._warned and self._pid == os.getpid() and (why := self.native.cache_warning):
+            self._warned = True
+            _log.warning("forebay: %s", why)
 
     def cluster(self) -> dict[str, Any] | None:
         """What this node knows of the job's other nodes: who is there, what came from each, and

@@ -22,6 +22,8 @@ from .units import parse_bytes
 
 _log = logging.getLogger("forebay")
 _SLOW_WAIT_S = 30.0
+# A batch that took so long may have waited for a cache folder that hangs.
+_LONG_TAKE_S = 1.0
 _STATE_VERSION = 1
 
 
@@ -325,12 +327,17 @@ class DataLoader:
 
     def _tell_epoch(self, epoch: int) -> None:
         """Why was my GPU idle? A line of the log at each epoch's end."""
+        self._warn_of_cache()
         log_epoch(
             str(self.catalog.root),
             self.rank,
             lambda: next((r for r in reversed(self.stats()) if r.epoch == epoch), None),
             self.engine.cluster,
         )
+
+    def _warn_of_cache(self) -> None:
+        if isinstance(self.engine, Engine):  # a daemon says it itself
+            self.engine.warn_of_cache()
 
     def close(self) -> None:
         """Stops reading ahead and gives the memory back. Batches still held stay valid."""
@@ -440,9 +447,12 @@ class _Iterator:
         if self._iteration != loader._iteration or feed is None:
             raise CancelledError("a newer iter() of this loader, or close(), ended this iterator")
         try:
+            begun = time.monotonic()
             took = feed.take(loader.timeout or _SLOW_WAIT_S)
             if took is None:
                 took = self._wait_on(feed)
+            if time.monotonic() - begun > _LONG_TAKE_S:
+                loader._warn_of_cache()
         except Exception:
             loader._stream_at = None  # the next iter() starts afresh
             raise

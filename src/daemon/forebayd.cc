@@ -147,6 +147,7 @@ Result<Daemon> Start(const Settings& settings, const DaemonPlace& place) {
                                 static_cast<int64_t>(settings.linger),
                                 "how long forebayd stays after its last client has left");
   if (const std::string note = daemon.engine->CacheNote(); !note.empty()) Say(note);
+  daemon.engine->SetWarn([](const std::string& warning) { Say(warning); });
   Result<peer::Started> peers = peer::StartPeers(*daemon.engine, settings.peers);
   if (!peers) return peers.error();
   if (!peers->note.empty()) Say(peers->note);

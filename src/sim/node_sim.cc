@@ -31,17 +31,21 @@ class Folder {
   bool Has(SampleId sample) const { return !here_.empty() && here_[sample] == State::kWhole; }
   Nanos Read(uint64_t bytes, Nanos now) { return disk_.Admit(OpKind::kRead, bytes, now).finish_at; }
 
-  // Writes a copy behind the reader, where there is room.
-  void Write(SampleId sample, uint64_t bytes, Nanos now) {
-    if (here_.empty() || here_[sample] != State::kAbsent) return;
-    if (used_ + bytes > spec_.bytes) return;
-    if (spec_.buffer_bytes != 0 && buffered_ + bytes > spec_.buffer_bytes) return;
+  // Whether one more copy may be on its way.
+  bool MayTake(uint64_t bytes) const {
+    return spec_.buffer_bytes == 0 || buffered_ + bytes <= spec_.buffer_bytes;
+  }
+  // Writes a copy behind the reader, where there is room, and says when it is whole; -1: it is not
+  // written.
+  Nanos Write(SampleId sample, uint64_t bytes, Nanos now) {
+    if (here_[sample] != State::kAbsent || used_ + bytes > spec_.bytes) return -1;
     here_[sample] = State::kOnItsWay;
     used_ += bytes;
     buffered_ += bytes;
     writer_free_at_ = std::max(now, writer_free_at_) +
                       SpanOf(static_cast<double>(bytes), spec_.write_bytes_per_s);
     writes_.push_back({writer_free_at_, sample, bytes});
+    return writer_free_at_;
   }
   // Appends the samples that are whole by now, and were not before.
   void Advance(Nanos now, std::vector<SampleId>* stored) {
@@ -106,6 +110,7 @@ class Node {
   };
   static constexpr uint32_t kStepDone = ~uint32_t{0};
   static constexpr uint32_t kTune = kStepDone - 1;
+  static constexpr uint32_t kCopied = kTune - 1;
   // (time, number, read or one of these): events of one time happen in the order they were made.
   using Event = std::tuple<Nanos, uint64_t, uint32_t>;
 
@@ -214,7 +219,6 @@ void Node::Finish(uint32_t index) {
   } else {
     ++epoch().source_reads;
     epoch().source_bytes += bytes;
-    if (read.action.store) folder_.Write(read.action.sample, bytes, now_);
   }
   meter_.OnBytes(bytes);
   meter_.OnRequest(now_ - read.start);
@@ -236,7 +240,18 @@ void Node::Pump() {
   }
   stored_.clear();
   folder_.Advance(now_, &stored_);
-  for (const SampleId sample : stored_) scheduler_.OnStored(0, sample);
+  for (const SampleId sample : stored_) scheduler_.OnStoreEnded(0, sample, true);
+  StoreAction store;
+  while (scheduler_.FirstStore(&store) && folder_.MayTake(store.length)) {
+    scheduler_.BeginStore(store);
+    scheduler_.OnStoreTaken(store);
+    const Nanos whole = folder_.Write(store.sample, store.length, now_);
+    if (whole < 0) {
+      scheduler_.OnStoreEnded(0, store.sample, false);
+    } else {
+      At(whole, kCopied);
+    }
+  }
   actions_.clear();
   scheduler_.SetReadAheadBytes(sc_.read_ahead != 0 ? sc_.read_ahead
                                                    : tuner_->decision().ahead_bytes);
@@ -319,7 +334,10 @@ Result<NodeOutcome> Node::Run() {
   if (sc_.folder.bytes > 0) {
     uint64_t bytes = 0;
     for (const uint32_t length : sc_.lengths) bytes += length;
-    scheduler_.SetTier(0, {.present = true, .holds_all = bytes <= sc_.folder.bytes});
+    scheduler_.SetTier(
+        0, {.present = true,
+            .holds_all = bytes <= sc_.folder.bytes,
+            .largest = sc_.folder.buffer_bytes == 0 ? ~uint64_t{0} : sc_.folder.buffer_bytes});
   }
   StreamShape shape;
   shape.batch_size = sc_.batch;
@@ -345,6 +363,9 @@ Result<NodeOutcome> Node::Run() {
       waiting_ = true;
       waiting_since_ = now_;
       FOREBAY_RETURN_IF_ERROR(Take());
+    } else if (what == kCopied) {
+      Pump();
+      if (waiting_ && scheduler_.IsDue(stream_)) FOREBAY_RETURN_IF_ERROR(Take());
     } else if (reads_[what].from_folder || !NextOp(what, now_)) {
       Finish(what);
       Pump();

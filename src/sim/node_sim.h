@@ -25,7 +25,8 @@ struct FolderSpec {
   double read_bytes_per_s = 0;   // 0: no limit
   double write_bytes_per_s = 0;  // 0: no limit
   Nanos read = 0;                // latency of one read
-  uint64_t buffer_bytes = 0;     // copies on their way; what finds no room is not written
+  uint64_t buffer_bytes =
+      0;  // copies on their way; 0: no limit. What finds no room waits in memory
 };
 
 struct NodeScenario {

@@ -22,9 +22,8 @@ struct SourceRead {
   // with what lies between them, where they follow each other in one object without overlapping.
   // Each completes as if it had been read alone. A source may ignore it.
   uint32_t group = 0;
-  // Where a tier lies before the source: not from there, and not copied there. Nor from a peer.
+  // Where a tier lies before the source: not from there. Nor from a peer.
   bool skip_tier = false;
-  bool skip_store = false;
   bool urgent = false;  // a consumer waits for it; a source may ignore it
 };
 

@@ -187,7 +187,6 @@ Engine::Engine(const EngineOptions& options, uint64_t budget, uint64_t arena_byt
                   .keep_bytes = std::min(options.memory_tier, arena_bytes),
                   .max_samples = options.max_in_flight * PosixSourceOptions::kReadsPerOp}),
       tuner_(MakeTuner(TunerOptions(options, arena_bytes))),
-      pause_(SteadyClock().Now()),
       decode_pool_(registry_, DecodeThreads(options, budget)) {
   for (size_t i = 0; i < kStallCauses; ++i) {
     stall_[i] =
@@ -242,6 +241,7 @@ void EngineDelete::operator()(Engine* engine) const {
 
 Engine::~Engine() {
   if (!loop_.joinable()) return;
+  if (cache_ != nullptr) FinishCopies();
   loop_.request_stop();
   planner_.request_stop();
   for (std::jthread& copier : copiers_) copier.request_stop();
@@ -275,6 +275,17 @@ Engine::~Engine() {
       left.push_back({std::move(dataset.catalog), std::move(dataset.source), Mapping()});
     }
     left.push_back({nullptr, nullptr, std::move(arena_)});
+  }
+}
+
+// Copies of what was read last are made, too: for a moment, while the folder takes them.
+void Engine::FinishCopies() {
+  const Nanos until = SteadyClock().Now() + 2 * kSecond;
+  MutexLock lock(mutex_);
+  closing_ = true;
+  while (scheduler_.copies_under_way() > 0 && !scheduler_.copies_hang() &&
+         SteadyClock().Now() < until) {
+    room_.wait_for(lock.native(), std::chrono::milliseconds(5));
   }
 }
 
@@ -316,7 +327,21 @@ Result<std::unique_ptr<TieredSource>> Engine::ThroughCache(const Catalog& catalo
 }
 
 Status Engine::CacheStatus() const {
-  return cache_ == nullptr ? Status() : cache_->store->health();
+  if (cache_ == nullptr) return Status();
+  const Status health = cache_->store->health();
+  MutexLock lock(mutex_);
+  if (!health.ok() || !scheduler_.copies_hang()) return health;
+  return Status(Code::kUnavailable, cache_warning_);
+}
+
+void Engine::SetWarn(std::function<void(const std::string&)> warn) {
+  MutexLock lock(mutex_);
+  warn_ = std::move(warn);
+}
+
+std::string Engine::CacheWarning() const {
+  MutexLock lock(mutex_);
+  return cache_warning_;
 }
 
 Result<uint64_t> Engine::CacheLimit() const {
@@ -386,8 +411,9 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
   if (tiered != nullptr) {
     // Each copy takes a little more than its bytes.
     const uint64_t copies = bytes + lengths.size() * FolderStore::kOverheadASample;
-    scheduler_.SetTier(id,
-                       {.present = true, .holds_all = copies <= tiered->tier().capacity_bytes()});
+    scheduler_.SetTier(id, {.present = true,
+                            .holds_all = copies <= tiered->tier().capacity_bytes(),
+                            .largest = cache_->buffer.bytes()});
     for (SampleId s = 0; s < lengths.size(); ++s) {
       if (tiered->Holds(s)) scheduler_.OnStored(id, s);
     }
@@ -1033,16 +1059,6 @@ void Engine::SignalProgress() {
   (void)!write(progress_fd_.get(), &one, sizeof one);
 }
 
-// Read-ahead stands still while the cache folder catches up, so that what it could hold need not be
-// read from the source again; but not for long: a folder slower than the source is left without
-// some samples instead.
-bool Engine::WritesLagBehind() {
-  constexpr double kLow = 0.25;
-  if (cache_ == nullptr) return false;
-  const bool lags = cache_->buffer.Free() < kLow;
-  return (lags || pause_.pausing()) && pause_.Ask(lags, SteadyClock().Now());
-}
-
 void Engine::ApplyKnobs() {
   registry_.ReadKnobs(&knobs_seen_, [this]() NO_THREAD_SAFETY_ANALYSIS {
     fixed_reads_ = static_cast<size_t>(prefetch_.reads.value());
@@ -1062,7 +1078,7 @@ void Engine::Collect() {
   const size_t limit = InFlightLimit();
   const uint64_t ahead = fixed_ahead_ != 0 ? fixed_ahead_ : tuner_->decision().ahead_bytes;
   scheduler_.SetReadAheadBytes(ahead);
-  scheduler_.NextReads(limit, &outbox_, !WritesLagBehind());
+  scheduler_.NextReads(limit, &outbox_, !closing_);
   const size_t waiting = scheduler_.WaitingForReads();
   if (waiting != meter_.waiting()) meter_.OnWaiting(waiting, SteadyClock().Now());
   for (OrderAction& order : scheduler_.NextOrders()) {
@@ -1092,7 +1108,20 @@ void Engine::Collect() {
   leases_.Set(scheduler_.lease_count());
   source_limit_.held.Set(static_cast<uint64_t>(scheduler_.held_time()));
   changed_total_.Set(scheduler_.counters().changed);
+  if (cache_ != nullptr) NoteCopies();
   memory_tier_.evicted_total.Set(scheduler_.counters().evicted);
+}
+
+void Engine::NoteCopies() {
+  const uint64_t given_up = scheduler_.counters().copies_given_up;
+  cache_->metrics.skipped.Add(given_up - std::exchange(copies_given_up_, given_up));
+  cache_->metrics.held.Set(scheduler_.held_bytes());
+  if (!scheduler_.copies_hang() || !cache_warning_.empty()) return;
+  cache_warning_ = StrCat("the cache folder ", options_.cache_folder, " has written nothing for ",
+                          scheduler_.copy_patience() / kSecond,
+                          " s: training goes on without it, and what is not copied now is copied "
+                          "in a later epoch");
+  if (warn_) warn_(cache_warning_);
 }
 
 void Engine::WriteTunerLog() {

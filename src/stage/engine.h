@@ -33,7 +33,6 @@
 #include "plan/sampler.h"
 #include "source/source.h"
 #include "stage/mechanisms.h"
-#include "stage/pause_allowance.h"
 #include "stage/peer_report.h"
 #include "stage/reads_under_way.h"
 #include "stage/scheduler.h"
@@ -225,6 +224,11 @@ class Engine {
   Status CacheStatus() const;
   // The most bytes that the cache folder may hold; kNotFound without one.
   Result<uint64_t> CacheLimit() const;
+  // That the cache folder hung, so that copies were given up for a while; empty: it never did.
+  std::string CacheWarning() const;
+  // Is called once, with CacheWarning(), by a thread of the engine as soon as there is one. It must
+  // neither wait nor call back.
+  void SetWarn(std::function<void(const std::string&)> warn);
   // What was mended when the cache folder was opened; mostly nothing.
   std::string CacheNote() const;
   // What jobs may take, while they have streams, and what they took. For one driver: `held_back` is
@@ -306,6 +310,7 @@ class Engine {
              Place from);
   void UpdateCosts(DatasetId id, DatasetState& dataset, const ReadsUnderWay& under_way)
       REQUIRES(mutex_);
+  bool StoreDue(std::span<DatasetState* const> datasets);
   void SubmitBacklog(DatasetState& dataset, ReadsUnderWay& under_way);
   // When to look again.
   Nanos HedgeHanging(std::span<DatasetState* const> datasets, ReadsUnderWay& under_way, Nanos now);
@@ -313,9 +318,10 @@ class Engine {
   void ApplyKnobs() REQUIRES(mutex_);
   // Collects actions after any event; wakes whoever has work.
   void Collect() REQUIRES(mutex_);
-  bool WritesLagBehind() REQUIRES(mutex_);
   size_t InFlightLimit() const REQUIRES(mutex_);
   void WakeLoop();
+  void FinishCopies();
+  void NoteCopies() REQUIRES(mutex_);
   Status OpenCache();
   Result<std::unique_ptr<TieredSource>> ThroughCache(const Catalog& catalog,
                                                      std::unique_ptr<Source> inner);
@@ -407,8 +413,11 @@ class Engine {
   std::condition_variable order_ready_;
   std::condition_variable copy_ready_;
   std::condition_variable room_;  // waited for with a bound; nobody notifies
-  PauseAllowance pause_ GUARDED_BY(mutex_);
   uint64_t knobs_seen_ GUARDED_BY(mutex_) = 0;
+  bool closing_ GUARDED_BY(mutex_) = false;          // nothing is read ahead any more
+  uint64_t copies_given_up_ GUARDED_BY(mutex_) = 0;  // that metrics know
+  std::string cache_warning_ GUARDED_BY(mutex_);
+  std::function<void(const std::string&)> warn_ GUARDED_BY(mutex_);
   bool loop_awake_ GUARDED_BY(mutex_) = true;
   Nanos loop_until_ GUARDED_BY(mutex_) = 0;  // how long it sleeps for held reads
   bool copiers_started_ GUARDED_BY(mutex_) = false;

@@ -143,11 +143,11 @@ bool Engine::ReapInto(std::span<DatasetState* const> datasets, ReadsUnderWay& un
   for (size_t d = 0; d < datasets.size(); ++d) {
     DatasetState& dataset = *datasets[d];
     const size_t n = dataset.source->Reap(done);
-    std::vector<SampleId> stored;
-    if (dataset.tiered != nullptr) stored = dataset.tiered->TakeStored();
-    if (n == 0 && stored.empty()) continue;
+    std::vector<TieredSource::Ended> copies;
+    if (dataset.tiered != nullptr) copies = dataset.tiered->TakeEnded();
+    if (n == 0 && copies.empty()) continue;
     busy |= n == done.size();
-    *arrived |= n > 0;
+    *arrived = true;
     auto from = [&](size_t i) {
       if (dataset.tiered != nullptr && dataset.tiered->FromTier(i)) return Place::kTier;
       return done[i].peer >= 0 ? Place::kPeer : Place::kSource;
@@ -159,7 +159,9 @@ bool Engine::ReapInto(std::span<DatasetState* const> datasets, ReadsUnderWay& un
       Learn(dataset, reads[i], done[i], from(i));
     }
     MutexLock lock(mutex_);
-    for (const SampleId s : stored) scheduler_.OnStored(static_cast<DatasetId>(d), s);
+    for (const TieredSource::Ended& copy : copies) {
+      scheduler_.OnStoreEnded(static_cast<DatasetId>(d), copy.sample, copy.stored);
+    }
     for (size_t i = 0; i < n; ++i) Finished(dataset, reads[i].action, done[i], crcs[i], from(i));
     UpdateCosts(static_cast<DatasetId>(d), dataset, under_way);
     if (dataset.tiered != nullptr) UpdateFolderRoom();
@@ -169,6 +171,42 @@ bool Engine::ReapInto(std::span<DatasetState* const> datasets, ReadsUnderWay& un
     }
   }
   return busy;
+}
+
+// Copies what has been read for the cache folder out of the arena, as far as the write buffer has
+// room; the rest waits where it is. True: there may be more.
+bool Engine::StoreDue(std::span<DatasetState* const> datasets) {
+  constexpr size_t kStoreAtOnce = 32;
+  struct Copy {
+    StoreAction action;
+    uint32_t reserved = 0;
+    bool refused = false;
+  };
+  std::vector<Copy> copies;
+  {
+    MutexLock lock(mutex_);
+    StoreAction next;
+    while (copies.size() < kStoreAtOnce && scheduler_.FirstStore(&next)) {
+      if (next.dataset >= datasets.size()) break;
+      const std::optional<uint32_t> reserved =
+          datasets[next.dataset]->tiered->ReserveCopy(next.length);
+      if (!reserved) break;
+      scheduler_.BeginStore(next);
+      copies.push_back({next, *reserved});
+    }
+  }
+  if (copies.empty()) return false;
+  for (Copy& copy : copies) {
+    const StoreAction& store = copy.action;
+    copy.refused = !datasets[store.dataset]->tiered->Store(
+        copy.reserved, store.sample, {arena_.data() + store.offset, store.length}, store.crc);
+  }
+  MutexLock lock(mutex_);
+  for (const Copy& copy : copies) {
+    scheduler_.OnStoreTaken(copy.action);
+    if (copy.refused) scheduler_.OnStoreEnded(copy.action.dataset, copy.action.sample, false);
+  }
+  return copies.size() == kStoreAtOnce;
 }
 
 void Engine::SubmitBacklog(DatasetState& dataset, ReadsUnderWay& under_way) {
@@ -185,7 +223,6 @@ void Engine::SubmitBacklog(DatasetState& dataset, ReadsUnderWay& under_way) {
     out.dest = {arena_.data() + read.offset, read.length};
     out.group = read.group;
     out.skip_tier = read.place == Place::kSource;
-    out.skip_store = !read.store;
     out.urgent = read.urgent;
     batch.push_back(out);
   }
@@ -243,7 +280,8 @@ void Engine::RunLoop(std::stop_token stop) {
       for (DatasetState& dataset : datasets_) datasets.push_back(&dataset);
     }
     under_way.Tick(SteadyClock().Now());
-    const bool busy = ReapInto(datasets, under_way, &arrived);
+    bool busy = ReapInto(datasets, under_way, &arrived);
+    if (cache_ != nullptr) busy |= StoreDue(datasets);
     Nanos now = SteadyClock().Now();
     // Not while more has arrived: a read that waits to be reaped does not hang.
     if (!busy && now >= look_at) look_at = HedgeHanging(datasets, under_way, now);

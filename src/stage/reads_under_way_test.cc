@@ -4,35 +4,12 @@
 
 #include <algorithm>
 
-#include "stage/pause_allowance.h"
-
 namespace forebay {
 namespace {
 
 // ---- pauses for the cache folder
 
 // Seconds of pause between `from` and `to`, asked every millisecond.
-double Paused(PauseAllowance& pause, Nanos from, Nanos to) {
-  Nanos paused = 0;
-  for (Nanos now = from; now < to; now += kMilli) paused += pause.Ask(true, now) ? kMilli : 0;
-  (void)pause.Ask(false, to);
-  return static_cast<double>(paused) / kSecond;
-}
-
-TEST(PauseAllowance, OnePartInFifty) {
-  PauseAllowance pause(0);
-  EXPECT_FALSE(pause.Ask(true, 0));
-  EXPECT_NEAR(Paused(pause, kMilli, 100 * kSecond), 2, 0.1);
-}
-
-TEST(PauseAllowance, ALongTimeWithoutPausesDoesNotAllowALongOne) {
-  PauseAllowance pause(0);
-  const Nanos late = 36000 * kSecond;
-  EXPECT_LT(Paused(pause, late, late + 10 * kSecond), 1.5);
-}
-
-// ---- reads under way
-
 TEST(ReadsUnderWay, WhileTheProcessWasStoppedNoReadBecameOld) {
   ReadsUnderWay reads;
   reads.Tick(kSecond);

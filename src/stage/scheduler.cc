@@ -26,7 +26,7 @@ Scheduler::Scheduler(const Options& options) : options_(options), arena_(options
 DatasetId Scheduler::AddDataset(std::span<const uint32_t> lengths, uint64_t metadata_bytes) {
   if (metadata_bytes > 0) {
     // The youngest possible stream asks, so that no waiting lease is robbed for it.
-    if (!MakeRoom(metadata_bytes, ~StreamId{0})) return kNoRoom;
+    if (!MakeRoom(metadata_bytes, ~StreamId{0}, HeldRoom::kTake)) return kNoRoom;
     metadata_bytes_ += arena_.size(arena_.Allocate(metadata_bytes));
   }
   Dataset dataset;
@@ -48,7 +48,7 @@ bool Scheduler::SetAside(uint64_t bytes, std::vector<ArenaAllocator::Block>* blo
   if (!MaySetAside(bytes, leave)) return false;  // it must not cost the samples that are kept
   for (uint64_t left = bytes; left > 0;) {
     const uint64_t piece = std::min(left, kAsideBlock);
-    if (!MakeRoom(piece, ~StreamId{0})) {
+    if (!MakeRoom(piece, ~StreamId{0}, HeldRoom::kTake)) {
       ReturnAside(*blocks);
       blocks->clear();
       return false;
@@ -134,7 +134,7 @@ void Scheduler::MakeRegion(Stream& stream) {
   uint64_t bytes = std::min({usable / 2, usable - beside, (kCopyDepth + 2) * (batch + batch / 4)});
   // Pinned samples of other streams may stand in the way of the whole of it.
   for (; bytes >= 2 * batch; bytes -= bytes / 8 + 1) {
-    if (!MakeRoom(bytes, ~StreamId{0})) continue;
+    if (!MakeRoom(bytes, ~StreamId{0}, HeldRoom::kTake)) continue;
     stream.region = arena_.Allocate(bytes);
     stream.copies = ArenaAllocator(arena_.size(stream.region));
     return;
@@ -274,6 +274,7 @@ void Scheduler::SetKeepBytes(uint64_t bytes) {
 void Scheduler::FreeBlock(DatasetId d, SampleId s) {
   Entry& e = entry(d, s);
   if (e.flags & kKept) Unkeep(d, s);
+  if (e.flags & kCopyDue) return;  // freed when its copy was taken
   Uncount(e);
   arena_.Free(e.block);
   e.block = ArenaAllocator::kNone;
@@ -285,18 +286,28 @@ void Scheduler::MaybeFree(DatasetId d, SampleId s) {
   const Entry& e = entry(d, s);
   if (e.state != State::kResident || e.pins != 0 || (e.flags & kKept)) return;
   // Room for copies comes as what lives here arrives, and after some were read.
-  if (!datasets_[d].share.empty() && WouldKeep(d, s, kNoJob)) KeepIfMay(d, s, kNoJob);
-  if (e.ahead == 0 && !(e.flags & kKept)) FreeBlock(d, s);
+  if (!datasets_[d].share.empty() && !(e.flags & kCopyDue) && WouldKeep(d, s, kNoJob)) {
+    KeepIfMay(d, s, kNoJob);
+  }
+  if (e.ahead == 0 && !(e.flags & (kKept | kCopyDue))) FreeBlock(d, s);
 }
 
 void Scheduler::Uncount(const Entry& e) {
   if (e.block == ArenaAllocator::kNone || e.pins != 0 || (e.flags & kKept)) return;
+  if (OnlyHeld(e)) {
+    held_bytes_ -= arena_.size(e.block);
+    return;
+  }
   ahead_bytes_ -= arena_.size(e.block);
   if (e.state == State::kResident) ready_bytes_ -= arena_.size(e.block);
 }
 
 void Scheduler::Count(const Entry& e) {
   if (e.block == ArenaAllocator::kNone || e.pins != 0 || (e.flags & kKept)) return;
+  if (OnlyHeld(e)) {
+    held_bytes_ += arena_.size(e.block);
+    return;
+  }
   ahead_bytes_ += arena_.size(e.block);
   if (e.state == State::kResident) ready_bytes_ += arena_.size(e.block);
 }
@@ -360,7 +371,7 @@ bool Scheduler::Allot(DatasetId d, SampleId s, Need need, StreamId for_stream) {
   placed.block = block;
   placed.offset = arena_.offset(block);
   placed.state = State::kReading;
-  placed.flags &= static_cast<uint8_t>(~(kFailedSoon | kFailedNow | kUrgent | kCopying));
+  placed.flags &= static_cast<uint8_t>(~(kFailedSoon | kFailedNow | kUrgent));
   Count(placed);
   if (need != Need::kAhead) placed.flags |= kUrgent;
   if (keep) KeepIfMay(d, s, job);
@@ -435,8 +446,13 @@ void Scheduler::SetJobLimits(std::string_view name, const JobLimits& limits) {
 }
 
 void Scheduler::Advance(Nanos now) {
+  // Drivers call at least every so often; while the process stood still, so did the second tier.
+  constexpr Nanos kLongestStep = kSecond;
   MarkWaiting();
+  if (now - now_ > kLongestStep) copies_moved_ += now - now_ - kLongestStep;
   now_ = std::max(now_, now);
+  if (copies_under_way() == 0) copies_hang_ = false;
+  if (CopiesMove() && now_ - copies_moved_ > options_.copy_patience) GiveUpCopies();
   jobs_.BeginRound(now_);
 }
 
@@ -591,7 +607,9 @@ bool Scheduler::FitsMemory() const {
   return everything <= keep_quota();
 }
 
-bool Scheduler::MakeRoom(uint64_t bytes, StreamId for_stream) {
+// Samples that only wait to be copied go by themselves: a consumer waits for that, and takes
+// nothing from others meanwhile.
+bool Scheduler::MakeRoom(uint64_t bytes, StreamId for_stream, HeldRoom held) {
   auto fits = [&] {
     const ArenaAllocator::Block block = arena_.Allocate(bytes);
     if (block == ArenaAllocator::kNone) return false;
@@ -599,6 +617,10 @@ bool Scheduler::MakeRoom(uint64_t bytes, StreamId for_stream) {
     return true;
   };
   while (!fits()) {
+    if (held_bytes_ > 0) {
+      if (held == HeldRoom::kAwait) return false;
+      if (GiveUpOneHeld()) continue;
+    }
     if (!RetractOne() && !EvictOne() && !StealOne(for_stream)) return false;
   }
   return true;
@@ -738,7 +760,7 @@ void Scheduler::AskMissing(LeaseId, Lease& lease) {
       continue;
     }
     if (e.state == State::kReading) e.flags |= kUrgent;
-    if (e.state == State::kAbsent && !(e.flags & kFailedNow)) {
+    if (e.state == State::kAbsent && !(e.flags & kFailedNow) && !AwaitsStore(lease.dataset, s)) {
       const bool from_source = !(e.flags & kInTier) && !Elsewhere(lease.dataset, s);
       if ((!in_turn && from_source) || !MayRead(lease.dataset, s, job)) {
         lease.held = true;
@@ -785,7 +807,7 @@ LeaseId Scheduler::MakeBatchLease(StreamId id, Stream& stream) {
   for (uint64_t i = 0; i < n; ++i) {
     const SampleId s = lease.samples[i];
     Entry& e = entry(d, s);
-    if (stream.taken + i < planned) --e.ahead;
+    if (stream.taken + i < planned) AddAhead(e, -1);
     lease.bytes += ArenaAllocator::Rounded(e.length);
     if (e.state == State::kResident && e.pins < kMaxRefs) {
       Pin(e);
@@ -1023,7 +1045,7 @@ void Scheduler::UndoFetch(Stream& stream, SampleId sample) {
   if (!stream.open || stream.fetched == 0) return;  // its epoch is over, or forgotten
   --stream.fetched;
   int32_t& balance = stream.outstanding[sample];
-  if (++balance > 0) ++entry(stream.shape.dataset, sample).ahead;
+  if (++balance > 0) AddAhead(entry(stream.shape.dataset, sample), 1);
   if (balance == 0) stream.outstanding.erase(sample);
 }
 
@@ -1042,7 +1064,7 @@ Scheduler::Take Scheduler::FetchSample(StreamId id, SampleId sample, LeaseId* le
     lease.serving = stream.shape.serving;
     if (stream.shape.itemised) {
       int32_t& balance = stream.outstanding[sample];
-      if (balance > 0) --e.ahead;
+      if (balance > 0) AddAhead(e, -1);
       if (--balance == 0) stream.outstanding.erase(sample);
       ++stream.fetched;
       PopFetched(stream, id);
@@ -1131,6 +1153,7 @@ StallCause Scheduler::WaitCause(StreamId id) const {
   bool from_peer = false;
   for (SampleId s : lease->missing) {
     const Entry& e = entry(lease->dataset, s);
+    from_tier |= e.state == State::kAbsent && AwaitsStore(lease->dataset, s);
     if (e.state != State::kReading) continue;
     if (e.flags & kInTier) {
       from_tier = true;
@@ -1142,6 +1165,8 @@ StallCause Scheduler::WaitCause(StreamId id) const {
   }
   if (from_peer) return StallCause::kPeer;
   if (from_tier) return StallCause::kTier;
+  // What waits to be copied into the folder has the memory.
+  if (held_bytes_ > 0 && !lease->copying) return StallCause::kTier;
   if (!lease->missing.empty()) return StallCause::kMemory;
   return lease->copying ? StallCause::kDecode : StallCause::kMemory;
 }
@@ -1177,6 +1202,8 @@ std::string Scheduler::CheckInvariants() const {
   uint64_t kept = 0;
   uint64_t not_kept = 0;
   uint64_t ready = 0;
+  uint64_t held = 0;
+  size_t due = 0;
   std::vector<std::vector<uint32_t>> pins(datasets_.size());
   std::vector<std::vector<uint32_t>> ahead(datasets_.size());
   for (size_t d = 0; d < datasets_.size(); ++d) {
@@ -1197,6 +1224,7 @@ std::string Scheduler::CheckInvariants() const {
     for (SampleId s : lease.samples) ++pins[lease.dataset][s];
     for (SampleId s : lease.missing) --pins[lease.dataset][s];
   }
+  for (const uint64_t key : taking_) ++pins[key >> 32][static_cast<SampleId>(key)];
   if (leased != leased_bytes_) return "leased bytes do not add up";
   if (serving != serving_bytes_) return "serving bytes do not add up";
   for (const Stream& stream : streams_) {
@@ -1246,7 +1274,15 @@ std::string Scheduler::CheckInvariants() const {
       }
       if (e.state != State::kResident && e.pins != 0) return "pinned but not resident" + where;
       if (e.block != ArenaAllocator::kNone) used += arena_.size(e.block);
-      if (e.block != ArenaAllocator::kNone && e.pins == 0 && !(e.flags & kKept)) {
+      if (e.flags & kCopyDue) {
+        ++due;
+        if (e.state != State::kResident) return "a copy of nothing is due" + where;
+        if (e.flags & kInTier) return "a copy is due that is there" + where;
+        if (storing_.contains(Key(d, s))) return "a copy is due and under way" + where;
+      }
+      if (e.block != ArenaAllocator::kNone && e.pins == 0 && !(e.flags & kKept) && OnlyHeld(e)) {
+        held += arena_.size(e.block);
+      } else if (e.block != ArenaAllocator::kNone && e.pins == 0 && !(e.flags & kKept)) {
         not_kept += arena_.size(e.block);
         if (e.state == State::kResident) ready += arena_.size(e.block);
       }
@@ -1254,7 +1290,8 @@ std::string Scheduler::CheckInvariants() const {
         if (e.block == ArenaAllocator::kNone) return "kept without a block" + where;
         kept += arena_.size(e.block);
       }
-      if (e.state == State::kResident && e.pins == 0 && e.ahead == 0 && !(e.flags & kKept)) {
+      if (e.state == State::kResident && e.pins == 0 && e.ahead == 0 &&
+          !(e.flags & (kKept | kCopyDue))) {
         return "resident without a reason" + where;
       }
     }
@@ -1263,6 +1300,9 @@ std::string Scheduler::CheckInvariants() const {
   if (kept != kept_bytes_) return "kept bytes do not add up";
   if (spare != spare_bytes_) return "spare bytes do not add up";
   if (reserved != reserved_bytes_) return "reserved bytes do not add up";
+  if (held != held_bytes_) return "held bytes do not add up";
+  if (due != due_.size()) return "copies that are due do not add up";
+  if (copies_hang_ && due > 0) return "copies are due though nobody waits for them";
   if (not_kept != ahead_bytes_) return "look-ahead bytes do not add up";
   if (ready != ready_bytes_) return "ready bytes do not add up";
   if (used > arena_.capacity()) return "more than the arena";

@@ -6,12 +6,18 @@
 // Every sample of a data set has an Entry: absent, reading or resident. References hold it:
 //   ahead  positions of some stream's look-ahead window that will use it,
 //   pins   leases that hand it out now (or will, once their missing samples have arrived),
-//   kept   the memory tier holds it for later epochs.
+//   kept   the memory tier holds it for later epochs,
+//   due    its copy for the second tier waits to be taken.
 // A data set may have a second tier below memory, its folder. While the two together cannot hold
 // everything, a sample lies in one of them only, so that they cover the most.
-// A resident sample without any of the three is freed at once. Keeping the samples that were read
+// A resident sample without any of the four is freed at once. Keeping the samples that were read
 // first, and never replacing them, is optimal when each sample is used once an epoch: no policy can
 // have more hits an epoch than the tier has room.
+//
+// What is read from the source for the second tier stays in memory until its writer has taken the
+// bytes. A writer that falls behind so fills memory, and read-ahead, then consumers, wait for it:
+// no copy is lost. A writer that hangs stops nobody for good: once no copy has ended for a while,
+// those that wait are given up, and none is due until one ends. The next epoch makes up for them.
 //
 // A read that hangs may be raced by a second one into memory of its own; the loser's memory is held
 // until it ends. Neighbours in one shard are read in one request (a group) where that pays.
@@ -41,6 +47,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "catalog/catalog.h"
@@ -91,7 +98,8 @@ struct ReadAction {
 // The second tier of a data set.
 struct TierShape {
   bool present = false;
-  bool holds_all = false;  // large enough for every sample
+  bool holds_all = false;           // large enough for every sample
+  uint64_t largest = ~uint64_t{0};  // longest sample that it takes
 };
 
 // What reads of a data set cost, in any unit, and what it pays to read in one request.
@@ -100,6 +108,15 @@ struct ReadCosts {
   double source = 0;
   uint64_t merge_bytes = 0;  // largest request for several samples; 0: one each
   uint64_t merge_gap = 0;    // bytes between two samples worth reading through
+};
+
+// Give a copy of the sample to the second tier.
+struct StoreAction {
+  DatasetId dataset = 0;
+  SampleId sample = 0;
+  uint64_t offset = 0;  // in the arena
+  uint32_t length = 0;
+  uint32_t crc = 0;
 };
 
 // Copy the samples of a lease into its contiguous block.
@@ -143,6 +160,8 @@ class Scheduler {
     // Samples that look-ahead may have under way, however few requests they are; a group is a
     // sixteenth of them at most, so that several are.
     size_t max_samples = size_t{1} << 20;
+    // How long to wait for the second tier while it ends no copy.
+    Nanos copy_patience = 5 * kSecond;
   };
   enum class Take : uint8_t { kReady, kPending, kEndOfEpoch, kEndOfStream, kFailed, kTooLarge };
 
@@ -166,6 +185,7 @@ class Scheduler {
     uint64_t changed = 0;              // samples whose bytes differ from an earlier read
     uint64_t requests = 0;             // to the source; a group is one
     uint64_t hedged = 0;               // second reads of samples whose first one hangs
+    uint64_t copies_given_up = 0;      // that waited for a second tier that hung, or took memory
   };
 
   explicit Scheduler(const Options& options);
@@ -290,6 +310,25 @@ class Scheduler {
   }
   // The second tier holds the sample now.
   void OnStored(DatasetId dataset, SampleId sample);
+
+  // ---- Copies for the second tier.
+  //
+  // The one that has waited longest; false: none waits.
+  bool FirstStore(StoreAction* out);
+  // The driver takes it: its bytes stay where they are until OnStoreTaken.
+  void BeginStore(const StoreAction& store);
+  // They were copied elsewhere.
+  void OnStoreTaken(const StoreAction& store);
+  // `stored`: the second tier has it. It may end before it was taken.
+  void OnStoreEnded(DatasetId dataset, SampleId sample, bool stored);
+  // Copies that wait to be taken, or were and have not ended.
+  size_t copies_under_way() const { return due_.size() + storing_.size(); }
+  // The second tier has ended none for Options::copy_patience: nobody waits for it now.
+  bool copies_hang() const { return copies_hang_; }
+  Nanos copy_patience() const { return options_.copy_patience; }
+  // Of samples that are in memory only because their copy waits.
+  uint64_t held_bytes() const { return held_bytes_; }
+
   // A second read from the source of a sample whose read hangs; false when there is no memory for
   // it, second reads and lost ones would hold more than an eighth of what there is for samples, the
   // sample has been read or raced already, or as many were hedged as may be.
@@ -328,7 +367,8 @@ class Scheduler {
   uint64_t reserved_bytes() const { return reserved_bytes_; }
   // Of leases of serving streams that have memory.
   uint64_t serving_bytes() const { return serving_bytes_; }
-  // Samples that are neither kept nor pinned: there or being read, and those that are there.
+  // Samples that are neither kept nor pinned nor only held for their copy: there or being read, and
+  // those that are there.
   uint64_t ahead_bytes() const { return ahead_bytes_; }
   uint64_t ready_bytes() const { return ready_bytes_; }
   // Of one batch of each stream that has something to read.
@@ -354,7 +394,7 @@ class Scheduler {
   static constexpr uint8_t kCrcKnown = 16;
   static constexpr uint8_t kSuspect = 32;   // the last read's checksum differed; read once more
   static constexpr uint8_t kInTier = 64;    // the second tier holds it, for all we know
-  static constexpr uint8_t kCopying = 128;  // read for the second tier, which may not have it yet
+  static constexpr uint8_t kCopyDue = 128;  // its copy for the second tier waits to be taken
 
   struct Entry {
     uint64_t offset = 0;
@@ -393,6 +433,13 @@ class Scheduler {
     uint32_t first = 0;
     uint32_t second = 0;
     ArenaAllocator::Block second_block = ArenaAllocator::kNone;
+  };
+  // A copy for the second tier, not begun yet; its sample has kCopyDue.
+  struct Due {
+    DatasetId dataset = 0;
+    SampleId sample = 0;
+    JobId job = kNoJob;  // whose share of the folder it takes
+    bool spare = false;  // it does not live here
   };
   struct Epoch {
     uint64_t epoch = 0;
@@ -465,8 +512,20 @@ class Scheduler {
   // Something is under way that frees memory or fills a lease when it ends. Reads that lost a race
   // may never end.
   bool Moving() const {
-    return in_flight_ > orphans_.size() || !urgent_.empty() || !serving_urgent_.empty();
+    return in_flight_ > orphans_.size() || !urgent_.empty() || !serving_urgent_.empty() ||
+           CopiesMove();
   }
+  bool CopiesMove() const { return !copies_hang_ && copies_under_way() > 0; }
+  // Its copy is on its way into the second tier: read from there as soon as it has arrived, and not
+  // from the source before.
+  bool AwaitsStore(DatasetId d, SampleId s) const {
+    return !copies_hang_ && !storing_.empty() && storing_.contains(Key(d, s));
+  }
+  void SetDue(const ReadAction& read);
+  void ClearDue(const Due& due);
+  void GiveUp(const Due& due);
+  void GiveUpCopies();
+  bool GiveUpOneHeld();
   static bool FromPeer(const ReadAction& read) {
     return !read.serving && read.likely == Place::kPeer;
   }
@@ -501,15 +560,22 @@ class Scheduler {
     return (entry(d, s).flags & kInTier) || !jobs_.Limited(job) || Elsewhere(d, s) ||
            jobs_.Ready(job, now_);
   }
+  bool MayStore(DatasetId d, SampleId s, JobId job) const;
   void Charge(ReadAction& read);
   void SettleCharge(const ReadAction& read, bool ok, Place from);
   void MarkWaiting();
   void SetFlag(DatasetId d, SampleId s, uint8_t flag);
   void ClearFlag(DatasetId d, SampleId s, uint8_t flag);
   bool FitsMemory() const;
-  // What ahead_bytes_ and ready_bytes_ count changes only between these two.
+  static bool OnlyHeld(const Entry& e) { return (e.flags & kCopyDue) && e.ahead == 0; }
+  // What ahead_bytes_, ready_bytes_ and held_bytes_ count changes only between these two.
   void Uncount(const Entry& e);
   void Count(const Entry& e);
+  void AddAhead(Entry& e, int32_t n) {
+    Uncount(e);
+    e.ahead = static_cast<uint16_t>(e.ahead + n);
+    Count(e);
+  }
   void Pin(Entry& e) {
     Uncount(e);
     ++e.pins;
@@ -542,7 +608,9 @@ class Scheduler {
   void FreeBlock(DatasetId d, SampleId s);
   enum class Need : uint8_t { kAhead, kServing, kUrgent };
   bool Allot(DatasetId d, SampleId s, Need need, StreamId for_stream);
-  bool MakeRoom(uint64_t bytes, StreamId for_stream);
+  // Room that copies hold which wait for the second tier.
+  enum class HeldRoom : uint8_t { kAwait, kTake };
+  bool MakeRoom(uint64_t bytes, StreamId for_stream, HeldRoom held = HeldRoom::kAwait);
   bool RetractOne();
   bool EvictOne(const JobId* job = nullptr);
   bool EvictAmong(const JobId* job, bool spare_only);
@@ -584,6 +652,13 @@ class Scheduler {
   size_t peer_reads_ = 0;        // of in_flight_: for this node, and likely from another one
   uint64_t folder_room_ = ~uint64_t{0};
   uint64_t storing_spare_ = 0;  // being read, and meant for the folder though it lives elsewhere
+  std::deque<Due> due_;
+  uint64_t due_spare_ = 0;                       // bytes of those that do not live here
+  std::unordered_map<uint64_t, JobId> storing_;  // begun and not ended, by Key()
+  std::unordered_set<uint64_t> taking_;          // of those, not taken yet: they are pinned
+  uint64_t held_bytes_ = 0;
+  Nanos copies_moved_ = 0;  // when one ended last, or the first of them became due
+  bool copies_hang_ = false;
   uint64_t metadata_bytes_ = 0;
   uint64_t leased_bytes_ = 0;
   uint64_t ahead_bytes_ = 0;

@@ -22,13 +22,13 @@ void Scheduler::UnplanPosition(Stream& stream, SampleId s) {
     auto it = stream.outstanding.find(s);
     if (it == stream.outstanding.end()) return;
     if (it->second > 0) {
-      --entry(stream.shape.dataset, s).ahead;
+      AddAhead(entry(stream.shape.dataset, s), -1);
       MaybeFree(stream.shape.dataset, s);
     }
     if (--it->second <= 0) stream.outstanding.erase(it);
     return;
   }
-  --entry(stream.shape.dataset, s).ahead;
+  AddAhead(entry(stream.shape.dataset, s), -1);
   MaybeFree(stream.shape.dataset, s);
 }
 
@@ -37,7 +37,7 @@ void Scheduler::Unplan(Stream& stream) {
     for (const auto& [s, count] : stream.outstanding) {
       if (count <= 0) continue;
       Entry& e = entry(stream.shape.dataset, s);
-      e.ahead = static_cast<uint16_t>(e.ahead - count);
+      AddAhead(e, -count);
       MaybeFree(stream.shape.dataset, s);
     }
     stream.outstanding.clear();
@@ -102,7 +102,8 @@ bool Scheduler::AdvanceCursor(Stream& stream, ReadAction* out, size_t* budget, b
     }
     if (e.ahead == kMaxRefs) return false;
     bool read = false;
-    if (e.state == State::kAbsent && !(e.flags & kFailedSoon)) {
+    // What is on its way into the second tier is left to the lease, which reads it from there.
+    if (e.state == State::kAbsent && !(e.flags & kFailedSoon) && !AwaitsStore(d, s)) {
       const bool may = MayRead(d, s, stream.job) && (joins || MayReadAhead(stream, s));
       if (!may || !Allot(d, s, Need::kAhead, id)) {
         if (may) stream.blocked_at = frees_;
@@ -112,7 +113,7 @@ bool Scheduler::AdvanceCursor(Stream& stream, ReadAction* out, size_t* budget, b
       read = true;
     }
     if (stream.shape.itemised) ++stream.outstanding[s];
-    ++entry(d, s).ahead;
+    AddAhead(entry(d, s), 1);
     ++stream.cursor;
     --*budget;
     if (read) {
@@ -161,11 +162,7 @@ void Scheduler::Start(const ReadAction& action, std::vector<ReadAction>* out) {
       started.likely = Place::kPeer;
     }
   }
-  const JobStats& job = jobs_.stats(action.job);
-  started.store = dataset.tier.present && admit_tier_ &&
-                  (dataset.tier.holds_all || !(e.flags & kKept)) &&
-                  job.folder_bytes + action.length <= job.limits.folder_bytes &&
-                  FolderMayTake(action.dataset, action.sample);
+  started.store = MayStore(action.dataset, action.sample, action.job);
   started.store_spare = started.store && ShareOf(action.dataset, action.sample) != KeepShare::kHome;
   if (started.store_spare) storing_spare_ += action.length;
   ++in_flight_;
@@ -180,6 +177,16 @@ void Scheduler::Start(const ReadAction& action, std::vector<ReadAction>* out) {
       if (started.charged == 0) Charge(started);
     }
   }
+}
+
+// Whether what is read from the source is copied into the second tier.
+bool Scheduler::MayStore(DatasetId d, SampleId s, JobId job) const {
+  const Dataset& dataset = datasets_[d];
+  const Entry& e = dataset.entries[s];
+  const JobStats& stats = jobs_.stats(job);
+  return dataset.tier.present && admit_tier_ && !copies_hang_ && e.length <= dataset.tier.largest &&
+         (dataset.tier.holds_all || !(e.flags & kKept)) &&
+         stats.folder_bytes + e.length <= stats.limits.folder_bytes && FolderMayTake(d, s);
 }
 
 void Scheduler::Charge(ReadAction& read) {
@@ -197,7 +204,7 @@ bool Scheduler::FolderMayTake(DatasetId d, SampleId s) const {
     case KeepShare::kReplica:
       break;
   }
-  return storing_spare_ + reserved_bytes_ + entry(d, s).length <= folder_room_;
+  return storing_spare_ + due_spare_ + reserved_bytes_ + entry(d, s).length <= folder_room_;
 }
 
 // The charge was for what had been expected.
@@ -265,12 +272,12 @@ void Scheduler::StartGroup(Stream& stream, const ReadAction& action, size_t* bud
     end = std::max(end, e.offset + e.length);
   };
   const auto n = static_cast<SampleId>(dataset.entries.size());
-  if (stream.shape.whole && (dataset.tier.holds_all || FitsMemory())) {
+  if (stream.shape.whole && ((dataset.tier.holds_all && !copies_hang_) || FitsMemory())) {
     // Everything will be kept: the surroundings are staged with it, in aligned pieces, so that
     // every shard is read from end to end in large requests.
     const uint64_t piece = extent.offset / most * most;
     auto stage = [&](SampleId s) {
-      if (dataset.entries[s].flags & kCopying) return false;
+      if (storing_.contains(Key(d, s))) return false;
       if (!MayJoin(dataset, s) || !near(s) || !Allot(d, s, Need::kAhead, id)) return false;
       ReadAction neighbour = PlaceOf(d, s);
       neighbour.job = stream.job;
@@ -461,6 +468,7 @@ bool Scheduler::Hedge(const ReadAction& hanging, ReadAction* out) {
   if (next_serial_ == 0) next_serial_ = 1;
   out->place = Place::kSource;
   out->job = hanging.job;
+  out->store = hanging.store && !copies_hang_;
   Charge(*out);
   races_[Key(d, s)] = {hanging.serial, out->serial, block};
   ++in_flight_;
@@ -470,10 +478,7 @@ bool Scheduler::Hedge(const ReadAction& hanging, ReadAction* out) {
   return true;
 }
 
-void Scheduler::OnStored(DatasetId d, SampleId s) {
-  SetFlag(d, s, kInTier);
-  entry(d, s).flags &= static_cast<uint8_t>(~kCopying);
-}
+void Scheduler::OnStored(DatasetId d, SampleId s) { SetFlag(d, s, kInTier); }
 
 void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place from) {
   const DatasetId d = read.dataset;
@@ -501,10 +506,6 @@ void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place 
   } else if (ok && read.place == Place::kTier) {
     ClearFlag(d, s, kInTier);  // it was not there, or damaged
   }
-  if (ok && from != Place::kTier && read.store) {
-    e.flags |= kCopying;
-    jobs_.stats(read.job).folder_bytes += read.length;
-  }
   if (ok && from != Place::kTier && !(e.flags & kKept)) {
     KeepIfMay(d, s, read.job);  // room that had been meant for what the folder turned out to have
   }
@@ -530,6 +531,7 @@ void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place 
     e.state = State::kResident;
     Count(e);
     Touch(d, s);
+    if (from != Place::kTier && read.store) SetDue(read);
   } else {
     ++counters_.failed_reads;
     const bool urgent = (e.flags & kUrgent) != 0;
@@ -563,6 +565,102 @@ void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place 
   }
   if (!ok && !wanted) e.flags &= static_cast<uint8_t>(~kFailedNow);
   if (ok) MaybeFree(d, s);
+}
+
+// ---- copies for the second tier --------------------------------------------------------------
+
+// It has been read.
+void Scheduler::SetDue(const ReadAction& read) {
+  const DatasetId d = read.dataset;
+  const SampleId s = read.sample;
+  Entry& e = entry(d, s);
+  // Whatever changed since the read began.
+  if (copies_hang_ || (e.flags & (kInTier | kCopyDue)) || storing_.contains(Key(d, s))) return;
+  if ((e.flags & kKept) && !datasets_[d].tier.holds_all) return;
+  if (copies_under_way() == 0) copies_moved_ = now_;
+  Uncount(e);
+  e.flags |= kCopyDue;
+  Count(e);
+  due_.push_back({d, s, read.job, read.store_spare});
+  if (read.store_spare) due_spare_ += e.length;
+  jobs_.stats(read.job).folder_bytes += e.length;
+}
+
+void Scheduler::ClearDue(const Due& due) {
+  Entry& e = entry(due.dataset, due.sample);
+  Uncount(e);
+  e.flags &= static_cast<uint8_t>(~kCopyDue);
+  Count(e);
+  if (due.spare) due_spare_ -= e.length;
+}
+
+void Scheduler::GiveUp(const Due& due) {
+  ClearDue(due);
+  jobs_.stats(due.job).folder_bytes -= entry(due.dataset, due.sample).length;
+  ++counters_.copies_given_up;
+  MaybeFree(due.dataset, due.sample);
+}
+
+void Scheduler::GiveUpCopies() {
+  copies_hang_ = true;
+  for (; !due_.empty(); due_.pop_front()) GiveUp(due_.front());
+  ++frees_;
+  // Some wait for copies on their way, and may be read from the source now.
+  for (const LeaseId id : pending_) MarkDue(streams_[leases_.at(id).stream]);
+}
+
+bool Scheduler::GiveUpOneHeld() {
+  for (auto it = due_.begin(); it != due_.end(); ++it) {
+    const Entry& e = entry(it->dataset, it->sample);
+    if (e.pins != 0 || e.ahead != 0 || (e.flags & kKept)) continue;
+    const Due due = *it;
+    due_.erase(it);
+    GiveUp(due);
+    return true;
+  }
+  return false;
+}
+
+bool Scheduler::FirstStore(StoreAction* out) {
+  if (due_.empty()) return false;
+  const Due& due = due_.front();
+  const Entry& e = entry(due.dataset, due.sample);
+  if (e.pins == kMaxRefs) return false;
+  *out = {due.dataset, due.sample, e.offset, e.length, datasets_[due.dataset].crcs[due.sample]};
+  return true;
+}
+
+void Scheduler::BeginStore(const StoreAction& store) {
+  const Due due = due_.front();
+  assert(due.dataset == store.dataset && due.sample == store.sample);
+  due_.pop_front();
+  const uint64_t key = Key(store.dataset, store.sample);
+  storing_.emplace(key, due.job);
+  taking_.insert(key);
+  Pin(entry(store.dataset, store.sample));
+  ClearDue(due);
+}
+
+void Scheduler::OnStoreTaken(const StoreAction& store) {
+  if (taking_.erase(Key(store.dataset, store.sample)) == 0) return;
+  Unpin(store.dataset, store.sample);
+}
+
+void Scheduler::OnStoreEnded(DatasetId d, SampleId s, bool stored) {
+  const auto it = storing_.find(Key(d, s));
+  if (it == storing_.end()) return;
+  if (!stored) jobs_.stats(it->second).folder_bytes -= entry(d, s).length;
+  storing_.erase(it);
+  copies_moved_ = now_;
+  copies_hang_ = false;
+  if (stored) OnStored(d, s);
+  for (const LeaseId id : pending_) {
+    const Lease& lease = leases_.at(id);
+    const auto& missing = lease.missing;
+    if (lease.dataset == d && std::find(missing.begin(), missing.end(), s) != missing.end()) {
+      MarkDue(streams_[lease.stream]);
+    }
+  }
 }
 
 }  // namespace forebay

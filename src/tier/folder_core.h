@@ -117,6 +117,11 @@ class FolderCore {
   void Fail(Pending& put, int error) EXCLUDES(mutex_);
   void Drop(Job& job) EXCLUDES(mutex_);
   int AppendLog(std::span<LogRecord> records) EXCLUDES(mutex_);
+  // 0: the lock is ours, again if need be. Asked before anything in the folder is changed: a writer
+  // that has lost it touches nothing, as another one may have taken over.
+  int HoldLock();
+  // The same; if it is not, nothing is written any more.
+  bool MayTouch() EXCLUDES(mutex_);
   void StopWriting(Status why) REQUIRES(mutex_);
 
   const FolderTierOptions options_;
@@ -126,6 +131,7 @@ class FolderCore {
   // The background thread's own.
   FolderLock lock_;
   std::optional<FolderLog> log_;
+  bool lock_renewed_ = false;  // since the log was written
   SegmentWriter segments_;
   uint64_t next_temporary_ = 0;
 

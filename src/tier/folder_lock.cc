@@ -40,9 +40,16 @@ void FolderLock::Unlock() {
   if (fd_.valid()) flock(fd_.get(), LOCK_UN);
 }
 
-bool FolderLock::Linked() const {
-  struct stat st {};
-  return fd_.valid() && fstat(fd_.get(), &st) == 0 && st.st_nlink > 0;
+bool FolderLock::Held(int folder) const {
+  struct stat ours {};
+  struct stat named {};
+  if (!fd_.valid() || fstat(fd_.get(), &ours) != 0 ||
+      fstatat(folder, kName, &named, AT_SYMLINK_NOFOLLOW) != 0) {
+    return false;
+  }
+  // To lock what is locked by the same description changes nothing.
+  return ours.st_ino == named.st_ino && ours.st_dev == named.st_dev &&
+         flock(fd_.get(), LOCK_EX | LOCK_NB) == 0;
 }
 
 Status FolderLock::Describe(int error, const std::string& folder, const std::string& what) {

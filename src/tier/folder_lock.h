@@ -17,8 +17,9 @@ class FolderLock {
   // has the lock's name is not a file of this user; it is left alone.
   int Take(int folder);
   void Unlock();
-  // False: somebody removed the lock's file, and others may have made theirs.
-  bool Linked() const;
+  // False: somebody removed or replaced the lock's file, so that others may have made theirs, or
+  // the file system has given the lock to somebody else.
+  bool Held(int folder) const;
 
   // Why Take failed, in words.
   static Status Describe(int error, const std::string& folder, const std::string& what);

@@ -402,6 +402,33 @@ TEST_F(FolderTierTest, AWriterWhoseLockWasRemovedGivesWay) {
   EXPECT_TRUE(OpenStore(folder_.path())->Has({9, 2}));
 }
 
+TEST_F(FolderTierTest, AWriterThatLostItsLockTouchesNothing) {
+  const Bytes small(5'000, std::byte{7});
+  const Bytes large(100'000, std::byte{9});  // has a file of its own
+  {
+    auto before = OpenFolder(folder_.path());
+    ASSERT_TRUE(Put(*before, {8, 1}, small).stored);
+    ASSERT_TRUE(Put(*before, {8, 2}, large).stored);
+  }
+  auto first = OpenFolder(folder_.path(), 300'000);
+  ASSERT_TRUE(Put(*first, {9, 1}, small).stored);
+  ASSERT_TRUE(Put(*first, {9, 2}, large).stored);
+  fs::remove(folder_.path() + "/forebay.lock");
+  auto second = OpenFolder(folder_.path());
+  ASSERT_TRUE(Put(*second, {9, 3}, large).stored);
+  // Removals, a sample that the other has, too, and one for which data set 8 would have to leave.
+  Drop(*first, {9, 1});
+  Drop(*first, {9, 2});
+  EXPECT_FALSE(Put(*first, {9, 3}, large).stored);
+  EXPECT_FALSE(Put(*first, {9, 4}, Bytes(150'000)).stored);
+  EXPECT_FALSE(first->health().ok());
+  for (const TierKey key :
+       {TierKey{8, 1}, TierKey{8, 2}, TierKey{9, 1}, TierKey{9, 2}, TierKey{9, 3}}) {
+    Bytes bytes(key.sample == 1 ? small.size() : large.size());
+    EXPECT_TRUE(Get(*second, key, bytes).hit) << key.dataset << " " << key.sample;
+  }
+}
+
 TEST_F(FolderTierTest, DataSetsThatNobodyUsesMakeRoom) {
   constexpr uint64_t kCapacity = 40 * 132;
   {

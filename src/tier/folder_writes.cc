@@ -320,6 +320,7 @@ void FolderCore::NoteUses(std::vector<std::pair<uint64_t, std::string>> uses) {
 
 void FolderCore::RunBatch(std::span<Job> jobs) {
   std::vector<Pending> admitted;
+  (void)MayTouch();
   while (!jobs.empty()) {
     if (jobs.front().op.kind == TierOp::Kind::kDrop) {
       Drop(jobs.front());
@@ -338,7 +339,8 @@ void FolderCore::RunBatch(std::span<Job> jobs) {
       packed.push_back(put);
       continue;
     }
-    const int error = WriteFile(folder_.get(), op.key, op.bytes, next_temporary_++);
+    int error = HoldLock();
+    if (error == 0) error = WriteFile(folder_.get(), op.key, op.bytes, next_temporary_++);
     error == 0 ? files.push_back(put) : Fail(put, error);
   }
   Publish(files);
@@ -399,9 +401,11 @@ void FolderCore::Evict(uint64_t dataset) {
   LogRecord forget;
   forget.dataset = dataset;
   forget.kind = LogRecord::Kind::kForget;
-  (void)AppendLog(std::span(&forget, 1));
-  segments_.Seal(dataset);
-  RemoveDataset(folder_.get(), dataset);
+  if (MayTouch()) {
+    (void)AppendLog(std::span(&forget, 1));
+    segments_.Seal(dataset);
+    RemoveDataset(folder_.get(), dataset);
+  }
   MutexLock lock(mutex_);
   index_.Forget(dataset);
   index_.At(dataset).leaving = false;
@@ -427,8 +431,10 @@ void FolderCore::WritePacked(std::span<Pending> puts) {
       }
     } else if (error == EMLINK) {
       put.copy.packed = false;
-      const int failed =
-          WriteFile(folder_.get(), put.job->op.key, put.job->op.bytes, next_temporary_++);
+      int failed = HoldLock();
+      if (failed == 0) {
+        failed = WriteFile(folder_.get(), put.job->op.key, put.job->op.bytes, next_temporary_++);
+      }
       failed == 0 ? Publish(one) : Fail(put, failed);
       continue;
     }
@@ -437,6 +443,7 @@ void FolderCore::WritePacked(std::span<Pending> puts) {
 }
 
 int FolderCore::WriteTogether(std::span<Pending> puts) {
+  if (const int error = HoldLock(); error != 0) return error;
   const uint64_t dataset = puts.front().job->op.key.dataset;
   std::vector<iovec> parts;
   uint64_t bytes = 0;
@@ -473,7 +480,7 @@ void FolderCore::Publish(std::span<Pending> puts) {
   }
   if (const int error = AppendLog(records); error != 0) {
     for (Pending& put : puts) {
-      RemoveCopy(folder_.get(), put.job->op.key, put.copy);
+      if (HoldLock() == 0) RemoveCopy(folder_.get(), put.job->op.key, put.copy);
       Fail(put, error);
     }
     return;
@@ -518,13 +525,16 @@ void FolderCore::Drop(Job& job) {
       index_.Clear(key, CopyEntry::kBusy);
     }
   }
-  // First the record: what the log names is there.
-  LogRecord drop;
-  drop.dataset = key.dataset;
-  drop.sample = key.sample;
-  drop.kind = LogRecord::Kind::kDrop;
-  (void)AppendLog(std::span(&drop, 1));
-  RemoveCopy(folder_.get(), key, job.copy);
+  const bool touch = MayTouch();
+  if (touch) {
+    // First the record: what the log names is there.
+    LogRecord drop;
+    drop.dataset = key.dataset;
+    drop.sample = key.sample;
+    drop.kind = LogRecord::Kind::kDrop;
+    (void)AppendLog(std::span(&drop, 1));
+    RemoveCopy(folder_.get(), key, job.copy);
+  }
   bool empty = false;
   {
     MutexLock lock(mutex_);
@@ -533,23 +543,40 @@ void FolderCore::Drop(Job& job) {
     const std::vector<uint32_t>& packed = index_.At(key.dataset).packed;
     empty = job.copy.packed && job.copy.segment < packed.size() && packed[job.copy.segment] == 0;
   }
-  if (empty && !segments_.IsOpen(key.dataset, job.copy.segment)) {
+  if (touch && empty && !segments_.IsOpen(key.dataset, job.copy.segment)) {
     (void)unlinkat(folder_.get(), SegmentName(key.dataset, job.copy.segment).data(), 0);
   }
 }
 
+int FolderCore::HoldLock() {
+  if (lock_.Held(folder_.get())) return 0;
+  // Somebody emptied the folder; perhaps another process writes to it by now.
+  FolderLock lock;
+  if (const int error = lock.Take(folder_.get()); error != 0) return error;
+  lock_ = std::move(lock);
+  lock_renewed_ = true;
+  return 0;
+}
+
+bool FolderCore::MayTouch() {
+  const int error = HoldLock();
+  if (error == 0) return true;
+  MutexLock lock(mutex_);
+  if (!writing_) return false;
+  StopWriting(ErrnoStatus(error, StrCat("the cache folder ", folder(),
+                                        " takes no more copies, as its lock is not ours any more; "
+                                        "it serves what it has")));
+  return false;
+}
+
 int FolderCore::AppendLog(std::span<LogRecord> records) {
   if (!log_) return EIO;
-  if (!log_->Linked() || !lock_.Linked()) {
-    // Somebody emptied the folder; perhaps another process writes to it by now.
-    if (!lock_.Linked()) {
-      FolderLock lock;
-      if (const int error = lock.Take(folder_.get()); error != 0) return error;
-      lock_ = std::move(lock);
-    }
+  if (const int error = HoldLock(); error != 0) return error;
+  if (lock_renewed_ || !log_->Linked()) {
     Result<FolderLog> log = NewLog();
     if (!log) return ENOENT;
     log_ = *std::move(log);
+    lock_renewed_ = false;
   }
   return log_->Append(records);
 }

@@ -52,8 +52,10 @@ TierMetrics::TierMetrics(Mechanism& mechanism)
       writes(mechanism.AddCounter("forebay_tier_writes_total",
                                   "Samples copied into the cache folder")),
       skipped(mechanism.AddCounter("forebay_tier_skipped_writes_total",
-                                   "Samples not copied into the cache folder because it was busy")),
-      used(mechanism.AddGauge("forebay_tier_used_bytes", "Bytes the cache folder holds")) {}
+                                   "Samples not copied into the cache folder because it hung")),
+      used(mechanism.AddGauge("forebay_tier_used_bytes", "Bytes the cache folder holds")),
+      held(mechanism.AddGauge("forebay_tier_held_bytes",
+                              "Bytes in memory only because their copy waits to be written")) {}
 
 Result<std::unique_ptr<TieredSource>> TieredSource::Make(std::unique_ptr<Source> inner,
                                                          std::unique_ptr<Tier> tier,
@@ -180,7 +182,6 @@ size_t TieredSource::ReapInner(std::span<SourceDone> out) {
   for (SourceDone& done : out.first(taken)) {
     const auto index = static_cast<uint32_t>(done.tag);
     const SourceRead& read = slots_[index].read;
-    if (done.status.ok() && !read.skip_store) WriteBehind(read, done.crc);
     done.tag = read.tag;
     free_.push_back(index);
   }
@@ -197,35 +198,43 @@ void TieredSource::FlushInner() {
   wake_.SetTime(to_inner_.empty() ? WakeFd::kNever : SteadyClock().Now() + kMilli);
 }
 
-void TieredSource::WriteBehind(const SourceRead& read, uint32_t crc) {
-  const TierKey key{dataset_, read.sample};
-  const size_t size = read.dest.size();
-  if (tier_->Has(key) || !tier_->HasRoom(size)) return;
-  if (free_writes_.empty() || !buffer_.Take(size)) {
-    metrics_.skipped.Add(1);
-    return;
-  }
+std::optional<uint32_t> TieredSource::ReserveCopy(size_t bytes) {
+  if (free_writes_.empty() || !buffer_.Take(bytes)) return std::nullopt;
   const uint32_t index = free_writes_.back();
   free_writes_.pop_back();
-  Write& write = writes_[index];
-  write = {std::make_unique_for_overwrite<std::byte[]>(size), size, read.sample};
-  if (size > 0) std::memcpy(write.bytes.get(), read.dest.data(), size);
-  const TierOp put{.tag = kWriteTag | index,
-                   .kind = TierOp::Kind::kPut,
-                   .key = key,
-                   .bytes = {write.bytes.get(), size},
-                   .crc = crc};
-  if (tier_->Submit(std::span(&put, 1)) == 1) return;
-  metrics_.skipped.Add(1);
-  EndWrite({.tag = put.tag});
+  writes_[index].size = bytes;
+  return index;
+}
+
+bool TieredSource::Store(uint32_t reserved, SampleId sample, std::span<const std::byte> bytes,
+                         uint32_t crc) {
+  const TierKey key{dataset_, sample};
+  const size_t size = bytes.size();
+  Write& write = writes_[reserved];
+  if (!tier_->Has(key) && tier_->HasRoom(size)) {
+    write.sample = sample;
+    write.bytes = std::make_unique_for_overwrite<std::byte[]>(size);
+    if (size > 0) std::memcpy(write.bytes.get(), bytes.data(), size);
+    const TierOp put{.tag = kWriteTag | reserved,
+                     .kind = TierOp::Kind::kPut,
+                     .key = key,
+                     .bytes = {write.bytes.get(), size},
+                     .crc = crc};
+    if (tier_->Submit(std::span(&put, 1)) == 1) return true;
+    metrics_.skipped.Add(1);
+  }
+  FreeWrite(reserved);
+  return false;
 }
 
 void TieredSource::EndWrite(const TierDone& done) {
   const auto index = static_cast<uint32_t>(done.tag);
-  if (done.stored) {
-    metrics_.writes.Add(1);
-    stored_.push_back(writes_[index].sample);
-  }
+  if (done.stored) metrics_.writes.Add(1);
+  ended_.push_back({writes_[index].sample, done.stored});
+  FreeWrite(index);
+}
+
+void TieredSource::FreeWrite(uint32_t index) {
   buffer_.Give(writes_[index].size);
   writes_[index] = {};
   free_writes_.push_back(index);

@@ -1,5 +1,5 @@
 // A source that reads through a tier: what the tier holds comes from there, the rest from the inner
-// source, and is then written behind into the tier.
+// source. Whoever has read a sample may then give a copy of it to the tier.
 //
 // Whatever happens to the tier, a read ends as the inner source would end it: a miss, a damaged
 // copy or a failing store costs a second read, never an error.
@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -48,6 +49,7 @@ class WriteBuffer {
   // For one copy. False, and nothing taken, when fewer are left.
   bool Take(uint64_t bytes);
   void Give(uint64_t bytes) { left_.fetch_add(Charge(bytes), std::memory_order_relaxed); }
+  uint64_t bytes() const { return bytes_; }
   uint64_t used_bytes() const { return bytes_ - left_.load(std::memory_order_relaxed); }
   double Free() const {
     return static_cast<double>(left_.load(std::memory_order_relaxed)) / static_cast<double>(bytes_);
@@ -70,6 +72,7 @@ struct TierMetrics {
   Metric& writes;
   Metric& skipped;
   Metric& used;
+  Metric& held;  // whoever keeps samples in memory until they are copied sets it
 };
 
 class TieredSource final : public Source {
@@ -96,8 +99,20 @@ class TieredSource final : public Source {
   bool FromTier(size_t i) const { return from_tier_[i]; }
   // Whether the tier has the sample, as far as is known.
   bool Holds(SampleId sample) const { return tier_->Has({dataset_, sample}); }
-  // Samples whose copies the tier has taken since the last call.
-  std::vector<SampleId> TakeStored() { return std::exchange(stored_, {}); }
+
+  // ---- Copies. They are made of the source's own memory: the sample's is free after Store.
+  //
+  // Room for one of so many bytes, for one Store; nothing when there is none until others end.
+  std::optional<uint32_t> ReserveCopy(size_t bytes);
+  // False: the tier has it, or has no room for it; else it will be in TakeEnded once. `bytes` has
+  // the length that was reserved.
+  bool Store(uint32_t reserved, SampleId sample, std::span<const std::byte> bytes, uint32_t crc);
+  struct Ended {
+    SampleId sample = 0;
+    bool stored = false;  // the tier has it
+  };
+  // Since the last call; Reap finds them.
+  std::vector<Ended> TakeEnded() { return std::exchange(ended_, {}); }
   // Part of the write buffer that is free, 0 to 1.
   double write_room() const { return buffer_.Free(); }
   // Copies on their way into the tier.
@@ -120,8 +135,8 @@ class TieredSource final : public Source {
   size_t ReapTier(std::span<SourceDone> out);
   size_t ReapInner(std::span<SourceDone> out);
   void FlushInner();
-  void WriteBehind(const SourceRead& read, uint32_t crc);
   void EndWrite(const TierDone& done);
+  void FreeWrite(uint32_t index);
 
   const uint64_t dataset_;
   const pid_t creator_;
@@ -133,7 +148,7 @@ class TieredSource final : public Source {
   std::vector<Write> writes_;
   std::vector<uint32_t> free_writes_;
   std::vector<bool> from_tier_;  // of the last Reap
-  std::vector<SampleId> stored_;
+  std::vector<Ended> ended_;
   WakeFd wake_;
   // After the writes: its threads read their bytes.
   std::unique_ptr<Tier> tier_;

@@ -161,10 +161,17 @@ def _write(path: str, result: dict[str, Any]) -> None:
 
 
 def run_one(
-    name: str, mode: str, seed: int, keep: bool, json_file: str | None = None
+    name: str,
+    mode: str,
+    seed: int,
+    keep: bool,
+    json_file: str | None = None,
+    busy: int | None = None,
 ) -> dict[str, Any]:
     module = importlib.import_module(f"{__package__}.{name}")
     workload = load_workload(name, mode)
+    if busy is not None and "busy_loops" in workload:
+        workload["busy_loops"] = busy
     scratch = tempfile.mkdtemp(prefix=f"forebay-bench-{name}-")
     tty = sys.stderr.isatty()
 
@@ -243,6 +250,9 @@ def main(argv: list[str] | None = None) -> int:
     size.add_argument("--check", action="store_true", help="smallest: what make bench-check runs")
     parser.add_argument("--json", metavar="FILE", help="write figures and cases to FILE")
     parser.add_argument("--seed", type=int, default=1, help="seed of data and orders (default 1)")
+    parser.add_argument(
+        "--busy", type=int, metavar="N", help="tiers: measure beside N busy loops (default 4), too"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the data that was made")
     args = parser.parse_args(argv)
     # PyTorch warns of more workers than cores; on slow storage that is the point.
@@ -255,7 +265,7 @@ def main(argv: list[str] | None = None) -> int:
             parser.error(f"--check: there is none of {', '.join(unchecked)}")
     single = args.json if len(names) == 1 else None
     with cleans_up():
-        results = [run_one(name, mode, args.seed, args.keep, single) for name in names]
+        results = [run_one(name, mode, args.seed, args.keep, single, args.busy) for name in names]
     if args.json:
         merged = results[0] if len(results) == 1 else {
             "bench": "all",

@@ -2,17 +2,21 @@
 
 Every point of the workload gives the tiers (memory and a cache folder together) a share of the
 data. The consumer checksums every byte and then waits until its step is over, as it would for a
-GPU.
+GPU. Some points are measured again beside busy loops, which take the processors, and with the
+folder on a disk that writes slowly.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,13 +27,24 @@ from ..engine import Engine
 from ..loader import DataLoader
 from ..testing.slowfs import SlowFs
 from .data import make_files
-from .measure import Case, Outcome, best_of, interleave
+from .measure import Case, Outcome, best_of
 from .page_cache import CachedReader, memory_group
 from .run import Context
 from .torch_rival import RawFolder, torch_loader
 
 # What a cache folder counts for each sample beside its bytes.
 _FOLDER_BYTES_A_SAMPLE = 32
+# How long copies of a finished epoch may take to arrive in the folder.
+_COPIES_S = 5.0
+
+# Ends with its parent, and by itself.
+_BUSY_LOOP = """
+import os, time
+parent, end = os.getppid(), time.monotonic() + 1800
+while os.getppid() == parent and time.monotonic() < end:
+    for _ in range(100_000):
+        pass
+"""
 
 
 @dataclass
@@ -52,6 +67,19 @@ def _mount(ctx: Context, root: str, *, cache: bool = False) -> SlowFs:
     )  # fmt: skip
 
 
+@contextlib.contextmanager
+def _busy_loops(count: int) -> Iterator[None]:
+    """So many processes that compute and do nothing else."""
+    loops = [subprocess.Popen([sys.executable, "-c", _BUSY_LOOP]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+        for loop in loops:
+            loop.wait()
+
+
 class Setup:
     """One mount, the data below it, and every contestant over it."""
 
@@ -69,10 +97,10 @@ class Setup:
         self.torch_files = RawFolder(str(mount.path))
         self.batch: int = self.work["batch"]
         self.step_s: float = self.work["step_ms"] / 1e3
-        self.copied: list[float] = []
-        """Share of the samples that were in the folder when a first epoch with one ended."""
         self._torch_epoch = 0
         self._folders = 0
+        self.disk = ctx.scratch
+        """Where cache folders are made."""
 
     # ---- limits
 
@@ -124,7 +152,7 @@ class Setup:
 
     def new_folder(self) -> str:
         self._folders += 1
-        return os.path.join(self.ctx.scratch, f"cache{self._folders}")
+        return os.path.join(self.disk, f"cache{self._folders}")
 
     def forebay(self, percent: float) -> Point:
         """All epochs with a new engine and an empty folder; then one look at what is held."""
@@ -157,8 +185,10 @@ class Setup:
         shutil.rmtree(folder, ignore_errors=True)
         return point
 
-    def first_epoch(self, *, fill: bool) -> float:
-        """The first epoch, with or without a cache folder that takes everything."""
+    def first_epoch(self, *, fill: bool) -> tuple[float, float]:
+        """Seconds of the first epoch, with or without a cache folder that takes everything, and
+        the share of the samples that it copied.
+        """
         folder = self.new_folder() if fill else None
         start = time.perf_counter()
         engine = Engine(
@@ -167,13 +197,23 @@ class Setup:
         )  # fmt: skip
         with self._loader(engine, 1, shuffle=True) as loader:
             self._epoch(loader)
-        seconds = time.perf_counter() - start
-        metrics = engine.metrics()
+            seconds = time.perf_counter() - start
+            copied = self._copied(engine) if folder else 0.0
         del loader, engine
         if folder:
-            self.copied.append(metrics["forebay_tier_writes_total"] / len(self.sizes))
             shutil.rmtree(folder, ignore_errors=True)
-        return seconds
+        return seconds, copied
+
+    def _copied(self, engine: Engine) -> float:
+        """The share of the samples that an epoch has copied; the last of them are on their way."""
+        before, end = -1, time.monotonic() + _COPIES_S
+        while True:
+            copies = engine.metrics()["forebay_tier_writes_total"]
+            if copies >= len(self.sizes) or time.monotonic() > end:
+                return copies / len(self.sizes)
+            if copies != before:  # a slow disk may take longer
+                before, end = copies, time.monotonic() + _COPIES_S
+            time.sleep(0.01)
 
     def torch(self, workers: int) -> float:
         loader, sampler = torch_loader(self.torch_files, self.batch, workers, self.ctx.seed)
@@ -226,29 +266,119 @@ def _shown(seconds: list[float]) -> str:
 
 
 def _fill_cost(ctx: Context, out: Outcome, setup: Setup) -> None:
-    times = interleave(
-        {
-            "first epoch, filling": lambda: setup.first_epoch(fill=True),
-            "first epoch, no folder": lambda: setup.first_epoch(fill=False),
-        },
-        ctx.workload["fill_repeats"],
-        ctx.say,
+    filled, bare = [], []
+    for i in range(ctx.workload["fill_repeats"]):
+        filled.append(setup.first_epoch(fill=True))
+        bare.append(setup.first_epoch(fill=False)[0])
+        ctx.say(
+            f"first epoch: {filled[-1][0]:.3f} s with {filled[-1][1]:.1%} copied, {bare[-1]:.3f} s "
+            f"without a folder ({i + 1}/{ctx.workload['fill_repeats']})"
+        )
+    copied = [share for _, share in filled]
+    whole = [seconds for seconds, share in filled if share >= 1]
+    out.figures["copied_share"] = min(copied)
+    if whole:
+        cost = statistics.median(whole) / statistics.median(bare) - 1
+        out.figures["nvme_fill_cost"] = cost
+        out.repeats["nvme_fill_cost"] = [
+            seconds / other - 1
+            for (seconds, share), other in zip(filled, bare, strict=True)
+            if share >= 1
+        ]
+        out.cases.append(
+            Case("first epoch while the cache folder fills", "s", whole,
+                 limit=statistics.median(bare), limit_name="the same without a folder",
+                 note=f"without: {min(bare):.3f} to {max(bare):.3f} s")
+        )  # fmt: skip
+    else:
+        out.notes.append("nvme_fill_cost: no first epoch copied everything")
+    if len(whole) < len(filled):
+        out.notes.append(
+            f"{len(filled) - len(whole)} of {len(filled)} first epochs copied less than "
+            f"everything; they do not count in nvme_fill_cost"
+        )
+    out.cases.append(
+        Case("share of the samples copied by its end", "ratio", copied, limit=1.0,
+             limit_name="all")
+    )  # fmt: skip
+
+
+@dataclass
+class Judged:
+    """What the runs of one point come to."""
+
+    limits: list[float]
+    """Seconds that each epoch takes at least."""
+    over_limit: list[float]
+    """Each epoch over its limit, median of the repetitions."""
+    over_limit_worst: list[float]
+    over_bound: list[float]
+    """Source bytes over the least, by repetition."""
+
+
+def _judge_point(
+    setup: Setup, percent: float, runs: list[Point], step_s: float, source_s: float
+) -> Judged:
+    """`source_s`: seconds of one epoch of plain threads."""
+    epochs = setup.work["epochs"]
+    left = max(0, setup.bytes - setup.tier_bytes(percent)) / setup.bytes
+    limits = [max(step_s, source_s)] + [max(step_s, left * source_s)] * (epochs - 1)
+    each = [[run.seconds[e] / limits[e] for run in runs] for e in range(epochs)]
+    least = setup.least_bytes(percent, epochs)
+    return Judged(
+        limits,
+        [statistics.median(ratios) for ratios in each],
+        [max(ratios) for ratios in each],
+        [run.source_bytes / least for run in runs],
     )
-    filling, bare = times.values()
-    out.figures["nvme_fill_cost"] = statistics.median(filling) / statistics.median(bare) - 1
-    out.repeats["nvme_fill_cost"] = [a / b - 1 for a, b in zip(filling, bare, strict=True)]
+
+
+def _measure_again(
+    ctx: Context, out: Outcome, setup: Setup, prefix: str, threads: int, beside: str,
+    timed: bool = True,
+) -> None:  # fmt: skip
+    """Points of the workload under other conditions: its keys and figures are named `prefix`."""
+    work = ctx.workload
+    points: dict[float, list[Point]] = {percent: [] for percent in work[f"{prefix}_percent"]}
+    plain, steps, filled = [], [], []
+    repeats = work[f"{prefix}_repeats"]
+    for i in range(repeats):
+        plain.append(setup.plain_threads(threads))
+        steps.append(setup.step_only())
+        for percent, runs in points.items():
+            runs.append(setup.forebay(percent))
+            ctx.say(f"{beside}, {percent:g} %: {_shown(runs[-1].seconds)} ({i + 1}/{repeats})")
+        plain.append(setup.plain_threads(threads))
+        filled.append(setup.first_epoch(fill=True))
+        ctx.say(f"{beside}, first epoch: {filled[-1][0]:.2f} s, {filled[-1][1]:.1%} copied")
+    judged = {
+        percent: _judge_point(setup, percent, runs, statistics.median(steps),
+                              statistics.median(plain))
+        for percent, runs in points.items()
+    }  # fmt: skip
+    for percent, point in judged.items():
+        ratios = ", ".join(f"{r:.3f}" for r in point.over_limit)
+        out.cases += [
+            Case(f"{work['epochs']} epochs {beside}, tiers {percent:g} %", "s",
+                 [sum(run.seconds) for run in points[percent]], limit=sum(point.limits),
+                 limit_name="steps or source, whichever is longer",
+                 note=f"each epoch over its limit: {ratios}; of the last repetition "
+                 f"{_shown(points[percent][-1].seconds)}"),
+            Case(f"source bytes / least {beside}, tiers {percent:g} %", "ratio", point.over_bound,
+                 limit=1.0, limit_name="D + (E - 1) max(0, D - C)"),
+        ]  # fmt: skip
+    copied = [share for _, share in filled]
     out.cases += [
-        Case("first epoch while the cache folder fills", "s", filling,
-             limit=statistics.median(bare), limit_name="the same without a folder",
-             note=f"without: {min(bare):.3f} to {max(bare):.3f} s"),
-        Case("share of the samples copied by its end", "ratio", setup.copied, limit=1.0,
+        Case(f"first epoch {beside} while the folder fills", "s", [s for s, _ in filled]),
+        Case(f"share of the samples copied by its end {beside}", "ratio", copied, limit=1.0,
              limit_name="all"),
     ]  # fmt: skip
-    if min(setup.copied) < 0.99:
-        out.notes.append(
-            f"nvme_fill_cost is of epochs that copied no more than {min(setup.copied):.0%} of the "
-            f"samples: what was skipped cost nothing"
-        )
+    out.figures[f"source_bytes_vs_bound_{prefix}"] = max(max(j.over_bound) for j in judged.values())
+    out.figures[f"copied_share_{prefix}"] = min(copied)
+    if timed:
+        figure = f"epoch_vs_limit_{prefix}"
+        out.figures[figure] = max(max(j.over_limit) for j in judged.values())
+        out.figures[f"{figure}_worst"] = max(max(j.over_limit_worst) for j in judged.values())
 
 
 def _judge(
@@ -257,25 +387,21 @@ def _judge(
 ) -> None:  # fmt: skip
     """Figures and cases of all points. `source_s`: seconds of one epoch of plain threads."""
     epochs = ctx.workload["epochs"]
-    efficiency, over_bound, over_limit = [], [], []
+    efficiency, over_bound, over_limit, over_limit_worst = [], [], [], []
     reads = hedged = 0
     for percent, runs in points.items():
         configured = setup.tier_bytes(percent)
         held = [run.held_bytes / configured for run in runs]
         if configured < setup.bytes:
             efficiency += held
-        least = setup.least_bytes(percent, epochs)
-        read = [run.source_bytes / least for run in runs]
+        judged = _judge_point(setup, percent, runs, step_s, source_s)
+        limits, ratios, read = judged.limits, judged.over_limit, judged.over_bound
         over_bound += read
-        left = max(0, setup.bytes - configured) / setup.bytes
-        limits = [max(step_s, source_s)] + [max(step_s, left * source_s)] * (epochs - 1)
-        ratios = [
-            statistics.median(run.seconds[e] for run in runs) / limits[e] for e in range(epochs)
-        ]
         over_limit += ratios
         out.repeats.setdefault("epoch_vs_limit", []).extend(
             run.seconds[e] / limits[e] for run in runs for e in range(epochs)
         )
+        over_limit_worst += judged.over_limit_worst
         reads += sum(run.metrics["forebay_source_reads_total"] for run in runs)
         hedged += sum(run.metrics.get("forebay_source_hedged_reads_total", 0) for run in runs)
         last = runs[-1].metrics
@@ -298,6 +424,7 @@ def _judge(
     out.figures["tier_efficiency"] = min(efficiency)
     out.figures["source_bytes_vs_bound"] = max(over_bound)
     out.figures["epoch_vs_limit"] = max(over_limit)
+    out.figures["epoch_vs_limit_worst"] = max(over_limit_worst)
     out.figures["hedged_share"] = hedged / reads
 
 
@@ -339,6 +466,17 @@ def run(ctx: Context) -> Outcome:
             torch.append(setup.torch(workers))
             ctx.say(f"PyTorch, {workers} workers: {torch[-1]:.2f} s an epoch")
         _fill_cost(ctx, out, setup)
+        again = Outcome()
+        if loops := work["busy_loops"]:
+            with _busy_loops(loops):
+                _measure_again(ctx, again, setup, "busy", threads, f"beside {loops} busy loops")
+        disk = os.path.join(ctx.scratch, "disk")
+        os.mkdir(disk)
+        speed = work["slow_disk_mb"]
+        with SlowFs(disk, writable_mb=speed, seed=ctx.seed) as slow:
+            setup.disk = str(slow.path)
+            _measure_again(ctx, again, setup, "slow_disk", threads,
+                           f"with a disk that writes {speed:g} MB/s", timed=False)  # fmt: skip
         late.append(mount.stats()["late_us_mean"])
 
     torch_s = statistics.median(torch)
@@ -359,6 +497,9 @@ def run(ctx: Context) -> Outcome:
             )
     _judge(ctx, out, setup, points, rivals, notes, statistics.median(steps),
            statistics.median(plain))  # fmt: skip
+    out.figures |= again.figures
+    out.repeats |= again.repeats
+    out.cases += again.cases
     rate = setup.bytes / 1e6
     out.cases.append(
         Case("plain threads, all of the data", "MB/s", [rate / s for s in plain],

@@ -79,8 +79,9 @@ class SlowFs:
     """A mounted ``slowfs``; a context manager that unmounts at its end.
 
     ``source`` appears read-only at ``path``: at ``mountpoint``, or at a temporary folder if that is
-    None. The other arguments are the settings of slowfs (``slowfs --help``); times are in
-    milliseconds, ``bandwidth_mb`` in 10^6 bytes a second, ``stall_ms`` may be ``"forever"``.
+    None. With ``writable_mb`` it can be written to, at so many 10^6 bytes a second (0: no limit),
+    as a local disk can. The other arguments are the settings of slowfs (``slowfs --help``); times
+    are in milliseconds, ``bandwidth_mb`` in 10^6 bytes a second, ``stall_ms`` may be ``"forever"``.
 
     Raises RuntimeError, with slowfs's own words, if the mount fails.
     """
@@ -94,6 +95,7 @@ class SlowFs:
         threads: int | None = None,
         realtime: bool = True,
         timeout_s: float = 30,
+        writable_mb: float | None = None,
         **settings: Setting,
     ) -> None:
         binary = self.find()
@@ -111,6 +113,8 @@ class SlowFs:
             command += [_OPTIONS[key], str(value)]
         if cache:
             command.append("--cache")
+        if writable_mb is not None:
+            command += ["--writable", str(writable_mb)]
         if not realtime:
             command.append("--no-realtime")
         if threads is not None:
