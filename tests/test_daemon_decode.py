@@ -288,7 +288,7 @@ def test_the_end_stays_where_it_was(folder: DataSet, run_folder: Path, by_hand: 
     _kill(engine, run_folder)
     for batch, samples in zip(loader, _orders(folder, 8, 1), strict=True):
         check_batch(batch, samples, folder)
-    assert loader._feed.take(10.0) == "end of stream"
+    assert loader._feed.take(10.0, (2, 0)).item == "end of stream"
 
 
 _FIRST_JOB = """

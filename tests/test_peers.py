@@ -16,7 +16,7 @@ from typing import Any
 
 import forebay
 import pytest
-from forebay import daemon_status, peers_status, top, watch
+from forebay import daemon_status, peers_status, peers_watch, top, watch
 from forebay.report import CAUSES, EpochReport, sentence, table
 
 _FILES = 120
@@ -415,3 +415,151 @@ def test_peers_that_cannot_be_had_are_a_line_in_the_log(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "WARNING:forebay:forebay: no peers: " in done.stderr
+
+
+# ---- peers that are off are said to be, where the user looks
+
+_TOLD = """
+import json, logging, sys, time
+logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+import forebay
+from forebay import daemon_status, peers_watch
+kind, folder, data, peers, wait_for = json.loads(sys.argv[1])
+peers_watch._LOOK_S = peers_watch._LASTED_S = 0.05
+engine = (forebay.SharedEngine("32M", folder=folder, peers=peers, linger=0) if kind == "daemon"
+          else forebay.Engine("32M", peers=peers))
+loader = forebay.DataLoader(data, 8, rank=0, world_size=1, engine=engine)
+until = time.monotonic() + 60
+while wait_for not in engine.peers_problem() and time.monotonic() < until:
+    time.sleep(0.02)
+next(iter(loader))
+said = {"report": loader.report(), "problem": engine.peers_problem(), "status": ""}
+if kind == "daemon":
+    described = json.loads(engine.client().describe())
+    said["status"] = daemon_status.describe(described, folder)
+print(json.dumps(said), flush=True)
+sys.stdin.read()
+time.sleep(0.3)  # some looks more
+"""
+
+
+class _Told:
+    """A training process that waits until its peers have a problem."""
+
+    def __init__(self, kind: str, folder: Path, data: Path, peers: Any, wait_for: str,
+                 **env: str) -> None:  # fmt: skip
+        arguments = json.dumps([kind, str(folder), str(data), peers, wait_for])
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _TOLD, arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, **env},
+        )  # fmt: skip
+
+    def said(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        return json.loads(line) if line else {"problem": "", "error": self.log()}
+
+    def log(self) -> str:
+        _, log = self._process.communicate(timeout=120)
+        return log
+
+
+def _data(tmp_path: Path) -> Path:
+    (tmp_path / "data" / "a").mkdir(parents=True)
+    for i in range(8):
+        (tmp_path / "data" / "a" / f"{i}.bin").write_bytes(bytes(100))
+    return tmp_path / "data"
+
+
+def _warnings(log: str) -> list[str]:
+    return [line for line in log.splitlines() if line.startswith("WARNING:forebay:")]
+
+
+def _await_gone(folder: Path) -> None:
+    until = time.monotonic() + 30
+    while folder.exists():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("kind", ["embedded", "daemon"])
+def test_why_there_are_no_peers_is_said_once_a_node(tmp_path: Path, kind: str) -> None:
+    """With torchrun's variables, and nothing asked for."""
+    data, folder = _data(tmp_path), tmp_path / "run"
+    variables = {
+        "FOREBAY_UCX_LIBRARY": str(tmp_path / "nothing.so"),
+        "FOREBAY_PEER_SECRET": str(tmp_path / "secret"), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "2",
+    }  # fmt: skip
+    ranks = [
+        _Told(kind, folder, data, None, "no peers" if rank == 0 or kind == "daemon" else "",
+              RANK=str(rank), LOCAL_RANK=str(rank), **variables)
+        for rank in range(2)
+    ]  # fmt: skip
+    said = [rank.said() for rank in ranks]
+    logs = [rank.log() for rank in ranks]
+    assert "nothing.so" in said[0]["problem"], (said, logs)
+    assert "nothing.so" in said[0]["report"]
+    assert kind == "embedded" or "nothing.so" in said[0]["status"]
+    told = [_warnings(log) for log in logs]
+    assert [len(lines) for lines in told] == [1, 0], told
+    assert "nothing.so" in told[0][0]
+    _await_gone(folder)
+
+
+def test_a_daemon_that_was_started_without_peers(tmp_path: Path) -> None:
+    data, folder = _data(tmp_path), tmp_path / "run"
+    first = _Told("daemon", folder, data, False, "")
+    assert first.said()["problem"] == ""
+    second = _Told("daemon", folder, data, None, "started without them", FOREBAY_NODE="0",
+                   FOREBAY_PEERS="127.0.0.1:1,127.0.0.1:2")  # fmt: skip
+    assert "started without them" in second.said()["report"]
+    assert len([line for line in _warnings(second.log()) if "started without them" in line]) == 1
+    assert _warnings(first.log()) == []
+    _await_gone(folder)
+
+
+@pytest.mark.parametrize("kind", ["embedded", "daemon"])
+def test_another_secret_is_said_on_both_nodes(tmp_path: Path, ucx: None, kind: str) -> None:
+    """It is seen after the start, by who connects and by whom it connects to."""
+    data = _data(tmp_path)
+    peers = ",".join(f"127.0.0.1:{port}" for port in _ports(2))
+    nodes = [
+        _Told(kind, tmp_path / f"run{node}", data, peers, "another secret", FOREBAY_NODE=str(node),
+              FOREBAY_PEER_SECRET=str(tmp_path / f"secret{node}"), FOREBAY_PEER_JOIN_WAIT="0.2")
+        for node in range(2)
+    ]  # fmt: skip
+    for node in nodes:
+        said = node.said()
+        assert "another secret" in said["problem"], said
+        assert "another secret" in said["report"]
+        assert kind == "embedded" or "another secret" in said["status"]
+    for node in nodes:
+        log = node.log()
+        assert len([line for line in _warnings(log) if "another secret" in line]) == 1, log
+    for node in range(2):
+        _await_gone(tmp_path / f"run{node}")
+
+
+def test_a_problem_is_said_when_it_has_lasted_and_when_it_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    watch = peers_watch.PeersWatch()
+    with caplog.at_level(logging.INFO, "forebay"):
+        for now, problem in ((0, "slow"), (5, "slow"), (10, ""), (20, "away"), (34, "away")):
+            watch.look(problem, now)
+        assert caplog.records == []
+        for now in (35, 40, 1000):
+            watch.look("away", now)
+        watch.look("", 1001)
+        watch.look("", 1002)
+        watch.look("broken", 1003, lasting=True)
+    assert [r.levelname for r in caplog.records] == ["WARNING", "INFO", "WARNING"]
+    assert "away" in caplog.records[0].message and "broken" in caplog.records[2].message
+
+
+def test_why_there_are_no_peers_is_in_the_status() -> None:
+    assert peers_status.cluster_lines(None, "no peers: \x1b[2J") == ["no peers: ?[2J"]
+    assert peers_status.cluster_lines(_cluster(), "") == peers_status.cluster_lines(_cluster())

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -439,6 +440,47 @@ def test_a_daemon_thread_waits_when_the_interpreter_ends(folder: DataSet, tmp_pa
         print("end")
     """
     assert _clean(_run(tmp_path, script, folder.root, _STALLED)) == "end\n"
+
+
+@pytest.mark.parametrize("mode", ["views", "decode", "daemon"])
+def test_daemon_threads_are_inside_next_when_the_interpreter_ends(
+    folder: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Wherever they are: waiting, taking the GIL back, or making tensors."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    if mode == "decode":
+        image = pytest.importorskip("PIL.Image")
+        for i in range(16):
+            (tmp_path / "images" / "a").mkdir(parents=True, exist_ok=True)
+            image.new("RGB", (8, 8), (i, i, i)).save(tmp_path / "images" / "a" / f"{i}.png")
+    root = tmp_path / "images" if mode == "decode" else folder.root
+    script = """
+        import sys, threading, time
+        import forebay
+        shared = sys.argv[2] == "daemon"
+        engine = forebay.SharedEngine("64M", linger=0) if shared else forebay.Engine("64M")
+        how = dict(decode="image") if sys.argv[2] == "decode" else {}
+        if how:
+            import torch
+        loaders = [forebay.DataLoader(sys.argv[1], 4, engine=engine, **how) for _ in range(3)]
+        started = threading.Semaphore(0)
+        def consume(loader):
+            while True:
+                for batch in loader:
+                    started.release()
+        for loader in loaders:
+            threading.Thread(target=consume, args=(loader,), daemon=True).start()
+        for _ in range(30):
+            started.acquire()
+        time.sleep(float(sys.argv[3]))
+        print("end")
+    """
+    for i in range(12):
+        assert _clean(_run(tmp_path, script, root, mode, i * 0.0007)) == "end\n"
+    until = time.monotonic() + _LIMIT_S
+    while (tmp_path / "forebay").exists():  # the daemon's
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 def test_an_exception_in_the_loop_is_the_users(folder: DataSet, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ void BindCache(nb::module_& m) {
           "open",
           [](const std::string& folder, bool change) {
             Result<FolderAdmin> admin = [&] {
-              nb::gil_scoped_release unlocked;
+              WaitUnlocked unlocked;
               return FolderAdmin::Open(folder, change);
             }();
             return std::make_unique<CacheHandle>(CacheHandle{Value(std::move(admin))});
@@ -55,7 +55,7 @@ void BindCache(nb::module_& m) {
             uint64_t read = 0;
             Status status;
             {
-              nb::gil_scoped_release unlocked;
+              WaitUnlocked unlocked;
               for (const uint32_t sample : samples) {
                 uint64_t bytes = 0;
                 Result<bool> good = c.admin.Check(dataset, sample, &bytes);
@@ -81,7 +81,7 @@ void BindCache(nb::module_& m) {
           "clear",
           [](CacheHandle& c, std::optional<uint64_t> dataset) {
             const Status status = [&] {
-              nb::gil_scoped_release unlocked;
+              WaitUnlocked unlocked;
               return dataset ? c.admin.Clear(*dataset) : c.admin.ClearAll();
             }();
             Raise(status);

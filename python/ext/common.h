@@ -39,8 +39,9 @@ nb::object FileText(const std::string& text);
 
 // The GIL is free while one of these lives; for calls that may wait. A daemon thread that comes
 // back while the interpreter shuts down stays here for good: before Python 3.14 asking for the GIL
-// then unwinds the stack, which ends the process inside a destructor. The thread that shuts down
-// comes back: it is the only one that has the GIL by then.
+// then unwinds the stack, which ends the process in a destructor, or in nanobind, which catches
+// everything. The thread that shuts down comes back: it is the only one that has the GIL by then.
+// Used instead of nanobind's gil_scoped_release everywhere.
 class WaitUnlocked {
  public:
   WaitUnlocked();
@@ -72,6 +73,7 @@ void BindCatalog(nb::module_& m);
 void BindControl(nb::module_& m);
 void BindDecode(nb::module_& m);
 void BindEngine(nb::module_& m);
+void BindEntryGuard(nb::module_& m);
 void BindFiles(nb::module_& m);
 void BindPeerLookup(nb::module_& m);
 void BindPipeline(nb::module_& m);

@@ -124,7 +124,7 @@ void BindControl(nb::module_& m) {
         const Policy policy = Parse(json, {});
         const auto store = Etcd(endpoints, deadline_s);
         const auto put = [&] {
-          nb::gil_scoped_release unlocked;
+          WaitUnlocked unlocked;
           return StorePolicy(*store, prefix, policy);
         };
         Raise(put());
@@ -137,7 +137,7 @@ void BindControl(nb::module_& m) {
          double deadline_s) -> std::optional<std::string> {
         const auto store = Etcd(endpoints, deadline_s);
         const auto get = [&] {
-          nb::gil_scoped_release unlocked;
+          WaitUnlocked unlocked;
           return store->Range(ControlLayout(prefix).Policy());
         };
         const StoreSnapshot found = Value(get());
@@ -151,7 +151,7 @@ void BindControl(nb::module_& m) {
       [](const std::vector<std::string>& endpoints, size_t stages, size_t jobs, size_t warm,
          size_t rounds, uint64_t seed) {
         const auto run = [&]() -> Result<Rounds> {
-          nb::gil_scoped_release unlocked;
+          WaitUnlocked unlocked;
           if (endpoints.empty()) {
             MemoryStoreState state(SteadyClock());
             MemoryStore store(state);

@@ -88,7 +88,7 @@ std::vector<double> CropSeconds(BytesIn data, const nb::list& transform, uint32_
   std::vector<double> seconds;
   Status status;
   {
-    nb::gil_scoped_release unlocked;
+    WaitUnlocked unlocked;
     for (uint32_t i = 0; i < draws && status.ok(); ++i) {
       const Nanos start = SteadyClock().Now();
       status = decoder->Decode(Span(data), {seed, 0, i}, out.data());
@@ -105,7 +105,7 @@ std::vector<double> FullSeconds(BytesIn data, uint32_t repeats, bool turbo) {
   std::vector<double> seconds;
   Status status;
   {
-    nb::gil_scoped_release unlocked;
+    WaitUnlocked unlocked;
     for (uint32_t i = 0; i < repeats && status.ok(); ++i) {
       const Nanos start = SteadyClock().Now();
       const Result<ImageInfo> info = reader->Open(file);

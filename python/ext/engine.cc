@@ -85,7 +85,7 @@ nb::object Data(nb::handle_t<Batch> self) {
   nb::capsule owner(gathered,
                     [](void* p) noexcept { delete static_cast<std::vector<uint8_t>*>(p); });
   {
-    nb::gil_scoped_release unlocked;
+    WaitUnlocked unlocked;
     uint8_t* to = gathered->data();
     for (size_t i = 0; i < batch.size(); ++i) {
       const uint32_t n = batch.loan().lengths[i];
@@ -109,10 +109,10 @@ nb::object Field(nb::handle_t<Batch> self, int64_t i, const std::string& name) {
                           .c_str());
 }
 
-nb::object Take(const EngineHandle& self, StreamId stream, double wait_s) {
+nb::object Take(const EngineHandle& self, StreamId stream, double wait_s, nb::handle held) {
   BatchLoan loan;
   return TakeInSlices(
-      wait_s, [&](Nanos slice) { return self.engine->Take(stream, slice, &loan); },
+      wait_s, held, [&](Nanos slice) { return self.engine->Take(stream, slice, &loan); },
       [&] {
         auto catalog = std::as_const(*self.engine).shared_catalog(loan.dataset);
         return Batch(self.client, std::move(catalog), std::move(loan));
@@ -191,6 +191,8 @@ nb::dict StatsOf(const EpochStats& e) {
 }
 
 void BindEngine(nb::module_& m) {
+  m.def("wants_peers", &peer::WantsPeers, nb::arg("peers") = "",
+        "Whether an engine that is told this, and this environment, is meant to have peers.");
   nb::class_<Batch>(m, "Batch",
                     "Samples on loan: nobody else touches this memory until the batch and all "
                     "views of it are gone.")
@@ -226,7 +228,7 @@ void BindEngine(nb::module_& m) {
       .def(
           "checksum",
           [](const Batch& b) {
-            nb::gil_scoped_release unlocked;
+            WaitUnlocked unlocked;
             return b.Checksum();
           },
           "CRC-32C over every byte, in order.")
@@ -292,7 +294,7 @@ void BindEngine(nb::module_& m) {
               options.storage = Value(StorageSettings::Parse(delay));
               source = Value(DelaySource::Make(Value(MakePosixSource(*c.catalog, {})), options));
             }
-            nb::gil_scoped_release unlocked;
+            WaitUnlocked unlocked;
             Result<DatasetId> id = e.engine->AddDataset(c.catalog, std::move(source), early);
             nb::gil_scoped_acquire locked;
             return Value(std::move(id));
@@ -338,8 +340,9 @@ void BindEngine(nb::module_& m) {
                 s, epoch, std::vector<SampleId>(order.data(), order.data() + order.size()), last));
           },
           nb::arg("stream"), nb::arg("epoch"), nb::arg("order"), nb::arg("last") = false)
-      .def("take", &Take, nb::arg("stream"), nb::arg("wait_s"),
-           "A Batch; None when `wait_s` seconds passed; or 'end of epoch' or 'end of stream'.")
+      .def("take", &Take, nb::arg("stream"), nb::arg("wait_s"), nb::arg("held") = nb::none(),
+           "A Batch; None when `wait_s` seconds passed; or 'end of epoch' or 'end of stream'. "
+           "It is also in `held.item`.")
       .def(
           "fetch",
           [](const EngineHandle& e, StreamId stream, SampleId sample, double wait_s) -> nb::object {
@@ -446,6 +449,13 @@ void BindEngine(nb::module_& m) {
       .def_prop_ro(
           "peers_note", [](const EngineHandle& e) { return FileText(e.peers_note); },
           "What there was to say when the engine looked for its cluster; mostly nothing.")
+      .def_prop_ro(
+          "peers_off",
+          [](const EngineHandle& e) {
+            const ClusterReport report = e.engine->Cluster();
+            return FileText(report.nodes == 0 ? report.health : "");
+          },
+          "Why there are no peers though they were meant to be; mostly nothing.")
       .def_prop_ro("peers_failed", [](const EngineHandle& e) { return e.peers_failed; })
       .def(
           "cluster", [](const EngineHandle& e) { return ClusterOf(e.engine->Cluster()); },

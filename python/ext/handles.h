@@ -42,10 +42,16 @@ nb::object LabelsOf(const Catalog& catalog, const std::vector<SampleId>& samples
 nb::object PathsOf(const Catalog& catalog, const std::vector<SampleId>& samples);
 
 // Calls `take(slice)` until it has something, or `wait_s` seconds have passed (None). The GIL is
-// free while it waits, and Ctrl-C is seen. A batch is what `batch()` makes; ends are strings.
+// free while it waits, and Ctrl-C is seen. A batch is what `batch()` makes; ends are strings. What
+// was taken is put into `held.item` (unless that is None) before any signal handler can run: one
+// that raises as soon as this returns loses nothing.
 template <typename TakeFor, typename MakeBatch>
-nb::object TakeInSlices(double wait_s, TakeFor take, MakeBatch batch) {
+nb::object TakeInSlices(double wait_s, nb::handle held, TakeFor take, MakeBatch batch) {
   constexpr Nanos kCheckSignals = 50 * kMilli;
+  const auto keep = [&](nb::object taken) {
+    if (!held.is_none()) held.attr("item") = taken;
+    return taken;
+  };
   auto left = static_cast<Nanos>(wait_s * kSecond);
   while (true) {
     const Nanos slice = std::min(left, kCheckSignals);
@@ -55,11 +61,11 @@ nb::object TakeInSlices(double wait_s, TakeFor take, MakeBatch batch) {
     }();
     switch (Value(std::move(taken))) {
       case TakeKind::kBatch:
-        return nb::cast(batch());
+        return keep(nb::cast(batch()));
       case TakeKind::kEndOfEpoch:
-        return nb::cast("end of epoch");
+        return keep(nb::cast("end of epoch"));
       case TakeKind::kEndOfStream:
-        return nb::cast("end of stream");
+        return keep(nb::cast("end of stream"));
       case TakeKind::kPending:
         break;
     }

@@ -189,7 +189,7 @@ nb::object ApplyTransforms(const RgbIn& rgb, const nb::list& spec, uint64_t seed
   std::vector<uint8_t> out(t->OutputBytes());
   Status status;
   {
-    nb::gil_scoped_release unlocked;
+    WaitUnlocked unlocked;
     const ImageInfo shrunk{width, height};
     const ImageInfo full = full_width == 0 ? shrunk : ImageInfo{full_width, full_height};
     const Result<Rect> rect =

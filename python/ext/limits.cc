@@ -87,11 +87,10 @@ uint64_t Burn(uint64_t rounds) {
 
 void BindLimits(nb::module_& m) {
   m.def("limit_read_files", &ReadFiles, nb::arg("paths"), nb::arg("sizes"), nb::arg("threads"),
-        nb::call_guard<nb::gil_scoped_release>(),
+        nb::call_guard<WaitUnlocked>(),
         "(seconds, bytes) of plain threads doing open, one pread, close.");
   m.def("limit_copy_and_checksum", &CopyAndChecksum, nb::arg("samples"), nb::arg("sample_bytes"),
-        nb::arg("batch"), nb::arg("threads"), nb::arg("order"),
-        nb::call_guard<nb::gil_scoped_release>(),
+        nb::arg("batch"), nb::arg("threads"), nb::arg("order"), nb::call_guard<WaitUnlocked>(),
         "Seconds of plain threads that memcpy and checksum memory-resident samples.");
   nb::class_<CountedCalls>(m, "SystemCalls", "System calls of one thread.")
       .def_prop_ro("count", [](const CountedCalls& c) { return c.calls->count(); })
@@ -101,7 +100,7 @@ void BindLimits(nb::module_& m) {
   m.def(
       "count_system_calls", [] { return CountedCalls{Value(SystemCalls::Count())}; },
       "Counts the system calls of this thread from now on, for good.");
-  m.def("burn", &Burn, nb::arg("rounds"), nb::call_guard<nb::gil_scoped_release>(),
+  m.def("burn", &Burn, nb::arg("rounds"), nb::call_guard<WaitUnlocked>(),
         "A fixed amount of arithmetic on this thread: what a training step does to a core.");
 }
 

@@ -1,5 +1,6 @@
 #include "common.h"
 
+#include <cxxabi.h>
 #include <unistd.h>
 
 #include "base/crc32c.h"
@@ -75,7 +76,16 @@ WaitUnlocked::WaitUnlocked() : shuts_down_(Finalizing()), state_(PyEval_SaveThre
 
 WaitUnlocked::~WaitUnlocked() {
   while (!shuts_down_ && Finalizing()) pause();
+#ifdef __GLIBCXX__
+  // The interpreter may begin to shut down at any moment until the GIL is ours.
+  try {
+    PyEval_RestoreThread(state_);
+  } catch (const abi::__forced_unwind&) {
+    while (true) pause();
+  }
+#else
   PyEval_RestoreThread(state_);
+#endif
 }
 
 bool SignalRaised() { return PyErr_CheckSignals() != 0; }
@@ -92,6 +102,7 @@ NB_MODULE(_forebay, m) {
   forebay::python::BindControl(m);
   forebay::python::BindDecode(m);
   forebay::python::BindEngine(m);
+  forebay::python::BindEntryGuard(m);
   forebay::python::BindFiles(m);
   forebay::python::BindPeerLookup(m);
   forebay::python::BindPipeline(m);
@@ -107,7 +118,7 @@ NB_MODULE(_forebay, m) {
   m.def(
       "crc32c",
       [](forebay::python::BytesIn bytes, uint32_t crc) {
-        nb::gil_scoped_release unlocked;
+        forebay::python::WaitUnlocked unlocked;
         return Crc32c({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()}, crc);
       },
       nb::arg("bytes"), nb::arg("crc") = 0, "CRC-32C of a buffer of bytes.");

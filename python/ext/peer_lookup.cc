@@ -79,13 +79,13 @@ Result<std::vector<double>> TimeEtcd(const std::string& endpoint, size_t keys, s
 
 void BindPeerLookup(nb::module_& m) {
   m.def("time_locate", &TimeLocate, nb::arg("samples"), nb::arg("nodes"), nb::arg("groups"),
-        nb::arg("seed") = 0, nb::call_guard<nb::gil_scoped_release>(),
+        nb::arg("seed") = 0, nb::call_guard<WaitUnlocked>(),
         "Nanoseconds that finding a sample's node takes, the mean of each group of 64.");
   m.def(
       "time_etcd_lookups",
       [](const std::string& endpoint, size_t keys, size_t lookups, uint64_t seed) {
         const auto run = [&] {
-          nb::gil_scoped_release unlocked;
+          WaitUnlocked unlocked;
           return TimeEtcd(endpoint, keys, lookups, seed);
         };
         if (keys == 0) Raise(Status(Code::kInvalidArgument, "a look-up needs a key"));

@@ -88,22 +88,18 @@ class DecodedBatch {
   FinishedBatch batch_;
 };
 
-nb::object Data(nb::handle_t<DecodedBatch> self, bool torch) {
+template <typename Array>
+nb::object Data(nb::handle_t<DecodedBatch> self) {
   const DecodedBatch& batch = nb::cast<const DecodedBatch&>(self);
   const std::vector<size_t> shape = batch.shape();
-  void* const data = batch.batch().data;
-  if (torch) {
-    return nb::cast(nb::ndarray<nb::pytorch>(data, shape.size(), shape.data(), self, nullptr,
-                                             batch.dtype(), nb::device::cpu::value));
-  }
-  return nb::cast(nb::ndarray<nb::numpy>(data, shape.size(), shape.data(), self, nullptr,
-                                         batch.dtype(), nb::device::cpu::value));
+  return nb::cast(Array(batch.batch().data, shape.size(), shape.data(), self, nullptr,
+                        batch.dtype(), nb::device::cpu::value));
 }
 
-nb::object Take(const PipelineHandle& self, double wait_s) {
+nb::object Take(const PipelineHandle& self, double wait_s, nb::handle held) {
   FinishedBatch batch;
   return TakeInSlices(
-      wait_s, [&](Nanos slice) { return self.pipeline->Take(slice, &batch); },
+      wait_s, held, [&](Nanos slice) { return self.pipeline->Take(slice, &batch); },
       [&] { return DecodedBatch(self, std::move(batch)); });
 }
 
@@ -114,12 +110,12 @@ void BindPipeline(nb::module_& m) {
                            "Finished samples in one array: nobody else touches this memory until "
                            "the batch and all arrays made of it are gone.")
       .def("__len__", &DecodedBatch::size)
-      .def(
-          "numpy", [](nb::handle_t<DecodedBatch> self) { return Data(self, false); },
-          "All samples as one NumPy array: a view, no copy.")
-      .def(
-          "torch", [](nb::handle_t<DecodedBatch> self) { return Data(self, true); },
-          "All samples as one PyTorch tensor: a view, no copy.")
+      .def("numpy", &Data<nb::ndarray<nb::numpy>>,
+           "All samples as one NumPy array: a view, no copy.")
+      // PyTorch makes a tensor of it in Python code, which must not run inside C++: a daemon thread
+      // that is there when the interpreter shuts down would end the process.
+      .def("dlpack", &Data<nb::ndarray<>>,
+           "All samples as a DLPack capsule; torch() makes a tensor of it.")
       .def_prop_ro(
           "indices",
           [](const DecodedBatch& b) { return Array(std::vector<uint32_t>(b.batch().samples)); },
@@ -199,9 +195,9 @@ void BindPipeline(nb::module_& m) {
           nb::arg("dtype") = "float32", nb::arg("layout") = "chw", nb::arg("fast") = false,
           nb::arg("skip") = false, nb::arg("ahead") = 0, nb::arg("array_name") = "",
           nb::arg("shape") = std::vector<uint64_t>(), nb::arg("job") = "")
-      .def("take", &Take, nb::arg("wait_s"),
+      .def("take", &Take, nb::arg("wait_s"), nb::arg("held") = nb::none(),
            "A DecodedBatch; None when `wait_s` seconds passed; or 'end of epoch' or 'end of "
-           "stream'.")
+           "stream'. It is also in `held.item`.")
       .def(
           "seek",
           [](const PipelineHandle& p, uint64_t epoch, uint64_t position) {
@@ -222,7 +218,7 @@ void BindPipeline(nb::module_& m) {
            [](const PipelineHandle& p) {
              std::vector<EpochStats> stats;
              {
-               nb::gil_scoped_release unlocked;  // a daemon that was stopped is waited for
+               WaitUnlocked unlocked;  // a daemon that was stopped is waited for
                stats = p.pipeline->Stats();
              }
              nb::list out;
@@ -233,7 +229,7 @@ void BindPipeline(nb::module_& m) {
            [](const PipelineHandle& p) {
              std::string what;
              {
-               nb::gil_scoped_release unlocked;
+               WaitUnlocked unlocked;
                what = p.pipeline->WaitingFor();
              }
              return FileText(what);

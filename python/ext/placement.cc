@@ -63,7 +63,7 @@ void BindPlacement(nb::module_& m) {
         for (const auto& [memory, nvme] : nodes) options.nodes.push_back({memory, nvme});
         options.rule = RuleNamed(rule);
         const auto plan = [&] {
-          nb::gil_scoped_release unlocked;
+          WaitUnlocked unlocked;
           return PlanPlacement(options, {lengths.data(), lengths.size()});
         };
         return Describe(Value(plan()));

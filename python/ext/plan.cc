@@ -13,7 +13,7 @@ void BindPlan(nb::module_& m) {
         Raise(spec.Validate());
         std::vector<SampleId> order;
         {
-          nb::gil_scoped_release unlocked;
+          WaitUnlocked unlocked;
           order = EpochOrder(spec, epoch, start);
         }
         return Array(std::move(order));

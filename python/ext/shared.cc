@@ -43,10 +43,10 @@ nb::object BatchOf(const SharedHandle& self, BatchLoan loan) {
   return MakeBatch(self.client, std::move(catalog), std::move(loan));
 }
 
-nb::object Take(const SharedHandle& self, StreamId stream, double wait_s) {
+nb::object Take(const SharedHandle& self, StreamId stream, double wait_s, nb::handle held) {
   BatchLoan loan;
   return TakeInSlices(
-      wait_s, [&](Nanos slice) { return self.client->Take(stream, slice, &loan); },
+      wait_s, held, [&](Nanos slice) { return self.client->Take(stream, slice, &loan); },
       [&] { return BatchOf(self, std::move(loan)); });
 }
 
@@ -132,8 +132,9 @@ void BindShared(nb::module_& m) {
             Raise(Unlocked([&] { return e.client->Seek(s, epoch, position); }));
           },
           nb::arg("stream"), nb::arg("epoch"), nb::arg("position"))
-      .def("take", &Take, nb::arg("stream"), nb::arg("wait_s"),
-           "A Batch; None when `wait_s` seconds passed; or 'end of epoch' or 'end of stream'.")
+      .def("take", &Take, nb::arg("stream"), nb::arg("wait_s"), nb::arg("held") = nb::none(),
+           "A Batch; None when `wait_s` seconds passed; or 'end of epoch' or 'end of stream'. "
+           "It is also in `held.item`.")
       .def(
           "stats",
           [](const SharedHandle& e, StreamId s) {

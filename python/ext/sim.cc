@@ -61,7 +61,7 @@ void BindNode(nb::module_& m) {
           return true;
         };
         Result<NodeOutcome> result = [&] {
-          nb::gil_scoped_release unlocked;
+          WaitUnlocked unlocked;
           return SimulateNode(s, tick);
         }();
         const NodeOutcome out = Value(std::move(result));
@@ -142,7 +142,7 @@ void BindSim(nb::module_& m) {
               return true;
             };
             Result<Outcome> result = [&] {
-              nb::gil_scoped_release unlocked;
+              WaitUnlocked unlocked;
               return self.Run(which, tick);
             }();
             const Outcome out = Value(std::move(result));
@@ -189,7 +189,7 @@ void BindSim(nb::module_& m) {
           return true;
         };
         Result<std::vector<PeerEpoch>> result = [&] {
-          nb::gil_scoped_release unlocked;
+          WaitUnlocked unlocked;
           return SimulatePeers(simulation, each, {coordinate, locality}, tick);
         }();
         nb::list out;

@@ -56,7 +56,7 @@ void BindWorker(nb::module_& m) {
       .def(
           "close",
           [](ServerHandle& s) {
-            nb::gil_scoped_release unlocked;
+            WaitUnlocked unlocked;
             s.server.reset();
           },
           "Disconnects the workers and removes the socket.");
@@ -87,7 +87,7 @@ void BindWorker(nb::module_& m) {
           "attach",
           [](const std::string& path, double timeout_s) {
             Result<std::unique_ptr<SocketClient>> made = [&] {
-              nb::gil_scoped_release unlocked;
+              WaitUnlocked unlocked;
               return SocketClient::Attach(path, static_cast<Nanos>(timeout_s * kSecond));
             }();
             return Value(std::move(made));

@@ -471,25 +471,36 @@ def _passing(base: type) -> type:
 
     class Passing(base):  # type: ignore[misc, valid-type]
         def __next__(self) -> Any:
+            # What PyTorch has handed to us is not lost by an exception, such as a signal handler's;
+            # what one inside PyTorch loses is lost without us, too.
             hub, reader, tally = self._forebay
-            hub.check()
-            asked = time.monotonic()
-            try:
-                # Only while the data set runs: the program's own code sees the real open().
-                with intercepting(reader):
-                    batch = super().__next__()
-            except StopIteration:
-                if tally is not None and tally.ended(asked):
-                    hub.finished(tally)
-                raise
-            if tally is not None:
-                tally.batch(asked)
-                # Some, such as Lightning, count the batches and never ask for the end.
-                if tally.count == _length(self) and tally.ended(time.monotonic()):
-                    hub.finished(tally)
+            own = self.__dict__
+            if "_forebay_held" not in own:
+                hub.check()
+                asked = time.monotonic()
+                try:
+                    # Only while the data set runs: the program's own code sees the real open().
+                    with intercepting(reader):
+                        own["_forebay_held"] = super().__next__()
+                except StopIteration:
+                    if tally is not None and tally.ended(asked):
+                        hub.finished(tally)
+                    raise
+                if tally is not None:
+                    tally.batch(asked)
+            # Some, such as Lightning, count the batches and never ask for the end.
+            if tally is not None and tally.count == _length(self) and tally.ended(time.monotonic()):
+                hub.finished(tally)
+            batch = own["_forebay_held"]
+            del own["_forebay_held"]  # no call, so no signal handler, between this and the return
             return batch
 
         next = __next__
+
+        def _reset(self, *args: Any, **more: Any) -> None:
+            """Another pass of workers that stay."""
+            self.__dict__.pop("_forebay_held", None)
+            super()._reset(*args, **more)
 
     Passing.__name__ = base.__name__
     Passing.__qualname__ = base.__qualname__

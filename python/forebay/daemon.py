@@ -10,9 +10,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from . import _forebay, ranks
+from . import _forebay, peers_watch, ranks
 from ._errors import (
     AccessError,
     ArgumentError,
@@ -24,6 +24,9 @@ from ._errors import (
 )
 from .engine import Engine, dataset_id, metrics_port_of, peers_of, shared_engine
 from .units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from .feeds import At, Held
 
 _log = logging.getLogger("forebay")
 _START_S = 20.0
@@ -125,6 +128,7 @@ class SharedEngine(Engine):
         self._gone = threading.Event()  # this object is
         weakref.finalize(self, self._gone.set)
         self.client()
+        peers_watch.start(self, self._options["peers"], self._gone)
 
     # ---- the daemon, or what stands in for it
 
@@ -307,6 +311,19 @@ class SharedEngine(Engine):
         said = self._describe()
         return said.cluster() if isinstance(said, Engine) else said.get("cluster")
 
+    def _peers_off(self) -> str:
+        said = self._describe()
+        if not _forebay.wants_peers(self._options["peers"]):
+            return ""
+        if isinstance(said, Engine):
+            return "no peers: this process goes on without the node's daemon, which was the node"
+        if said.get("cluster") is None:
+            return said.get("peers_off") or (
+                "no peers: the node's daemon was started without them, by another program or "
+                "before the launcher's variables were set"
+            )
+        return ""
+
     def metrics(self) -> dict[str, int]:
         said = self._describe()
         return said.metrics() if isinstance(said, Engine) else said["metrics"]
@@ -386,11 +403,17 @@ class _Attached:
         self.native = client
 
 
+class _Call:
+    """A call under way in a feed."""
+
+    over = False
+
+
 class SharedFeed:
     """Batches from the daemon; from an engine of this process while there is none.
 
-    It knows where the stream stands, so that a change is between two batches and nothing is missed
-    or seen twice. ``make`` makes the feed of either engine.
+    Each call names the place that it asks for, so that after a change nothing is missed or seen
+    twice. ``make`` makes the feed of either engine.
     """
 
     def __init__(
@@ -406,15 +429,14 @@ class SharedFeed:
         self._delay = delay
         self._arguments = dict(arguments)
         self._make = make
-        self._total = _forebay.epoch_total(
-            arguments["size"], arguments["world"], arguments["sampler_drop_last"]
-        )
-        self._epoch, self._position = arguments["first_epoch"], arguments["first_position"]
+        self._at = arguments["first_epoch"], arguments["first_position"]  # asked for last
         self._past: list[dict] = []  # what engines that were left had delivered
         self.before_move: Callable[[], None] | None = None
         """Called before the memory of the batches changes."""
-        self._gate = threading.Condition()
-        self._inside = 0  # calls under way
+        # A lock of C: a signal handler cannot raise between its being taken and the block.
+        self._gate = threading.RLock()
+        self._left = threading.Condition(self._gate)
+        self._calls: list[_Call] = []
         self._pid = os.getpid()
         self._client: _forebay.SharedEngine | None = None
         self._embedded: Engine | None = None  # kept for the engine, should the daemon not take us
@@ -441,12 +463,12 @@ class SharedFeed:
         while self._feed is None or self._misplaced():
             arguments = {
                 **self._arguments,
-                "first_epoch": self._epoch,
-                "first_position": self._position,
+                "first_epoch": self._at[0],
+                "first_position": self._at[1],
             }
             if arguments["epochs"]:  # the end stays where it was
                 end = self._arguments["first_epoch"] + arguments["epochs"]
-                arguments["epochs"] = max(end - self._epoch, 1)
+                arguments["epochs"] = max(end - self._at[0], 1)
             now = self._engine.now()
             if isinstance(now, Engine):
                 dataset = dataset_id(now, self._catalog, self._delay)
@@ -500,53 +522,58 @@ class SharedFeed:
         finally:
             self._gate.release()
 
-    def _enter(self) -> tuple[Any, _forebay.SharedEngine | None]:
+    @property
+    def _inside(self) -> int:
+        """Calls under way."""
+        return sum(not call.over for call in self._calls)
+
+    def _enter(self, call: _Call) -> tuple[Any, _forebay.SharedEngine | None]:
         with self._gate:
-            if self._feed is None:  # lost; another call may still have a batch to count
-                self._gate.wait_for(lambda: self._inside == 0 or self._feed is not None, _START_S)
+            if self._feed is None:  # lost; another call may still be in it
+                self._left.wait_for(lambda: self._inside == 0 or self._feed is not None, _START_S)
             if self._inside == 0 or self._feed is None:
                 self._open()
-            self._inside += 1
+            self._calls = [other for other in self._calls if not other.over]
+            self._calls.append(call)
             return self._feed, self._client
 
     def _call(self, function: Callable[[Any], _T], after: Callable[[_T], _T] = lambda x: x) -> _T:
         """``after`` is done with the result before the feed can move."""
         while True:
-            feed, client = self._enter()
+            call = _Call()
             try:
-                result = function(feed)
-                with self._gate:
-                    return after(result)
-            except ForebayError as error:
-                if client is None or client.connected or self._engine._pid != os.getpid():
-                    raise
-                why = str(error)
+                feed, client = self._enter(call)
+                try:
+                    result = function(feed)
+                    with self._gate:
+                        return after(result)
+                except ForebayError as error:
+                    if client is None or client.connected or self._engine._pid != os.getpid():
+                        raise
+                    why = str(error)
             finally:
+                call.over = True  # whatever is raised after this line
                 with self._gate:
-                    self._inside -= 1
-                    self._gate.notify_all()
+                    self._left.notify_all()
             self._engine.lost(client, why)
             with self._gate:
                 if self._client is client:
                     self._leave()
 
-    def take(self, wait: float) -> Any:
-        return self._call(lambda feed: feed.take(wait), self._advance)
+    def take(self, wait: float, at: At) -> Held | None:
+        """As ``NativeFeed.take``."""
+        self._at = at
+        return self._call(lambda feed: feed.take(wait, at))
 
-    def _advance(self, took: Any) -> Any:
-        if took == "end of epoch":
-            self._epoch, self._position = self._epoch + 1, 0
-        elif took is not None and not isinstance(took, str):
-            step = self._arguments["batch_size"] * self._arguments["world"]
-            step *= getattr(took, "batches", 1)
-            self._position = min(self._total, self._position + step)
-        return took
+    def stand(self, at: At) -> None:
+        """As ``NativeFeed.stand``."""
+        self._at = at
+        self._call(lambda feed: feed.stand(at))
 
-    def seek(self, epoch: int, position: int) -> None:
-        def stand(_: None) -> None:
-            self._epoch, self._position = epoch, position
-
-        self._call(lambda feed: feed.seek(epoch, position), stand)
+    def seek(self, at: At) -> None:
+        """As ``NativeFeed.seek``."""
+        self._at = at
+        self._call(lambda feed: feed.seek(at))
 
     def stats(self) -> list[dict]:
         if self._feed is None:  # no reason to open a stream

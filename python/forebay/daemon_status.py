@@ -116,7 +116,7 @@ def describe(said: dict[str, Any], where: str) -> str:
             )
     if not jobs:
         lines.append("  none")
-    if cluster := cluster_lines(said.get("cluster")):
+    if cluster := cluster_lines(said.get("cluster"), said.get("peers_off", "")):
         lines.append("\ncluster")
         lines += [f"  {line}" for line in cluster]
     lines += control_lines(said["control"])

@@ -13,7 +13,7 @@ from typing import Any
 from . import transforms
 from ._errors import ArgumentError, CancelledError, ForebayError
 from .daemon import SharedFeed
-from .feeds import Decoding
+from .feeds import At, Course, Decoding, Held
 
 _log = logging.getLogger("forebay")
 _AHEAD = 1  # batches under way to the GPU beside the one handed out
@@ -50,9 +50,13 @@ class DeviceFeed:
     """
 
     def __init__(
-        self, open_feed: Callable[[Decoding], Any], decoding: Decoding, device: Any
+        self,
+        open_feed: Callable[[Decoding], Any],
+        decoding: Decoding,
+        device: Any,
+        arguments: dict,
     ) -> None:
-        """``open_feed`` makes a feed of batches decoded so."""
+        """``open_feed`` makes a feed of batches decoded so, of a stream with these arguments."""
         import torch
 
         self._torch = torch
@@ -73,8 +77,8 @@ class DeviceFeed:
         self._kernel = _load_kernel()
         with torch.cuda.device(self.device):
             self._stream = torch.cuda.Stream()
-        self._queue: deque[Any] = deque()  # under way or arrived, in order; marks as strings
-        self._unsent: Any = None  # taken, and not on its way yet
+        self._course = Course(arguments)
+        self._queue: deque[_Sent] = deque()  # handed out last, under way or arrived, in order
         self._closed = False
         self._copying: deque[Any] = deque()  # (event, batch): memory a copy still reads
         self._waits: deque[Any] = deque()  # (caller got there, copy was done)
@@ -83,33 +87,47 @@ class DeviceFeed:
 
     # ---- the loader's side
 
-    def take(self, wait: float) -> Any:
-        if not self._queue and not self._enqueue(wait):
+    def take(self, wait: float, at: At) -> Held | None:
+        """As ``NativeFeed.take``."""
+        queue = self._queue
+        self._pass(at)
+        if not queue and not self._enqueue(wait, at):
             return None
-        item = self._queue.popleft()
-        try:
-            self._look_ahead()
-        except BaseException:  # Ctrl-C, no memory on the GPU: this batch is still to come
-            self._queue.appendleft(item)
-            raise
-        if isinstance(item, str):
-            return item
+        first = queue[0]
+        self._look_ahead()
+        if isinstance(first.item, str):
+            return first
         torch = self._torch
-        images, labels, done, batches = item
         current = torch.cuda.current_stream(self.device)
         reached = torch.cuda.Event(enable_timing=True)
         reached.record(current)
-        current.wait_event(done)
-        images.record_stream(current)
-        labels.record_stream(current)
-        self._waits.append((reached, done))
+        current.wait_event(first.done)
+        first.item.images.record_stream(current)
+        first.item.labels.record_stream(current)
+        if not first.charged:
+            first.charged = True
+            self._waits.append((reached, first.done))
         self._charge()
-        return DeviceBatch(images, labels, batches)
+        return first
 
-    def seek(self, epoch: int, position: int) -> None:
+    def stand(self, at: At) -> None:
+        """As ``NativeFeed.stand``."""
+        self._pass(at)
+        if not self._queue:
+            self._drain()
+            self._feed.stand(at)
+
+    def _pass(self, at: At) -> None:
+        """Drops what lies before a place, and was handed out or is not wanted any more."""
+        queue = self._queue
+        while queue and (queue[0].at != at or queue[0].item is None):
+            queue.popleft()
+
+    def seek(self, at: At) -> None:
+        """As ``NativeFeed.seek``."""
         self._queue.clear()
         self._drain()
-        self._feed.seek(epoch, position)
+        self._feed.seek(at)
 
     def stats(self) -> list[dict]:
         self._charge()
@@ -129,28 +147,37 @@ class DeviceFeed:
 
     def _look_ahead(self) -> None:
         """Sends on their way what is finished, also beyond the end of an epoch."""
-        while sum(not isinstance(item, str) for item in self._queue) < _AHEAD:
-            if self._queue and self._queue[-1] == "end of stream":
+        queue = self._queue
+        while (
+            sum(not isinstance(sent.item, str) for sent in queue if sent is not queue[0]) < _AHEAD
+        ):
+            if queue[-1].item == "end of stream":
                 return
             try:
-                if not self._enqueue(0.0):
+                if not self._enqueue(0.0, queue[-1].after):
                     return
             except ForebayError:
                 return  # a corrupt sample is reported again at its batch, a failed read tried again
 
-    def _enqueue(self, wait: float) -> bool:
-        """Sends the next batch on its way; false when there is none within `wait` seconds."""
+    def _enqueue(self, wait: float, at: At) -> bool:
+        """Sends what comes at a place on its way; false when it is not there within `wait` seconds.
+
+        Where that fails or is interrupted, the feed below still holds it, and the next call tries
+        again.
+        """
         while self._copying and self._copying[0][0].query():
             self._copying.popleft()
-        took = self._unsent if self._unsent is not None else self._feed.take(wait)
-        if took is None:
+        held = self._feed.take(wait, at)
+        if held is None:
             return False
         if self._closed:
             raise CancelledError("the loader was closed")
+        took = held.item
+        sent = _Sent(at, self._course.after(at, took))
         if isinstance(took, str):
-            self._queue.append(took)
+            sent.item = took
+            self._queue.append(sent)
             return True
-        self._unsent = took  # where the GPU has no memory for it now, the next call tries again
         torch = self._torch
         self._pin()
         source = took.torch()
@@ -164,8 +191,10 @@ class DeviceFeed:
             done = torch.cuda.Event(enable_timing=True)
             done.record()
         self._copying.append((copied, took))
-        self._queue.append((images, on_device, done, took.batches))
-        self._unsent = None
+        sent.item = DeviceBatch(images, on_device, took.batches)
+        sent.done = done
+        self._queue.append(sent)
+        held.item = None  # the copy keeps its memory for as long as it reads
         return True
 
     def _normalise(self, pixels: Any) -> Any:
@@ -224,9 +253,7 @@ class DeviceFeed:
     def _drain(self) -> None:
         while self._copying:
             self._copying.popleft()[0].synchronize()
-        if self._unsent is not None:
-            self._stream.synchronize()  # its copy may have begun
-            self._unsent = None
+        self._stream.synchronize()  # a copy that was interrupted
 
     def _charge(self) -> None:
         """Counts how long the GPU stood still for copies that were not done."""
@@ -235,6 +262,18 @@ class DeviceFeed:
             late = reached.elapsed_time(done) * 1e-3
             if late > 0:
                 self._feed.native.charge_copy(late)
+
+
+class _Sent(Held):
+    """What is on its way to the GPU, or there."""
+
+    __slots__ = ("after", "charged", "done")
+
+    def __init__(self, at: At, after: At) -> None:
+        super().__init__(at)
+        self.after = after
+        self.done: Any = None  # an event
+        self.charged = False
 
 
 class DeviceBatch:

@@ -8,7 +8,7 @@ import threading
 import weakref
 from typing import Any
 
-from . import _forebay, ranks
+from . import _forebay, peers_watch, ranks
 from ._errors import ArgumentError, ForebayError
 from .units import format_bytes, parse_bytes
 
@@ -104,6 +104,11 @@ class Engine:
         self._native: _forebay.Engine | None = None
         self._lock = threading.Lock()
         self.native  # noqa: B018 - bad options are reported here, not at the first batch
+        if self._native is not None and self._native.cluster() is not None:
+            # The one that says what is known at the start is `native`.
+            gone = threading.Event()
+            weakref.finalize(self, gone.set)
+            peers_watch.start(self, self._options["peers"], gone)
         if self._metrics_port:
             # Of the process that made the engine; a forked child has other things to do.
             try:
@@ -149,6 +154,18 @@ class Engine:
         what went wrong with it last. None without peers.
         """
         return self.native.cluster()
+
+    def peers_problem(self) -> str:
+        """Why the job's other nodes are not used though they were meant to be; mostly nothing."""
+        off = self._peers_off()
+        if off:
+            return off
+        cluster = self.cluster()
+        return "" if cluster is None else str(cluster["health"])
+
+    def _peers_off(self) -> str:
+        """Why there are no peers at all."""
+        return self.native.peers_off
 
     def metrics(self) -> dict[str, int]:
         """Every counter and gauge by name (see docs/metrics.md)."""

@@ -1,4 +1,9 @@
-"""Where a loader's batches come from: stored bytes, decoded samples, or tensors on a GPU."""
+"""Where a loader's batches come from: stored bytes, decoded samples, or tensors on a GPU.
+
+A feed is asked for what comes at a place, ``take(wait, at)``, and answers the same until it is
+asked for another place: the loader decides when a batch counts as delivered. So an exception, also
+one that a signal handler raises between any two instructions, loses no batch and doubles none.
+"""
 
 from __future__ import annotations
 
@@ -104,17 +109,103 @@ class Decoding:
         )
 
 
-class StreamFeed:
+At = tuple[int, int]
+"""An epoch, and how many of its samples, of all ranks, come before."""
+
+
+class Held:
+    """What comes at a place: a batch, or a mark such as "end of epoch"; None: not taken yet, or
+    handed out.
+    """
+
+    __slots__ = ("at", "item")
+
+    def __init__(self, at: At) -> None:
+        self.at = at
+        self.item: Any = None
+
+
+class Course:
+    """The places of a stream."""
+
+    def __init__(self, arguments: dict) -> None:
+        self._step = arguments["batch_size"] * arguments["world"]
+        self._total = _forebay.epoch_total(
+            arguments["size"], arguments["world"], arguments["sampler_drop_last"]
+        )
+
+    def after(self, at: At, item: Any) -> At:
+        """Where one stands behind what comes at a place."""
+        epoch, position = at
+        if isinstance(item, str):
+            return epoch + 1, 0
+        # The last batch may be short; padding makes the ranks' shares equal, so all stand alike.
+        return epoch, min(self._total, position + self._step * getattr(item, "batches", 1))
+
+
+class NativeFeed:
+    """What the feeds of C++ streams share.
+
+    The stream stands behind what is held, or, where nothing is, at ``_place``. This holds between
+    any two instructions: C++ takes a batch and puts it into the ``Held`` in one step.
+    """
+
+    native: Any
+
+    def __init__(self, arguments: dict) -> None:
+        self._course = Course(arguments)
+        self._place: At | None = (arguments["first_epoch"], arguments["first_position"])
+        self._held = Held(self._place)
+
+    def take(self, wait: float, at: At) -> Held | None:
+        """What comes at a place; None when it is not there within ``wait`` seconds."""
+        held = self._held
+        if held.item is None or held.at != at:
+            self.stand(at)
+            held = self._held = Held(at)
+            self._take(wait, held)
+            if held.item is None:
+                return None
+        self._place = self._course.after(at, held.item)
+        return held
+
+    def stand(self, at: At) -> None:
+        """Moves the stream to a place, if it is not there."""
+        held = self._held
+        if held.item is not None:
+            if held.at == at:
+                return
+            self._place = self._course.after(held.at, held.item)
+            held.item = None
+        if self._place != at:
+            self.seek(at)
+
+    def seek(self, at: At) -> None:
+        """Starts afresh at a place."""
+        self._place = None
+        self._held.item = None
+        self._seek(*at)
+        self._place = at
+
+    def _take(self, wait: float, held: Held) -> None:
+        raise NotImplementedError
+
+    def _seek(self, epoch: int, position: int) -> None:
+        raise NotImplementedError
+
+
+class StreamFeed(NativeFeed):
     """Batches as they are stored."""
 
     def __init__(self, engine: Engine, dataset: int, arguments: dict, contiguous: bool) -> None:
+        super().__init__(arguments)
         self.native = engine.native
         self.stream = self.native.open_stream(dataset, contiguous=contiguous, **arguments)
 
-    def take(self, wait: float) -> Any:
-        return self.native.take(self.stream, wait)
+    def _take(self, wait: float, held: Held) -> None:
+        self.native.take(self.stream, wait, held)
 
-    def seek(self, epoch: int, position: int) -> None:
+    def _seek(self, epoch: int, position: int) -> None:
         self.native.seek(self.stream, epoch, position)
 
     def stats(self) -> list[dict]:
@@ -127,7 +218,7 @@ class StreamFeed:
         self.native.close_stream(self.stream)
 
 
-class PipelineFeed:
+class PipelineFeed(NativeFeed):
     """Decoded batches: ``_forebay.DecodedBatch``."""
 
     def __init__(
@@ -139,6 +230,7 @@ class PipelineFeed:
         catalog: _forebay.Catalog | None = None,
     ) -> None:
         """``catalog`` is needed for arrays only."""
+        super().__init__(arguments)
         if decoding.kind == "image":
             more = decoding.pipeline_arguments()
         else:
@@ -163,11 +255,10 @@ class PipelineFeed:
             ) from None
         self._skipped = 0
 
-    def take(self, wait: float) -> Any:
-        took = self.native.take(wait)
-        if isinstance(took, str):
+    def _take(self, wait: float, held: Held) -> None:
+        self.native.take(wait, held)
+        if isinstance(held.item, str):
             self._tell_skipped()
-        return took
 
     def _tell_skipped(self) -> None:
         skipped = self.native.skipped
@@ -179,7 +270,7 @@ class PipelineFeed:
             )
             self._skipped = skipped
 
-    def seek(self, epoch: int, position: int) -> None:
+    def _seek(self, epoch: int, position: int) -> None:
         self.native.seek(epoch, position)
 
     def stats(self) -> list[dict]:
@@ -248,6 +339,16 @@ def _array_info(
             raise type(error)(f"{path}: {error}") from None
     finally:
         native.close_stream(stream)
+
+
+def _torch(batch: _forebay.DecodedBatch) -> Any:
+    """All samples as one PyTorch tensor: a view, no copy."""
+    from torch.utils.dlpack import from_dlpack
+
+    return from_dlpack(batch.dlpack())
+
+
+_forebay.DecodedBatch.torch = _torch
 
 
 def finish(batch: _forebay.DecodedBatch, decoding: Decoding) -> tuple[Any, Any]:

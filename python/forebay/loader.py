@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from ._forebay import Batch, Catalog
 from .daemon import MakeFeed, SharedEngine, SharedFeed, default_engine
 from .device import DeviceBatch, DeviceFeed, check_device
 from .engine import Engine, dataset_id, peers_of
-from .feeds import Decoding, PipelineFeed, StreamFeed, finish
+from .feeds import At, Course, Decoding, Held, PipelineFeed, StreamFeed, finish
 from .peers_status import fault_lines
 from .report import EpochReport, from_native, log_epoch, sentence, table
 from .units import parse_bytes
@@ -206,12 +207,11 @@ class DataLoader:
         self._total = _forebay.epoch_total(
             len(self.catalog), self.world_size, self.sampler_drop_last
         )
-        self._epoch = 0
-        self._position = 0  # global samples of this epoch that were handed out
+        self._cursor = _Cursor((0, 0))
         self._resumed = False  # the next iter() starts inside the epoch
         self._iteration = 0  # tells an abandoned iterator that it is one
         self._feed: StreamFeed | SharedFeed | PipelineFeed | DeviceFeed | None = None
-        self._stream_at: tuple[int, int] | None = None  # where the feed stands
+        self._failed = False  # the feed, so that the next iter() starts afresh
         self._closed_stats: list[EpochReport] = []
         self._pid = -1
         self._attach()
@@ -225,35 +225,38 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         self._attach()
-        if not self._resumed:
-            self._position = 0
-        self._resumed = False
-        if self.epochs and self._epoch >= self.epochs:
+        epoch, position = self._cursor.at
+        if self.epochs and epoch >= self.epochs:
             raise ArgumentError(
-                f"epoch {self._epoch} is beyond epochs={self.epochs}; raise epochs=, or leave it "
-                f"out"
+                f"epoch {epoch} is beyond epochs={self.epochs}; raise epochs=, or leave it out"
             )
-        if self._stream_at != (self._epoch, self._position):
-            assert self._feed is not None
-            self._feed.seek(self._epoch, self._position)
-            self._stream_at = (self._epoch, self._position)
+        at = epoch, position if self._resumed else 0
+        assert self._feed is not None
+        if self._failed:
+            self._feed.seek(at)
+        else:
+            self._feed.stand(at)
+        cursor = _Cursor(at)
+        iterator = _Iterator(self, self._iteration + 1, cursor)
+        # Assignments only, as in next(): a place to resume from is not lost either.
         self._iteration += 1
-        return _Iterator(self, self._iteration)
+        self._cursor = cursor
+        self._resumed = self._failed = False
+        return iterator
 
     def set_epoch(self, epoch: int) -> None:
         """The next ``iter()`` yields this epoch, from its start."""
         if epoch < 0:
             raise ArgumentError(f"epoch is {epoch}; it cannot be negative")
-        if self._resumed and epoch == self._epoch:
+        if self._resumed and epoch == self.epoch:
             return  # the usual loop calls set_epoch right after load_state_dict
-        self._epoch = int(epoch)
-        self._position = 0
+        self._cursor = _Cursor((int(epoch), 0))
         self._resumed = False
 
     @property
     def epoch(self) -> int:
         """The epoch that is being, or will next be, iterated."""
-        return self._epoch
+        return self._cursor.at[0]
 
     # ---- resume
 
@@ -261,13 +264,14 @@ class DataLoader:
         """Where the job stands, for every rank alike: all batches handed out so far count as
         consumed.
         """
+        epoch, consumed = self._cursor.at
         return {
             "version": _STATE_VERSION,
             "seed": self.seed,
             "shuffle": self.shuffle,
             "locality": self.locality,
-            "epoch": self._epoch,
-            "consumed": self._position,
+            "epoch": epoch,
+            "consumed": consumed,
             "total": self._total,
             "size": len(self.catalog),
             "fingerprint": self.catalog.fingerprint,
@@ -304,7 +308,7 @@ class DataLoader:
                 f"from; "
                 "resume with the same global batch (batch_size times world size)"
             )
-        self._epoch, self._position = int(epoch), int(consumed)
+        self._cursor = _Cursor((int(epoch), int(consumed)))
         self._resumed = True
 
     # ---- reports
@@ -323,6 +327,8 @@ class DataLoader:
             return "No epoch has been read yet."
         cluster = self.engine.cluster()
         lines = [sentence(reports[-1], cluster), table(reports), *fault_lines(cluster)]
+        if problem := self.engine.peers_problem():
+            lines.append(f"peers: {problem}")
         return "\n".join(lines)
 
     def _tell_epoch(self, epoch: int) -> None:
@@ -343,7 +349,8 @@ class DataLoader:
         """Stops reading ahead and gives the memory back. Batches still held stay valid."""
         feed = self._feed
         if feed is not None and self._pid == os.getpid():
-            self._closed_stats = self.stats()
+            if not sys.is_finalizing():  # a thread that is no more may have left with a lock
+                self._closed_stats = self.stats()
             feed.close()
         if self._feed is feed:  # else another thread has opened it anew meanwhile
             self._feed = None
@@ -377,8 +384,8 @@ class DataLoader:
             world=self.world_size,
             sampler_drop_last=self.sampler_drop_last,
             epochs=self.epochs or 0,
-            first_epoch=self._epoch,
-            first_position=self._position,
+            first_epoch=self._cursor.at[0],
+            first_position=self._cursor.at[1],
             exchange=self.batch_size if self.locality else 0,
             ranks_per_node=ranks.ranks_per_node(self.world_size),
         )
@@ -395,8 +402,9 @@ class DataLoader:
                 lambda decoding: self._decoded_feed(arguments, decoding),
                 self._decoding,
                 self.device,
+                arguments,
             )
-        self._stream_at = (self._epoch, self._position)
+        self._course = Course(arguments)
         self._pid = os.getpid()
 
     def _open_feed(self, arguments: dict, make: MakeFeed) -> Any:
@@ -418,7 +426,7 @@ class DataLoader:
         if isinstance(path, Catalog):
             raise TypeError("a loader over a Catalog object cannot be pickled; give it the path")
         del state["catalog"]
-        state.update(_feed=None, _stream_at=None, _pid=-1, _closed_stats=[])
+        state.update(_feed=None, _pid=-1, _closed_stats=[])
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -427,11 +435,25 @@ class DataLoader:
         self.catalog = open_catalog(self._path, format=self._format, extensions=self._extensions)
 
 
+class _Cursor:
+    """Where an iteration stands: behind all that was handed out. Shared by the iterator, which
+    moves it, and its loader, which saves it.
+    """
+
+    __slots__ = ("at",)
+
+    def __init__(self, at: At) -> None:
+        self.at = at
+
+
 class _Iterator:
-    def __init__(self, loader: DataLoader, iteration: int) -> None:
+    def __init__(self, loader: DataLoader, iteration: int, cursor: _Cursor) -> None:
         self._loader = loader
         self._iteration = iteration
-        self._done = False
+        self._cursor = cursor
+        self._epoch = cursor.at[0]
+        self._told = False
+        self._guard = _forebay.EntryGuard()
 
     def __iter__(self) -> _Iterator:
         return self
@@ -440,41 +462,58 @@ class _Iterator:
         return len(self._loader)
 
     def __next__(self) -> Any:
-        loader = self._loader
-        if self._done:
-            raise StopIteration
-        feed = loader._feed
-        if self._iteration != loader._iteration or feed is None:
-            raise CancelledError("a newer iter() of this loader, or close(), ended this iterator")
+        # An exception, also of a signal handler between any two instructions, loses no batch: until
+        # the cursor moves, the next call gets the same. Python runs signal handlers when a call
+        # returns or a loop goes round; from where the cursor moves there are assignments only.
+        loader, cursor, guard = self._loader, self._cursor, self._guard
         try:
-            begun = time.monotonic()
-            took = feed.take(loader.timeout or _SLOW_WAIT_S)
-            if took is None:
-                took = self._wait_on(feed)
-            if time.monotonic() - begun > _LONG_TAKE_S:
-                loader._warn_of_cache()
-        except Exception:
-            loader._stream_at = None  # the next iter() starts afresh
-            raise
-        if isinstance(took, str):
-            self._done = True
-            loader._tell_epoch(loader._epoch)
-            loader._epoch += 1
-            loader._position = 0
-            loader._stream_at = (loader._epoch, 0)
-            raise StopIteration
-        batch = took
-        # The last batch may be short; padding makes the ranks' shares equal, so all stand alike.
-        step = loader.batch_size * loader.world_size * getattr(batch, "batches", 1)
-        loader._position = min(loader._total, loader._position + step)
-        loader._stream_at = (loader._epoch, loader._position)
-        if loader.collate_fn is not None:
-            return loader.collate_fn(batch)
-        if isinstance(batch, DeviceBatch):
-            return batch.images, batch.labels
-        return batch if loader._decoding is None else finish(batch, loader._decoding)
+            if not guard.enter():
+                raise RuntimeError(
+                    "next() of this iterator was called inside itself, by its collate_fn, a "
+                    "transform or a signal handler"
+                )
+            at = cursor.at
+            if at[0] != self._epoch:
+                raise StopIteration
+            feed = loader._feed
+            if self._iteration != loader._iteration or feed is None:
+                raise _ended()
+            try:
+                begun = time.monotonic()
+                held = feed.take(loader.timeout or _SLOW_WAIT_S, at)
+                if held is None:
+                    held = self._wait_on(feed, at)
+                if time.monotonic() - begun > _LONG_TAKE_S:
+                    loader._warn_of_cache()
+                item = held.item
+            except Exception:
+                loader._failed = True
+                raise
+            if item is None:  # another thread has sent the feed elsewhere
+                raise _ended()
+            after = loader._course.after(at, item)
+            if isinstance(item, str):
+                if not self._told:
+                    self._told = True
+                    loader._tell_epoch(at[0])
+                cursor.at = after
+                held.item = None
+                raise StopIteration
+            if loader.collate_fn is not None:
+                result = loader.collate_fn(item)
+            elif isinstance(item, DeviceBatch):
+                result = item.images, item.labels
+            elif loader._decoding is None:
+                result = item
+            else:
+                result = finish(item, loader._decoding)
+            cursor.at = after
+            held.item = None
+            return result
+        finally:
+            guard.inside = False
 
-    def _wait_on(self, feed: Any) -> Any:
+    def _wait_on(self, feed: Any, at: At) -> Held:
         loader = self._loader
         if loader.timeout:
             raise DeadlineError(
@@ -487,9 +526,13 @@ class _Iterator:
                 time.monotonic() - start,
                 feed.waiting_for(),
             )
-            took = feed.take(_SLOW_WAIT_S)
-            if took is not None:
-                return took
+            held = feed.take(_SLOW_WAIT_S, at)
+            if held is not None:
+                return held
+
+
+def _ended() -> CancelledError:
+    return CancelledError("a newer iter() of this loader, or close(), ended this iterator")
 
 
 def open_catalog(

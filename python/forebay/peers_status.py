@@ -56,10 +56,12 @@ def _slow(peer: dict[str, Any], cluster: dict[str, Any]) -> bool:
     return peer["latency_ns"] > max(_HEALTHY_NS, 2 * rest[len(rest) // 2] if rest else 0)
 
 
-def cluster_lines(cluster: dict[str, Any] | None) -> list[str]:
-    """The cluster in a line, and one for each other node; nothing without peers."""
+def cluster_lines(cluster: dict[str, Any] | None, off: str = "") -> list[str]:
+    """The cluster in a line, and one for each other node; without peers ``off``, why there are
+    none, or nothing.
+    """
     if cluster is None:
-        return []
+        return [_text(off)] if off else []
     off = "" if cluster["coordinated"] else "; each reads for itself"
     lines = [f"node {cluster['node']} of {_text(cluster['description'])}{off}"]
     if cluster["health"]:

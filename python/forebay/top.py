@@ -82,7 +82,7 @@ def frame(
     text.add(("source   ", "soft"), f"{rate:>13}  {reads:>14}   in flight {source['in_flight']} of "
              f"{source['in_flight_limit']}", ("   errors " + str(source["errors"]), "bad")
              if source["errors"] else "")  # fmt: skip
-    for line in cluster_lines(said.get("cluster")):
+    for line in cluster_lines(said.get("cluster"), said.get("peers_off", "")):
         for part in _wrapped(line, width - 9):
             text.add((f"{'' if line.startswith(' ') else 'cluster':<9}", "soft"), part.strip())
     for tier in said["tiers"]:

@@ -177,13 +177,15 @@ std::string Server::Describe() const {
     tiers += StrCat(",{\"name\":\"folder\",\"used\":", used, ",\"kept\":", used,
                     ",\"limit\":", *limit, ",\"status\":", cache_status, "}");
   }
+  const ClusterReport cluster = engine_.Cluster();
   return StrCat("{\"pid\":", getpid(), ",\"time_ms\":", now / kMilli,
                 ",\"uptime_ms\":", (now - started_) / kMilli, ",\"budget\":", engine_.budget(),
                 ",\"arena_bytes\":", engine_.arena_bytes(),
                 ",\"settings\":", Quoted(options_.settings), ",\"url\":", Quoted(options_.url),
                 ",\"cache_status\":", cache_status, ",\"datasets\":[", datasets, "],\"clients\":[",
                 clients, "],\"source\":", source, ",\"tiers\":[", tiers, "],\"mechanisms\":[",
-                listed, "],\"cluster\":", ClusterJson(engine_.Cluster()),
+                listed, "],\"cluster\":", ClusterJson(cluster),
+                ",\"peers_off\":", Quoted(cluster.nodes == 0 ? cluster.health : ""),
                 ",\"control\":", options_.control ? options_.control() : "null", ",\"metrics\":{",
                 metrics, "}}");
 }

@@ -101,7 +101,8 @@ void Links::Listen() {
   Result<OwnedFd> listener =
       *found ? ListenAt(*listen_at_, **found, options_.cluster.node) : found->error();
   if (!listener) {
-    published_.SetHealth(listener.error());
+    listening_ = listener.error();
+    TellHealth();
     listen_retry_ = now_ + 200 * kMilli;
     return;
   }
@@ -109,7 +110,18 @@ void Links::Listen() {
   listen_retry_ = 0;
   Watch(listener_.get(), kListenKey, EPOLLIN);
   published_.CountContact();
-  published_.SetHealth(Status());
+  listening_ = Status();
+  TellHealth();
+}
+
+void Links::SetTrouble(uint32_t node, Status why) {
+  troubles_[node] = std::move(why);
+  TellHealth();
+}
+
+void Links::TellHealth() {
+  const Status trouble = troubles_.empty() ? Status() : troubles_.begin()->second;
+  published_.SetHealth(listening_.ok() ? trouble : listening_);
 }
 
 void Links::Accept() {
@@ -275,6 +287,7 @@ bool Links::Flush(Link& link) {
 
 void Links::Refuse(uint64_t id) {
   published_.CountRefused(++refused_);
+  if (const auto at = links_.find(id); at != links_.end()) OnUnproven(at->second);
   Close(id, Status(Code::kPermissionDenied, "sent what is not of this protocol"));
 }
 

@@ -106,6 +106,8 @@ class Links {
   frame::Register Own() const;
   // Both have registered.
   void Connected(Link& link);
+  // Why there is no connection with a node, for health(); until there is one.
+  void SetTrouble(uint32_t node, Status why);
 
  private:
   void Watch(int fd, uint64_t key, uint32_t events);
@@ -120,6 +122,7 @@ class Links {
   void KeepTime();
   bool Flush(Link& link);
   void End(Link& link);
+  void TellHealth();
 
   void OnReady(uint64_t id, uint32_t events);
   void Receive(uint64_t id);
@@ -128,6 +131,7 @@ class Links {
   bool OnHello(Link& link, const frame::Hello& hello);
   bool OnAnswer(Link& link, const frame::Answer& answer);
   bool OnProven(Link& link, frame::Frame& message);
+  void OnUnproven(const Link& link);
 
   static constexpr uint64_t kWakeKey = 0;
   static constexpr uint64_t kListenKey = 1;
@@ -143,8 +147,10 @@ class Links {
   OwnedFd listener_;
   std::optional<HostLookup> listen_lookup_;
   Nanos listen_retry_ = 0;
-  Nanos listen_pause_ = 0;          // no descriptors: not watched until then
-  std::map<uint64_t, Link> links_;  // by id: the oldest first
+  Status listening_{Code::kUnavailable, "not listening yet"};
+  std::map<uint32_t, Status> troubles_;  // by node
+  Nanos listen_pause_ = 0;               // no descriptors: not watched until then
+  std::map<uint64_t, Link> links_;       // by id: the oldest first
   uint64_t last_id_ = kListenKey;
   std::vector<Dial> dials_;
   uint64_t refused_ = 0;

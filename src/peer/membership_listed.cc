@@ -49,6 +49,14 @@ class Listed final : public Role {
     return false;
   }
 
+  // A node that is not there yet, or no more, is no trouble; one that refuses is.
+  void OnUnreached(const Dial& dial) override {
+    if (dial.last.code() != Code::kPermissionDenied) return;
+    links_.SetTrouble(
+        dial.node, Status(dial.last.code(), StrCat("node ", dial.node, " at ", dial.at.ToString(),
+                                                   ": ", dial.last.message())));
+  }
+
   void OnEnd(const Link& link) override { own_.table().Gone(link.node, link.incarnation); }
 
  private:

@@ -102,9 +102,13 @@ bool Links::TakeFrames(uint64_t id) {
 bool Links::OnFrame(Link& link, frame::Frame& message) {
   using Phase = Link::Phase;
   if (auto* refused = std::get_if<frame::Refused>(&message); refused != nullptr && !link.accepted) {
+    // Who has not proven the secret may be anybody: it does not decide, and is asked again.
+    const bool proven = link.phase >= Phase::kRegister;
     Dial* dial = DialOf(link);
-    if (dial != nullptr && refused->final) dial->stopped = true;
-    Close(link.id, Status(Code::kPermissionDenied, StrCat("refused: ", refused->why)));
+    if (dial != nullptr && refused->final && proven) dial->stopped = true;
+    Close(link.id, Status(Code::kPermissionDenied,
+                          StrCat("refused: ", refused->why,
+                                 proven ? "" : " (by one who has not proven the job's secret)")));
     return false;
   }
   switch (link.phase) {
@@ -184,8 +188,19 @@ frame::Register Links::Own() const {
   return own;
 }
 
+// Its Hello was right, its proof was not, or it left before: most likely it saw that ours is wrong.
+void Links::OnUnproven(const Link& link) {
+  if (!link.accepted || link.phase != Link::Phase::kProof) return;
+  for (const auto& [id, other] : links_) {
+    if (other.node == link.node && other.phase == Link::Phase::kReady) return;  // a stranger
+  }
+  SetTrouble(link.node, Status(Code::kPermissionDenied,
+                               StrCat("who connects as node ", link.node, kSecretRemedy)));
+}
+
 void Links::Connected(Link& link) {
   link.phase = Link::Phase::kReady;
+  if (troubles_.erase(link.node) > 0) TellHealth();
   link.deadline = now_ + options_.lease;
   published_.CountContact();
   if (Dial* dial = DialOf(link)) {

@@ -284,11 +284,71 @@ TEST_P(MembershipTest, WrongSecretIsRefused) {
   ASSERT_TRUE(Await([&] { return job[0].counts().refused > 0; }));
   EXPECT_FALSE(Alive(job[0], 1));
   EXPECT_FALSE(Alive(**stranger, 0));
-  if (std::string(GetParam()) == "launcher") {
-    ASSERT_TRUE(Await([&] {
-      return (*stranger)->health().message().find("FOREBAY_PEER_SECRET") != std::string::npos;
-    })) << (*stranger)->health().message();
+  for (const Membership* one : {&job[0], stranger->get()}) {
+    EXPECT_TRUE(Await([&] {
+      return one->health().message().find("FOREBAY_PEER_SECRET") != std::string::npos;
+    })) << one->health().message();
   }
+  job.Start(1);
+  EXPECT_TRUE(job.Everywhere([](const Membership& member) {
+    return AllAlive(member) && member.health().ok();
+  })) << job[0].health().message();
+}
+
+TEST_P(MembershipTest, StrangersDoNotTroubleANodeThatIsThere) {
+  Job job(2);
+  Prepare(job);
+  job.StartAll();
+  ASSERT_TRUE(job.Everywhere(AllAlive));
+  MembershipOptions options = job.Options(1);
+  options.secret = std::string(32, 'x');
+  const auto stranger = Join(options);
+  ASSERT_TRUE(stranger);
+  ASSERT_TRUE(Await([&] { return job[0].counts().refused > 0; }));
+  EXPECT_TRUE(job[0].health().ok()) << job[0].health().message();
+}
+
+// A stranger that holds the address for a while, such as another job's node.
+TEST_P(MembershipTest, WhoHasNotProvenTheSecretRefusesNobodyForGood) {
+  Job job(2);
+  Prepare(job);
+  const std::string at =
+      job.spec().method == Method::kStatic ? job.spec().nodes_at[0] : job.spec().master;
+  {
+    OwnedFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(ParseHostPort(at)->port);
+    const int on = 1;
+    ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    ASSERT_EQ(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+    ASSERT_EQ(::listen(listener.get(), 8), 0);
+    job.Start(1);
+    // Twice: it is asked again.
+    for (int i = 0; i < 2; ++i) {
+      pollfd one{listener.get(), POLLIN, 0};
+      ASSERT_EQ(::poll(&one, 1, 20000), 1) << i;
+      const OwnedFd link(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      ASSERT_TRUE(link.valid());
+      std::string bytes;
+      frame::Append(frame::Refused{true, "go away"}, &bytes);
+      ASSERT_EQ(::send(link.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+                static_cast<ssize_t>(bytes.size()));
+      ASSERT_TRUE(Await([&] {
+        const std::string why = job[1].health().message();
+        return why.find("go away") != std::string::npos &&
+               why.find("not proven") != std::string::npos;
+      })) << job[1].health().message();
+      char rest[4096];
+      while (::recv(link.get(), rest, sizeof rest, 0) > 0) {
+      }
+    }
+  }
+  job.Start(0);
+  EXPECT_TRUE(job.Everywhere([](const Membership& member) {
+    return AllAlive(member) && member.health().ok();
+  })) << job[1].health().message();
 }
 
 TEST_P(MembershipTest, PortThatIsTakenIsNamedAndTriedAgain) {

@@ -42,32 +42,46 @@ Result<Started> StartPeers(Engine& engine, std::string_view wanted) {
   const std::string word =
       wanted.empty() ? FromEnvironment(kPeers).value_or("") : std::string(wanted);
   const bool asked = !word.empty() && word != "auto";
-  const auto alone = [](const Status& why) {
-    return Started{nullptr, StrCat("no peers: ", why.ToString()), true};
+  const auto alone = [&engine](std::string_view why) {
+    Started started{nullptr, StrCat("no peers: ", why), true};
+    ClusterReport report;
+    report.health = started.note;
+    engine.SetClusterReport([report] { return report; });
+    return started;
   };
   Result<PeerOptions> options = PeerOptionsFromEnvironment([&](std::string_view name) {
     return name == kPeers && !word.empty() ? std::optional(word) : FromEnvironment(name);
   });
   if (!options) {
     if (asked) return options.error();
-    return alone(options.error());
+    return alone(options.error().ToString());
   }
   if (options->cluster.method == ClusterSpec::Method::kNone) {
     if (options->cluster.open.empty()) return Started();
-    return Started{nullptr, StrCat("no peers: ", options->cluster.open), true};
+    return alone(options->cluster.open);
   }
   if (taken.exchange(true)) return Started();
   Result<std::unique_ptr<Peers>> peers = Peers::Attach(engine, *options);
   if (!peers) {
     taken.store(false);
     if (asked && peers.error().code() == Code::kInvalidArgument) return peers.error();
-    return alone(peers.error());
+    return alone(peers.error().ToString());
   }
   Started started;
   started.note =
       StrCat("peers: ", (*peers)->Describe(), options->coordinate ? "" : "; coordination is off");
   started.peers = std::make_unique<OnlyPeers>(*std::move(peers));
   return started;
+}
+
+bool WantsPeers(std::string_view wanted) {
+  constexpr std::string_view kPeers = "FOREBAY_PEERS";
+  const Result<PeerOptions> options = PeerOptionsFromEnvironment([&](std::string_view name) {
+    return name == kPeers && !wanted.empty() ? std::optional(std::string(wanted))
+                                             : FromEnvironment(name);
+  });
+  return !options || options->cluster.method != ClusterSpec::Method::kNone ||
+         !options->cluster.open.empty();
 }
 
 std::shared_ptr<Engine> Share(EnginePtr engine, std::unique_ptr<Peers> peers) {

@@ -19,9 +19,12 @@ struct Started {
 
 // `wanted`: as FOREBAY_PEERS, which it goes before; empty: what the environment says. A process is
 // one node: its second engine has no peers, and no engine of a forked child has. Where peers cannot
-// be had (no UCX, no way to the others) the engine does without; what makes no sense is an error,
-// unless nobody asked for peers.
+// be had (no UCX, no way to the others) the engine does without, and its Cluster() says why; what
+// makes no sense is an error, unless nobody asked for peers.
 Result<Started> StartPeers(Engine& engine, std::string_view wanted);
+
+// Whether that would start them, or say why it cannot.
+bool WantsPeers(std::string_view wanted);
 
 // An engine whose peers go right before it. In a forked child both are left alone.
 std::shared_ptr<Engine> Share(EnginePtr engine, std::unique_ptr<Peers> peers);

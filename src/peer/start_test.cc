@@ -43,6 +43,8 @@ TEST_F(StartPeersTest, OneNodeHasNoneAndSaysNothing) {
     ASSERT_TRUE(started) << wanted;
     EXPECT_EQ(started->peers, nullptr);
     EXPECT_EQ(started->note, "");
+    EXPECT_EQ(engine_->Cluster().health, "");
+    EXPECT_FALSE(WantsPeers(wanted));
   }
 }
 
@@ -63,6 +65,8 @@ TEST_F(StartPeersTest, WhatALauncherLeavesOpenIsSaid) {
   EXPECT_EQ(started->peers, nullptr);
   EXPECT_TRUE(started->failed);
   EXPECT_NE(started->note.find("MASTER_ADDR"), std::string::npos) << started->note;
+  EXPECT_EQ(engine_->Cluster().nodes, 0u);
+  EXPECT_EQ(engine_->Cluster().health, started->note);
 }
 
 TEST_F(StartPeersTest, WhereTheyCannotBeHadTheEngineDoesWithout) {
@@ -74,6 +78,8 @@ TEST_F(StartPeersTest, WhereTheyCannotBeHadTheEngineDoesWithout) {
     EXPECT_EQ(started->peers, nullptr);
     EXPECT_TRUE(started->failed);
     EXPECT_NE(started->note.find("no peers: "), std::string::npos) << started->note;
+    EXPECT_EQ(engine_->Cluster().health, started->note);
+    EXPECT_TRUE(WantsPeers("127.0.0.1:1,127.0.0.1:2"));
   }
 }
 

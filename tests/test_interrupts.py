@@ -1,0 +1,352 @@
+"""An exception inside next() loses no batch and doubles none: the next next() gets the same.
+
+Raised by signal handlers at any moment, by a collate_fn, and by transforms that stay in Python.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("PIL.Image")
+
+import forebay  # noqa: E402
+from forebay import transforms as T  # noqa: E402
+from forebay.loader import _Iterator  # noqa: E402
+from test_daemon import run_folder  # noqa: E402, F401 - a fixture
+from test_device import (  # noqa: E402
+    OPS,
+    photos,  # noqa: F401 - a fixture
+    without_gpu,  # noqa: F401 - a fixture
+)
+
+_EPOCHS = 2
+
+
+class _Interrupt(BaseException):
+    """As KeyboardInterrupt: nothing but the test catches it."""
+
+
+def _plus_one(image: Any) -> Any:
+    return image + 1
+
+
+def _mode(name: str) -> dict[str, Any]:
+    decode: dict[str, Any] = dict(decode="image", transform=OPS)
+    return {
+        "views": {},
+        "contiguous": dict(layout="contiguous"),
+        "collate": dict(collate_fn=lambda batch: (batch.indices.copy(), batch.labels.copy())),
+        "decode": decode,
+        "python": dict(decode="image", transform=[T.CenterCrop(32), T.ToTensor(), _plus_one]),
+        "device": dict(**decode, device="fake"),
+    }[name]
+
+
+_MODES = ("views", "contiguous", "collate", "decode", "python", "device")
+
+
+@pytest.fixture
+def engine(
+    request: pytest.FixtureRequest,
+    run_folder: Path,  # noqa: F811
+) -> Iterator[forebay.Engine]:
+    if request.param == "daemon":
+        yield forebay.SharedEngine("64M", linger=0)
+    else:
+        yield forebay.Engine("64M")
+
+
+@pytest.fixture
+def make(
+    photos: Path,  # noqa: F811
+    without_gpu: None,  # noqa: F811
+    engine: forebay.Engine,
+) -> Iterator[Callable[[str], forebay.DataLoader]]:
+    made: list[forebay.DataLoader] = []
+
+    def make_one(mode: str) -> forebay.DataLoader:
+        how = dict(shuffle=True, seed=7, rank=0, world_size=1)
+        made.append(forebay.DataLoader(photos, 8, engine=engine, **how, **_mode(mode)))
+        return made[-1]
+
+    yield make_one
+    for loader in made:
+        loader.close()
+    made.clear()
+
+
+def _content(batch: Any) -> Any:
+    if isinstance(batch, forebay.Batch):
+        return batch.epoch, batch.index, batch.indices.tolist(), batch.checksum()
+    first, labels = batch
+    return torch.as_tensor(first).double().sum().item(), labels.tolist()
+
+
+def _whole(loader: forebay.DataLoader, epochs: int) -> list[list[Any]]:
+    return [[_content(batch) for batch in loader] for _ in range(epochs)]
+
+
+class _Loop:
+    """A loop that goes on after each interruption, and checks what the loader says it delivered."""
+
+    def __init__(self, loader: forebay.DataLoader) -> None:
+        self.loader = loader
+        self.interrupted = 0
+        self.got: list[list[Any]] = []
+
+    def run(self, epochs: int, arm: Callable[[bool], None], disarm: Callable[[], None]) -> None:
+        loader, again = self.loader, False
+        for epoch in range(epochs):
+            iterator = iter(loader)
+            self.got.append([])
+            while True:
+                state = loader.state_dict()
+                arm(again)
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    disarm()
+                    again = False
+                    break
+                except _Interrupt:
+                    disarm()
+                    self.interrupted += 1
+                    assert loader.state_dict() == state
+                    again = True
+                    continue
+                disarm()
+                again = False
+                self.got[-1].append(_content(batch))
+                del batch
+                consumed = min(42, 8 * len(self.got[-1]))
+                state = loader.state_dict()
+                assert (state["epoch"], state["consumed"]) == (epoch, consumed)
+            assert loader.epoch == epoch + 1
+        assert [r.batches for r in loader.stats()] == [len(loader)] * epochs
+
+
+def _inside_next(frame: Any) -> bool:
+    while frame is not None:
+        if frame.f_code is _Iterator.__next__.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+@pytest.mark.parametrize("mode", _MODES)
+@pytest.mark.parametrize("engine", ["embedded", "daemon"], indirect=True)
+def test_interrupted_after_every_call(make: Callable[[str], forebay.DataLoader], mode: str) -> None:
+    """Python runs signal handlers where a function begins and where a call of C returns: each of
+    these moments of each next() has its exception.
+    """
+    wanted = _whole(make(mode), _EPOCHS)
+    loop = _Loop(make(mode))
+    at = 0  # the moment of this next() that is interrupted
+    seen = 0
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        nonlocal seen
+        if event in ("call", "c_return") and _inside_next(frame):
+            seen += 1
+            if seen > at:
+                raise _Interrupt
+
+    def arm(again: bool) -> None:
+        nonlocal at, seen
+        at = at + 1 if again else 0
+        seen = 0
+        sys.setprofile(profile)
+
+    loop.run(_EPOCHS, arm, lambda: sys.setprofile(None))
+    assert loop.got == wanted
+    assert loop.interrupted > 100
+
+
+@pytest.mark.seeds
+@pytest.mark.parametrize("engine", ["embedded", "daemon"], indirect=True)
+def test_interrupted_by_signals(make: Callable[[str], forebay.DataLoader], seed: int) -> None:
+    mode = _MODES[seed % len(_MODES)]
+    rng = random.Random(seed)
+    epochs = 6
+    wanted = _whole(make(mode), epochs)
+    loop = _Loop(make(mode))
+
+    def on_alarm(_: int, frame: Any) -> None:
+        # What is raised behind the return cannot be told from what the loop itself raises.
+        if _inside_next(frame):
+            raise _Interrupt
+
+    before = signal.signal(signal.SIGALRM, on_alarm)
+    try:
+        loop.run(
+            epochs,
+            lambda again: signal.setitimer(
+                signal.ITIMER_REAL, 10 ** rng.uniform(-5.5, -2.5) if rng.random() < 0.9 else 0
+            ),
+            lambda: signal.setitimer(signal.ITIMER_REAL, 0),
+        )
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert loop.got == wanted
+
+
+@pytest.mark.parametrize("engine", ["embedded", "daemon"], indirect=True)
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("mode", ["collate", "python"])
+def test_an_error_in_the_users_code_loses_no_batch(
+    make: Callable[[str], forebay.DataLoader], mode: str, error: type[BaseException]
+) -> None:
+    wanted = _whole(make(mode), _EPOCHS)
+    loader = make(mode)
+    calls = 0
+
+    def faulty(real: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def call(value: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls % 3 == 0:
+                raise error("every third")
+            return real(value)
+
+        return call
+
+    if mode == "collate":
+        assert loader.collate_fn is not None
+        loader.collate_fn = faulty(loader.collate_fn)
+    else:
+        assert loader._decoding is not None
+        rest = loader._decoding.rest
+        once = faulty(lambda batch: batch)
+
+        def apply(image: Any) -> Any:
+            return rest[0](once(image)) if calls < 20 else rest[0](image)
+
+        object.__setattr__(loader._decoding, "rest", [apply])
+    got, raised = [], 0
+    for _ in range(_EPOCHS):
+        iterator = iter(loader)
+        got.append([])
+        while True:
+            try:
+                got[-1].append(_content(next(iterator)))
+            except StopIteration:
+                break
+            except error:
+                raised += 1
+    assert raised > 0
+    assert got == wanted
+
+
+@pytest.mark.parametrize("engine", ["embedded"], indirect=True)
+def test_an_interrupted_iter_keeps_the_place_to_resume_from(
+    make: Callable[[str], forebay.DataLoader],
+) -> None:
+    wanted = _whole(make("views"), 1)[0]
+    loader = make("views")
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    state = loader.state_dict()
+    other = make("views")
+    other.load_state_dict(state)
+    seek = other._feed.stand
+
+    def interrupted(at: tuple[int, int]) -> None:
+        seek(at)
+        raise _Interrupt
+
+    other._feed.stand = interrupted
+    with pytest.raises(_Interrupt):
+        iter(other)
+    assert other.state_dict() == state
+    del other._feed.stand
+    assert [_content(batch) for batch in other] == wanted[2:]
+
+
+@pytest.mark.parametrize("engine", ["embedded", "daemon"], indirect=True)
+@pytest.mark.parametrize("mode", ["views", "decode"])
+def test_threads_share_an_iterator(make: Callable[[str], forebay.DataLoader], mode: str) -> None:
+    """Each batch goes to one of them, and the end is the end for all."""
+    wanted = _whole(make(mode), 3)
+    loader = make(mode)
+    for epoch in wanted:
+        iterator = iter(loader)
+        got: list[Any] = []
+
+        def consume(iterator: Any = iterator, got: list[Any] = got) -> None:
+            for batch in iterator:
+                got.append(_content(batch))
+
+        threads = [threading.Thread(target=consume) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(got) == sorted(epoch)
+
+
+@pytest.mark.parametrize("engine", ["embedded"], indirect=True)
+def test_next_inside_next_is_an_error(make: Callable[[str], forebay.DataLoader]) -> None:
+    loader = make("collate")
+    real = loader.collate_fn
+    loader.collate_fn = lambda batch: next(iterator)
+    iterator = iter(loader)
+    with pytest.raises(RuntimeError, match="inside itself"):
+        next(iterator)
+    loader.collate_fn = real
+    assert len(list(iterator)) == len(loader)
+
+
+def test_accelerate_keeps_a_batch_that_pytorch_has_made(photos: Path) -> None:  # noqa: F811
+    """PyTorch's own loader loses one that is interrupted inside it; what it has handed to Forebay
+    is not lost.
+    """
+    from forebay import accelerate as module
+
+    dataset = _Files(sorted(str(p) for p in photos.rglob("*.jpg")))
+    plain = torch.utils.data.DataLoader(dataset, 8)
+    with pytest.MonkeyPatch.context() as patch:
+        fast = forebay.accelerate(plain, engine=forebay.Engine("64M"))
+        count = 0
+        real = module._Tally.batch
+
+        def interrupted(self: Any, asked: float) -> None:
+            nonlocal count
+            real(self, asked)
+            count += 1
+            if count % 2:
+                raise _Interrupt
+
+        patch.setattr(module._Tally, "batch", interrupted)
+        got = []
+        iterator = iter(fast)
+        while True:
+            try:
+                got.append(next(iterator))
+            except StopIteration:
+                break
+            except _Interrupt:
+                continue
+    assert count == len(plain)
+    assert [g.tolist() for g in got] == [w.tolist() for w in plain]
+
+
+class _Files:
+    def __init__(self, paths: list[str]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> int:
+        with open(self.paths[index], "rb") as file:
+            return sum(file.read())
