@@ -14,7 +14,7 @@ from ._errors import ArgumentError, CancelledError, DeadlineError
 from ._forebay import Batch, Catalog
 from .daemon import MakeFeed, SharedEngine, SharedFeed, default_engine
 from .device import DeviceBatch, DeviceFeed, check_device
-from .engine import Engine, dataset_id, peers_of
+from .engine import Engine, dataset_id, may_size_later, peers_of
 from .feeds import Decoding, PipelineFeed, StreamFeed, finish
 from .peers_status import fault_lines
 from .report import EpochReport, from_native, log_epoch, sentence, table
@@ -183,12 +183,6 @@ class DataLoader:
         self._path = path
         self._format = format
         self._extensions = list(extensions or [])
-        if isinstance(path, Catalog):
-            self.catalog = path
-        else:
-            self.catalog = open_catalog(
-                path, format=format, extensions=extensions, progress=progress
-            )
         self.engine = engine or default_engine(
             memory=memory,
             io=io,
@@ -198,6 +192,11 @@ class DataLoader:
             cache_bytes=None if cache_bytes is None else parse_bytes(cache_bytes, "cache_bytes"),
             peers=peers_of(peers) or None,
         )
+        if isinstance(path, Catalog):
+            path.wait()
+            self.catalog = path
+        else:
+            self.catalog = self._open_catalog(progress)
         if decode_threads is not None:
             self.engine.set_knob("decode_threads", decode_threads)
         self._total = _forebay.epoch_total(
@@ -207,11 +206,23 @@ class DataLoader:
         self._position = 0  # global samples of this epoch that were handed out
         self._resumed = False  # the next iter() starts inside the epoch
         self._iteration = 0  # tells an abandoned iterator that it is one
+        self._noted_save = False
         self._feed: StreamFeed | SharedFeed | PipelineFeed | DeviceFeed | None = None
         self._stream_at: tuple[int, int] | None = None  # where the feed stands
         self._closed_stats: list[EpochReport] = []
         self._pid = -1
         self._attach()
+
+    def _open_catalog(self, progress: bool | None = None) -> Catalog:
+        # Batches of stored bytes can begin while sizes of files are still being looked up.
+        later = self._decoding is None and self.layout == "views" and may_size_later(self.engine)
+        return open_catalog(
+            self._path,  # type: ignore[arg-type]
+            format=self._format,
+            extensions=self._extensions,
+            progress=progress,
+            sizes_later=later,
+        )
 
     # ---- iteration
 
@@ -257,6 +268,7 @@ class DataLoader:
         """Where the job stands, for every rank alike: all batches handed out so far count as
         consumed.
         """
+        self._renew_catalog()
         return {
             "version": _STATE_VERSION,
             "seed": self.seed,
@@ -323,6 +335,10 @@ class DataLoader:
 
     def _tell_epoch(self, epoch: int) -> None:
         """Why was my GPU idle? A line of the log at each epoch's end."""
+        note = self.catalog.save_note
+        if note and not self._noted_save:
+            self._noted_save = True
+            _log.info("forebay: %s", note)
         log_epoch(
             str(self.catalog.root),
             self.rank,
@@ -358,6 +374,7 @@ class DataLoader:
         """Opens the stream; again in a forked child, whose parent keeps its own."""
         if self._feed is not None and self._pid == os.getpid():
             return
+        self._renew_catalog()
         arguments = dict(
             batch_size=self.batch_size,
             drop_last=self.drop_last,
@@ -390,6 +407,12 @@ class DataLoader:
         self._stream_at = (self._epoch, self._position)
         self._pid = os.getpid()
 
+    def _renew_catalog(self) -> None:
+        """In a forked child, where nobody looks up the lengths that the parent's lacks."""
+        forked = self._pid not in (-1, os.getpid())
+        if forked and not self.catalog.complete:
+            self.catalog = self._open_catalog()
+
     def _open_feed(self, arguments: dict, make: MakeFeed) -> Any:
         """From the engine of this process or the node's daemon."""
         if isinstance(self.engine, SharedEngine):
@@ -414,7 +437,7 @@ class DataLoader:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.catalog = open_catalog(self._path, format=self._format, extensions=self._extensions)
+        self.catalog = self._open_catalog()
 
 
 class _Iterator:
@@ -485,15 +508,20 @@ def open_catalog(
     format: str | None = None,
     extensions: Sequence[str] | None = None,
     progress: bool | None = None,
+    sizes_later: bool = False,
 ) -> Catalog:
     """The data set's catalog: the saved one while it is fresh, else built (with a bar) and
-    saved.
+    saved; with ``sizes_later`` it may still be incomplete.
     """
     from .progress import counting
 
     with counting(f"indexing {os.fspath(path)}", progress) as callback:
         catalog, _, note = Catalog.open(
-            os.fspath(path), format or "", [e.lower() for e in extensions or []], callback
+            os.fspath(path),
+            format or "",
+            [e.lower() for e in extensions or []],
+            callback,
+            sizes_later,
         )
     if note:
         _log.info("forebay: %s", note)

@@ -98,6 +98,10 @@ Result<OpenedCatalog> OpenOrBuild(const std::string& path, const BuildOptions& o
   if (!built) return built.error();
   out.catalog = std::move(*built);
   out.rebuilt = true;
+  if (out.catalog->sizer() != nullptr && !file.empty()) {
+    out.catalog->SaveWhenComplete(file);
+    return out;
+  }
   const Status saved =
       file.empty() ? Status(Code::kNotFound, "no cache folder; set FOREBAY_CACHE_DIR or HOME")
                    : out.catalog->Save(file);
