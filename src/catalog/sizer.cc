@@ -8,6 +8,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <thread>
 #include <utility>
 
@@ -133,6 +134,8 @@ struct Sizer::State {
       s.work.finish(error);
       s.complete.store(true, std::memory_order_release);
       lock.native().lock();
+      // No lookup will follow: what it would need, such as open folders, is given up.
+      if (s.error.ok()) s.work.look = nullptr;
     }
     --s.running;
     s.changed.notify_all();
@@ -155,10 +158,12 @@ struct Sizer::State {
     if (length) {
       looks[sample] = Look::kKnown;
       lengths[sample] = entry.length = *length;
+      errors.erase(sample);
       work.set(sample, *length);
     } else {
       looks[sample] = Look::kFailed;
       entry.status = length.error();
+      errors.insert_or_assign(sample, entry.status);
       if (error.ok()) error = entry.status;
     }
     if (!attached) return;
@@ -175,7 +180,7 @@ struct Sizer::State {
     (void)!::write(event.get(), &one, sizeof one);
   }
 
-  const Work work;
+  Work work;  // constant until every length is known
   const uint64_t fork_generation;
   const OwnedFd event;
   std::atomic<bool> complete = false;  // released after `finish`, which pairs with acquire
@@ -199,7 +204,8 @@ struct Sizer::State {
   size_t rest GUARDED_BY(mutex) = 0;
   std::vector<Found> found GUARDED_BY(mutex);
   Nanos told_at GUARDED_BY(mutex) = 0;
-  Status error GUARDED_BY(mutex);
+  Status error GUARDED_BY(mutex);  // the first
+  std::map<SampleId, Status> errors GUARDED_BY(mutex);
 };
 
 Sizer::Sizer(Work work) : state_(std::make_shared<State>(std::move(work))) {}
@@ -230,6 +236,9 @@ bool Sizer::Attach() {
     if (s.looks[i] == State::Look::kKnown) {
       s.found.push_back({.sample = i, .length = s.lengths[i], .status = Status()});
     }
+  }
+  for (const auto& [sample, error] : s.errors) {
+    s.found.push_back({.sample = sample, .length = 0, .status = error});
   }
   if (!s.found.empty()) s.Tell();
   return true;
@@ -295,6 +304,8 @@ void Sizer::SetAhead(size_t lengths) {
 
 bool Sizer::complete() const { return state_->complete.load(std::memory_order_acquire); }
 
+bool Sizer::all_known() const { return complete() && first_error().ok(); }
+
 Status Sizer::Wait(Nanos wait) {
   State& s = *state_;
   if (complete()) return Status();
@@ -318,6 +329,7 @@ Status Sizer::Wait(Nanos wait) {
 }
 
 Status Sizer::first_error() const {
+  if (!state_->ours()) return Status();
   MutexLock lock(state_->mutex);
   return state_->error;
 }

@@ -47,9 +47,9 @@ class Sizer {
   Sizer(const Sizer&) = delete;
   Sizer& operator=(const Sizer&) = delete;
 
-  // ---- For the one engine that reads the catalog while it is incomplete.
+  // ---- For the one engine that reads the catalog while lengths are missing.
 
-  // False: another one does. What is known already is told to it like the rest.
+  // False: another one does. What was found already, also in vain, is told to it like the rest.
   bool Attach();
   void Detach();
   // Moves out what was found since the last call; never blocks.
@@ -69,6 +69,8 @@ class Sizer {
 
   // Every sample was looked up, and `finish` has returned.
   bool complete() const;
+  // Complete, and every length is known.
+  bool all_known() const;
   // kUnavailable: not within `wait`.
   Status Wait(Nanos wait);
   // Not ok: the first sample whose lookup failed, once complete.

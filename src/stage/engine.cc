@@ -337,8 +337,8 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
   FOREBAY_RETURN_IF_ERROR(Alive());
   MutexLock adding(add_mutex_);
   // What keeps or shares samples must know all of them.
-  Sizer* sizer = cache_ == nullptr && !wrap_ && !catalog->complete() ? catalog->sizer() : nullptr;
-  if (sizer == nullptr || !sizer->Attach()) {
+  Sizer* sizer = cache_ == nullptr && !wrap_ ? catalog->sizer() : nullptr;
+  if (sizer == nullptr || sizer->all_known() || !sizer->Attach()) {
     sizer = nullptr;
     FOREBAY_RETURN_IF_ERROR(catalog->WaitComplete());
   }
