@@ -90,8 +90,9 @@ class FileSizes {
       if (error != ENOENT && error != ENOTDIR) {
         return ErrnoStatus(error, StrCat("stat ", Path(object)));
       }
-      return Status(Code::kNotFound,
-                    StrCat(Path(object), ": no such file; it was there when its folder was listed"));
+      return Status(
+          Code::kNotFound,
+          StrCat(Path(object), ": no such file; it was there when its folder was listed"));
     }
     if (!S_ISREG(st.st_mode)) {
       return Status(Code::kChanged,

@@ -72,8 +72,8 @@ class Catalog {
 
   // Whether all lengths are known.
   bool complete() const;
-  // kUnavailable: not within `wait`. A length that could not be had is no error here: it stays 0, the
-  // catalog is not saved, and reading the sample fails.
+  // kUnavailable: not within `wait`. A length that could not be had is no error here: it stays 0,
+  // the catalog is not saved, and reading the sample fails.
   Status WaitComplete(Nanos wait = kForever) const;
   static constexpr Nanos kForever = 1'000'000'000 * kSecond;
   // What learns the lengths; null where they were known from the start.
@@ -122,8 +122,8 @@ struct BuildOptions {
   // Folder: suffixes such as ".jpg", matched in any case; empty: every file.
   std::vector<std::string> extensions;
   size_t threads = 64;  // listing and stat calls in flight
-  // Folder: return once the names are known, see Catalog. Only links, and entries whose type the file
-  // system does not tell, are looked at before.
+  // Folder: return once the names are known, see Catalog. Only links, and entries whose type the
+  // file system does not tell, are looked at before.
   bool sizes_later = false;
   // Called from one thread at a time, at most ten times a second; false cancels (kCancelled).
   std::function<bool(uint64_t objects_done, uint64_t objects_total, uint64_t samples)> progress;

@@ -26,7 +26,8 @@ Status SaveImage(std::span<const std::byte> image, const std::string& file);
 
 struct Catalog::Impl {
   Mapping mapping;  // where it was loaded
-  // Where it was built; shared with the threads that look up lengths, which may outlive the catalog.
+  // Where it was built; shared with the threads that look up lengths, which may outlive the
+  // catalog.
   std::shared_ptr<std::vector<std::byte>> memory;
   ImageView view;  // into one of the two
   std::string root;

@@ -415,7 +415,8 @@ Result<std::unique_ptr<Catalog>> CatalogWriter::FinishUnsized(
     objects[samples[s].object].size = length;
     samples[s].length = length;
   };
-  work.finish = [memory = impl.memory, save = impl.late_save, root = impl.root](const Status& error) {
+  work.finish = [memory = impl.memory, save = impl.late_save,
+                 root = impl.root](const Status& error) {
     SealImage(*memory);
     MutexLock lock(save->mutex);
     if (save->file.empty()) return;

@@ -107,7 +107,8 @@ class FolderWalk {
       for (size_t i = 0; i < top.files.size(); ++i) {
         if (!HasExtension(top.files[i], options_.extensions)) continue;
         const bool plain = top.plain[i];
-        base->entries.push_back({std::move(top.files[i]), plain ? uint8_t{DT_REG} : uint8_t{DT_UNKNOWN}});
+        base->entries.push_back(
+            {std::move(top.files[i]), plain ? uint8_t{DT_REG} : uint8_t{DT_UNKNOWN}});
       }
       Result<OpenFolder> open = Open(root_);
       if (!open) return open.error();
@@ -140,7 +141,7 @@ class FolderWalk {
     std::unique_ptr<ListedFolder> out;
     OwnedFd fd;
     std::vector<Entry> entries;
-    std::vector<int64_t> sizes;  // one for each entry
+    std::vector<int64_t> sizes;   // one for each entry
     std::vector<size_t> to_stat;  // entries
     std::atomic<size_t> chunks_left = 0;
   };

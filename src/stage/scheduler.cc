@@ -1149,8 +1149,7 @@ StallCause Scheduler::WaitCause(StreamId id) const {
 }
 
 bool Scheduler::AwaitsLength(const Lease& lease) const {
-  return lease.unsized &&
-         std::any_of(lease.missing.begin(), lease.missing.end(), [&](SampleId s) {
+  return lease.unsized && std::any_of(lease.missing.begin(), lease.missing.end(), [&](SampleId s) {
            const Entry& e = entry(lease.dataset, s);
            return e.state == State::kUnsized && (e.flags & kUrgent);
          });

@@ -14,8 +14,8 @@
 // first, and never replacing them, is optimal when each sample is used once an epoch: no policy can
 // have more hits an epoch than the tier has room.
 //
-// Lengths may come after the data set (OnLengths). Look-ahead stops at the first sample without one;
-// a lease that has such a sample asks for its length and stays pending.
+// Lengths may come after the data set (OnLengths). Look-ahead stops at the first sample without
+// one; a lease that has such a sample asks for its length and stays pending.
 //
 // A read that hangs may be raced by a second one into memory of its own; the loser's memory is held
 // until it ends. Neighbours in one shard are read in one request (a group) where that pays.
@@ -190,7 +190,8 @@ class Scheduler {
   // against the same budget. kNoRoom when they do not fit.
   static constexpr DatasetId kNoRoom = ~DatasetId{0};
   DatasetId AddDataset(std::span<const uint32_t> lengths, uint64_t metadata_bytes = 0);
-  // `samples` whose lengths OnLengths will tell; until it has told some, they count as `guess` each.
+  // `samples` whose lengths OnLengths will tell; until it has told some, they count as `guess`
+  // each.
   DatasetId AddUnsized(size_t samples, uint32_t guess);
   // Takes `bytes` of the arena away for memory that its user holds elsewhere, in blocks whose place
   // does not matter; false, with nothing taken, when kept samples and look-ahead cannot make room,
@@ -301,8 +302,8 @@ class Scheduler {
   void OnReadDone(DatasetId dataset, SampleId sample, bool ok, uint32_t crc) {
     OnReadDone(PlaceOf(dataset, sample), ok, crc, Place::kSource);
   }
-  // Some lengths of a data set are known. Where one cannot be had, the batch that needs it fails, and
-  // the next ask tries again.
+  // Some lengths of a data set are known. Where one cannot be had, the batch that needs it fails,
+  // and the next ask tries again.
   void OnLengths(DatasetId dataset, std::span<const SampleLength> lengths);
   // The second tier holds the sample now.
   void OnStored(DatasetId dataset, SampleId sample);
@@ -372,7 +373,7 @@ class Scheduler {
   enum class State : uint8_t { kUnsized, kAbsent, kReading, kResident };
   // Entry flags.
   static constexpr uint8_t kKept = 1;
-  static constexpr uint8_t kUrgent = 2;      // the read or lookup under way was asked for by a lease
+  static constexpr uint8_t kUrgent = 2;  // the read or lookup under way was asked for by a lease
   static constexpr uint8_t kFailedSoon = 4;  // look-ahead read failed; the lease will try again
   static constexpr uint8_t kFailedNow = 8;   // an urgent read failed; the lease reports it
   static constexpr uint8_t kCrcKnown = 16;
@@ -401,7 +402,7 @@ class Scheduler {
     size_t unsized = 0;
     uint64_t sized_bytes = 0;  // rounded, of the others
     uint64_t allotted = 0;     // samples that were given memory so far
-    SampleId clock_hand = 0;  // where the search for a kept sample to give up goes on
+    SampleId clock_hand = 0;   // where the search for a kept sample to give up goes on
     // Samples that may be kept, and that neither memory keeps nor the second tier holds.
     uint64_t uncovered = 0;
     uint32_t tier_skips = 0;  // reads sent past a slow second tier since the last that was not

@@ -65,8 +65,8 @@ class World {
           {now_ + 1 + static_cast<int64_t>(rng_.Below(1000)), r.dataset, r.sample, kNoLease});
     }
     for (const SizeAction& a : scheduler_.NextSizes()) {
-      events_.push({now_ + 1 + static_cast<int64_t>(rng_.Below(200)), a.dataset, a.sample, kNoLease,
-                    true});
+      events_.push(
+          {now_ + 1 + static_cast<int64_t>(rng_.Below(200)), a.dataset, a.sample, kNoLease, true});
     }
     for (const CopyAction& c : scheduler_.NextCopies()) {
       events_.push({now_ + 1 + static_cast<int64_t>(rng_.Below(50)), 0, 0, c.lease});
