@@ -36,13 +36,29 @@ class Progress {
   std::exception_ptr error_;
 };
 
+// The catalog with all its lengths; Ctrl-C ends the wait for them.
+const Catalog& Whole(const CatalogHandle& c) {
+  constexpr Nanos kSlice = 50 * kMilli;
+  while (!c.catalog->complete()) {
+    Status status;
+    {
+      WaitUnlocked unlocked;
+      status = c.catalog->WaitComplete(kSlice);
+    }
+    if (SignalRaised()) throw nb::python_error();
+    if (status.code() != Code::kUnavailable) Raise(status);
+  }
+  return *c.catalog;
+}
+
 template <typename Build>
 auto Run(const std::string& format, std::vector<std::string> extensions, nb::object function,
-         Build build) {
+         Build build, bool sizes_later = false) {
   Progress progress(std::move(function));
   BuildOptions options;
   options.format = format;
   options.extensions = std::move(extensions);
+  options.sizes_later = sizes_later;
   options.progress = [&](uint64_t done, uint64_t total, uint64_t samples) {
     return progress(done, total, samples);
   };
@@ -82,23 +98,27 @@ void BindCatalog(nb::module_& m) {
       .def_static(
           "open",
           [](const std::string& path, const std::string& format,
-             std::vector<std::string> extensions, nb::object progress, const EngineHandle* engine) {
+             std::vector<std::string> extensions, nb::object progress, const EngineHandle* engine,
+             bool sizes_later) {
             std::shared_ptr<CatalogHandle::Early> early;
             if (engine != nullptr) early = std::make_shared<CatalogHandle::Early>(engine->engine);
-            OpenedCatalog opened =
-                Run(format, std::move(extensions), progress, [&](BuildOptions o) {
+            OpenedCatalog opened = Run(
+                format, std::move(extensions), progress,
+                [&](BuildOptions o) {
                   if (early) o.early = &early->samples;
                   return OpenOrBuild(path, o);
-                });
+                },
+                sizes_later);
             if (early && early->samples.size() == 0) early.reset();
             return nb::make_tuple(CatalogHandle{std::move(opened.catalog), std::move(early)},
                                   opened.rebuilt, opened.note);
           },
           nb::arg("path"), nb::arg("format") = "",
           nb::arg("extensions") = std::vector<std::string>(), nb::arg("progress") = nb::none(),
-          nb::arg("engine") = nb::none(),
+          nb::arg("engine") = nb::none(), nb::arg("sizes_later") = false,
           "(catalog, rebuilt, note): the saved catalog when it is fresh, else a new one, saved. "
-          "What is read on the way goes to `engine`, which takes it over by add_dataset.")
+          "What is read on the way goes to `engine`, which takes it over by add_dataset. "
+          "`sizes_later`: a new one of loose files is there before it is complete.")
       .def_static(
           "build",
           [](const std::string& path, const std::string& format,
@@ -140,8 +160,16 @@ void BindCatalog(nb::module_& m) {
           nb::arg("extensions") = std::vector<std::string>())
       .def(
           "save",
-          [](const CatalogHandle& c, const std::string& file) { Raise(c.catalog->Save(file)); },
+          [](const CatalogHandle& c, const std::string& file) { Raise(Whole(c).Save(file)); },
           nb::arg("file"))
+      .def_prop_ro(
+          "complete", [](const CatalogHandle& c) { return c.catalog->complete(); },
+          "Whether all lengths are known. Whatever depends on them waits until they are.")
+      .def(
+          "wait", [](const CatalogHandle& c) { (void)Whole(c); }, "Until all lengths are known.")
+      .def_prop_ro(
+          "save_note", [](const CatalogHandle& c) { return c.catalog->SaveNote(); },
+          "Why a catalog that became complete later was not saved; empty where nothing is wrong.")
       .def(
           "check_fresh",
           [](const CatalogHandle& c) {
@@ -173,11 +201,11 @@ void BindCatalog(nb::module_& m) {
       .def("__len__", [](const CatalogHandle& c) { return c.catalog->size(); })
       .def_prop_ro("root", [](const CatalogHandle& c) { return FileText(c.catalog->root()); })
       .def_prop_ro("format", [](const CatalogHandle& c) { return FormatName(c.catalog->format()); })
-      .def_prop_ro("total_bytes", [](const CatalogHandle& c) { return c.catalog->total_bytes(); })
-      .def_prop_ro("max_length", [](const CatalogHandle& c) { return c.catalog->max_length(); })
+      .def_prop_ro("total_bytes", [](const CatalogHandle& c) { return Whole(c).total_bytes(); })
+      .def_prop_ro("max_length", [](const CatalogHandle& c) { return Whole(c).max_length(); })
       .def_prop_ro("objects", [](const CatalogHandle& c) { return c.catalog->object_count(); })
-      .def_prop_ro("fingerprint", [](const CatalogHandle& c) { return c.catalog->fingerprint(); })
-      .def_prop_ro("image_bytes", [](const CatalogHandle& c) { return c.catalog->image().size(); })
+      .def_prop_ro("fingerprint", [](const CatalogHandle& c) { return Whole(c).fingerprint(); })
+      .def_prop_ro("image_bytes", [](const CatalogHandle& c) { return Whole(c).image().size(); })
       .def_prop_ro("classes",
                    [](const CatalogHandle& c) {
                      nb::list out;
@@ -194,13 +222,13 @@ void BindCatalog(nb::module_& m) {
       .def(
           "object_path",
           [](const CatalogHandle& c, int64_t s) {
-            return FileText(c.catalog->ObjectPath(c.catalog->extent(Check(*c.catalog, s)).object));
+            return FileText(c.catalog->ObjectPath(c.catalog->object(Check(*c.catalog, s))));
           },
           nb::arg("sample"), "Absolute path of the file that holds the sample.")
       .def(
           "offset",
           [](const CatalogHandle& c, int64_t s) {
-            return c.catalog->extent(Check(*c.catalog, s)).offset;
+            return Whole(c).extent(Check(*c.catalog, s)).offset;
           },
           nb::arg("sample"))
       .def(
@@ -209,19 +237,20 @@ void BindCatalog(nb::module_& m) {
           nb::arg("sample"))
       .def(
           "length",
-          [](const CatalogHandle& c, int64_t s) { return c.catalog->length(Check(*c.catalog, s)); },
+          [](const CatalogHandle& c, int64_t s) { return Whole(c).length(Check(*c.catalog, s)); },
           nb::arg("sample"))
       .def("lengths",
            [](const CatalogHandle& c) {
              std::vector<uint32_t> out(c.catalog->size());
-             for (SampleId s = 0; s < out.size(); ++s) out[s] = c.catalog->length(s);
+             const Catalog& whole = Whole(c);
+             for (SampleId s = 0; s < out.size(); ++s) out[s] = whole.length(s);
              return Array(std::move(out));
            })
       .def(
           "fields",
           [](const CatalogHandle& c, int64_t s) {
             std::vector<std::tuple<std::string, uint32_t, uint32_t>> out;
-            for (const FieldView& f : c.catalog->Fields(Check(*c.catalog, s))) {
+            for (const FieldView& f : Whole(c).Fields(Check(*c.catalog, s))) {
               out.emplace_back(std::string(f.name), f.offset, f.length);
             }
             return out;

@@ -271,7 +271,24 @@ def dataset_id(engine: Engine, catalog: _forebay.Catalog, delay: str = "") -> in
     """Adds a catalog to an engine once, so that loaders over it share its samples."""
     native = engine.native
     known: dict = engine.__dict__.setdefault("_datasets", {})
-    key = (os.getpid(), catalog.fingerprint, catalog.root, delay)
+    pid = os.getpid()
+    # Catalogs that were added before their lengths were known, which make the fingerprint.
+    early: list = engine.__dict__.setdefault("_early_datasets", [])
+    early[:] = [e for e in early if e[0] == pid]
+    for _, other, of, number in early:
+        if other is catalog and of == delay:
+            return number
+    place = (catalog.root, delay)
+    for entry in [e for e in early if (e[1].root, e[2]) == place]:  # perhaps the same data set
+        known.setdefault((pid, entry[1].fingerprint, *place), entry[3])
+        early.remove(entry)
+    if not catalog.complete and any(key[0] == pid and key[2:] == place for key in known):
+        catalog.wait()
+    if not catalog.complete:
+        number = native.add_dataset(catalog, delay)
+        early.append((pid, catalog, delay, number))
+        return number
+    key = (pid, catalog.fingerprint, catalog.root, delay)
     if key in known:
         catalog.drop_early()
     else:
@@ -280,3 +297,10 @@ def dataset_id(engine: Engine, catalog: _forebay.Catalog, delay: str = "") -> in
             engine._noted = True
             _log.warning("forebay: %s", native.cache_note)
     return known[key]
+
+
+def may_size_later(engine: object) -> bool:
+    """Whether the engine can begin with a data set whose lengths are not known yet."""
+    if not isinstance(engine, Engine) or engine._options["cache_dir"]:
+        return False
+    return engine.native.cluster() is None

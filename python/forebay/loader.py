@@ -15,7 +15,7 @@ from ._errors import ArgumentError, CancelledError, DeadlineError
 from ._forebay import Batch, Catalog
 from .daemon import MakeFeed, SharedEngine, SharedFeed, default_engine
 from .device import DeviceBatch, DeviceFeed, check_device
-from .engine import Engine, dataset_id, peers_of
+from .engine import Engine, dataset_id, may_size_later, peers_of
 from .feeds import At, Course, Decoding, Held, PipelineFeed, StreamFeed, finish
 from .peers_status import fault_lines
 from .report import EpochReport, from_native, log_epoch, sentence, table
@@ -196,12 +196,11 @@ class DataLoader:
             peers=peers_of(peers) or None,
         )
         if isinstance(path, Catalog):
+            path.wait()
             self.catalog = path
         else:
             # After the engine: what a scan of shards reads on its way stays in its memory.
-            self.catalog = open_catalog(
-                path, format=format, extensions=extensions, progress=progress, engine=self.engine
-            )
+            self.catalog = self._open_catalog(progress)
         if decode_threads is not None:
             self.engine.set_knob("decode_threads", decode_threads)
         self._total = _forebay.epoch_total(
@@ -210,11 +209,24 @@ class DataLoader:
         self._cursor = _Cursor((0, 0))
         self._resumed = False  # the next iter() starts inside the epoch
         self._iteration = 0  # tells an abandoned iterator that it is one
+        self._noted_save = False
         self._feed: StreamFeed | SharedFeed | PipelineFeed | DeviceFeed | None = None
         self._failed = False  # the feed, so that the next iter() starts afresh
         self._closed_stats: list[EpochReport] = []
         self._pid = -1
         self._attach()
+
+    def _open_catalog(self, progress: bool | None = None) -> Catalog:
+        # Batches of stored bytes can begin while sizes of files are still being looked up.
+        later = self._decoding is None and self.layout == "views" and may_size_later(self.engine)
+        return open_catalog(
+            self._path,  # type: ignore[arg-type]
+            format=self._format,
+            extensions=self._extensions,
+            progress=progress,
+            engine=self.engine,
+            sizes_later=later,
+        )
 
     # ---- iteration
 
@@ -264,6 +276,7 @@ class DataLoader:
         """Where the job stands, for every rank alike: all batches handed out so far count as
         consumed.
         """
+        self._renew_catalog()
         epoch, consumed = self._cursor.at
         return {
             "version": _STATE_VERSION,
@@ -334,6 +347,10 @@ class DataLoader:
     def _tell_epoch(self, epoch: int) -> None:
         """Why was my GPU idle? A line of the log at each epoch's end."""
         self._warn_of_cache()
+        note = self.catalog.save_note
+        if note and not self._noted_save:
+            self._noted_save = True
+            _log.info("forebay: %s", note)
         log_epoch(
             str(self.catalog.root),
             self.rank,
@@ -374,6 +391,7 @@ class DataLoader:
         """Opens the stream; again in a forked child, whose parent keeps its own."""
         if self._feed is not None and self._pid == os.getpid():
             return
+        self._renew_catalog()
         arguments = dict(
             batch_size=self.batch_size,
             drop_last=self.drop_last,
@@ -407,6 +425,12 @@ class DataLoader:
         self._course = Course(arguments)
         self._pid = os.getpid()
 
+    def _renew_catalog(self) -> None:
+        """In a forked child, where nobody looks up the lengths that the parent's lacks."""
+        forked = self._pid not in (-1, os.getpid())
+        if forked and not self.catalog.complete:
+            self.catalog = self._open_catalog()
+
     def _open_feed(self, arguments: dict, make: MakeFeed) -> Any:
         """From the engine of this process or the node's daemon."""
         if isinstance(self.engine, SharedEngine):
@@ -431,8 +455,7 @@ class DataLoader:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        assert not isinstance(self._path, Catalog)  # see __getstate__
-        self.catalog = open_catalog(self._path, format=self._format, extensions=self._extensions)
+        self.catalog = self._open_catalog()
 
 
 class _Cursor:
@@ -542,9 +565,11 @@ def open_catalog(
     extensions: Sequence[str] | None = None,
     progress: bool | None = None,
     engine: Engine | SharedEngine | None = None,
+    sizes_later: bool = False,
 ) -> Catalog:
     """The data set's catalog: the saved one while it is fresh, else built (with a bar) and
-    saved. Samples that are read on the way stay in the engine, if it is of this process.
+    saved; with ``sizes_later`` it may still be incomplete. Samples that are read on the way stay in
+    the engine, if it is of this process.
     """
     from .progress import counting
 
@@ -552,7 +577,12 @@ def open_catalog(
 
     with counting(f"indexing {os.fspath(path)}", progress) as callback:
         catalog, _, note = Catalog.open(
-            os.fspath(path), format or "", [e.lower() for e in extensions or []], callback, native
+            os.fspath(path),
+            format or "",
+            [e.lower() for e in extensions or []],
+            callback,
+            native,
+            sizes_later,
         )
     if note:
         _log.info("forebay: %s", note)

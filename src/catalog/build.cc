@@ -8,6 +8,7 @@
 #include <map>
 #include <utility>
 
+#include "base/owned.h"
 #include "base/rng.h"
 #include "catalog/byte_reader.h"
 #include "catalog/catalog.h"
@@ -75,6 +76,50 @@ std::string Wanted(const std::vector<std::string>& extensions) {
   return out;
 }
 
+// Looks up the sizes of a folder catalog's files. Threads that hang may outlive the catalog.
+class FileSizes {
+ public:
+  // `folders` are descriptors by the folder's number; where there is none the path is used.
+  FileSizes(const ImageView& view, std::vector<OwnedFd> folders)
+      : view_(view), folders_(std::move(folders)) {}
+
+  Result<uint32_t> LookUp(SampleId sample) const {
+    const ObjectId object = view_.samples[sample].object;
+    const uint32_t folder = view_.objects[object].folder;
+    const OwnedFd& open = folders_[folder];
+    const std::string path = open.valid() ? std::string(view_.ObjectName(object)) : Path(object);
+    struct stat st;
+    if (::fstatat(open.valid() ? open.get() : AT_FDCWD, path.c_str(), &st, 0) != 0) {
+      const int error = errno;
+      if (error != ENOENT && error != ENOTDIR) {
+        return ErrnoStatus(error, StrCat("stat ", Path(object)));
+      }
+      return Status(
+          Code::kNotFound,
+          StrCat(Path(object), ": no such file; it was there when its folder was listed"));
+    }
+    if (!S_ISREG(st.st_mode)) {
+      return Status(Code::kChanged,
+                    StrCat(Path(object), ": no longer a file, as when its folder was listed"));
+    }
+    const auto size = static_cast<uint64_t>(st.st_size);
+    if (size > std::numeric_limits<uint32_t>::max()) return SampleTooLarge(Path(object), size);
+    return static_cast<uint32_t>(size);
+  }
+
+ private:
+  std::string Path(ObjectId object) const {
+    std::string path(view_.ObjectName(object));
+    for (uint32_t f = view_.objects[object].folder; f != 0; f = view_.folders[f]) {
+      path = JoinPath(view_.FolderName(f), path);
+    }
+    return JoinPath(view_.root, path);
+  }
+
+  const ImageView view_;
+  const std::vector<OwnedFd> folders_;
+};
+
 Result<std::unique_ptr<Catalog>> BuildFolder(const std::string& root, FolderListing top,
                                              const BuildOptions& options, BuildWatch& watch) {
   const size_t classes = top.folders.size();
@@ -83,6 +128,7 @@ Result<std::unique_ptr<Catalog>> BuildFolder(const std::string& root, FolderList
   if (!listed) return listed.error();
   CatalogWriter writer(Format::kFolder, root, listed->front()->identity.mtime_ns);
   std::map<const ListedFolder*, uint32_t> ids = {{listed->front().get(), 0}};
+  std::vector<OwnedFd> open;  // by folder
   for (std::unique_ptr<ListedFolder>& folder : *listed) {
     uint32_t id = CatalogWriter::kRootFolder;
     if (folder->parent != nullptr) {
@@ -91,6 +137,8 @@ Result<std::unique_ptr<Catalog>> BuildFolder(const std::string& root, FolderList
       ids[folder.get()] = id;
       if (folder->parent->parent == nullptr) writer.AddClass(id);
     }
+    open.resize(id + 1);
+    open[id] = std::move(folder->fd);
     uint64_t begin = 0;
     for (size_t i = 0; i < folder->sizes.size(); ++i) {
       const std::string_view names = folder->names;
@@ -109,6 +157,12 @@ Result<std::unique_ptr<Catalog>> BuildFolder(const std::string& root, FolderList
     }
     return Status(Code::kNotFound, StrCat(root, " holds no sample: looked for ",
                                           Wanted(options.extensions), where, hint));
+  }
+  if (options.sizes_later) {
+    return std::move(writer).FinishUnsized(options.threads, [&](const ImageView& view) {
+      auto sizes = std::make_shared<const FileSizes>(view, std::move(open));
+      return [sizes](SampleId sample) { return sizes->LookUp(sample); };
+    });
   }
   return std::move(writer).Finish();
 }

@@ -96,19 +96,44 @@ Result<std::unique_ptr<Catalog>> Catalog::LoadFrom(OwnedFd fd, const std::string
 
 Result<std::unique_ptr<Catalog>> Catalog::FromImage(std::vector<std::byte> image) {
   auto impl = std::make_unique<Impl>();
-  impl->memory = std::move(image);
-  Result<ImageView> view = ParseImage(impl->memory, "in memory");
+  impl->memory = std::make_shared<std::vector<std::byte>>(std::move(image));
+  Result<ImageView> view = ParseImage(*impl->memory, "in memory");
   if (!view) return view.error();
   impl->view = *view;
   impl->root = impl->view.root;
   return std::unique_ptr<Catalog>(new Catalog(std::move(impl)));
 }
 
+bool Catalog::complete() const { return impl_->sizer == nullptr || impl_->sizer->complete(); }
+Status Catalog::WaitComplete(Nanos wait) const {
+  return impl_->sizer == nullptr ? Status() : impl_->sizer->Wait(wait);
+}
+Sizer* Catalog::sizer() const { return impl_->sizer.get(); }
+
+void Catalog::SaveWhenComplete(const std::string& file) {
+  if (impl_->late_save == nullptr) return;
+  MutexLock lock(impl_->late_save->mutex);
+  impl_->late_save->file = file;
+}
+
+std::string Catalog::SaveNote() const {
+  if (impl_->late_save == nullptr || !complete()) return "";
+  MutexLock lock(impl_->late_save->mutex);
+  return impl_->late_save->note;
+}
+
 Status Catalog::Save(const std::string& file, Access access) const {
+  FOREBAY_RETURN_IF_ERROR(WaitComplete());
+  if (impl_->sizer != nullptr) FOREBAY_RETURN_IF_ERROR(impl_->sizer->first_error());
+  return SaveImage(image(), file, access);
+}
+
+Status SaveImage(std::span<const std::byte> image, const std::string& file,
+                 Catalog::Access access) {
   Result<std::string> path = AbsolutePath(file);
   if (!path) return path.error();
   const std::string folder(DirName(*path));
-  const bool own = access == Access::kOwner;
+  const bool own = access == Catalog::Access::kOwner;
   if (const int error = own ? MakePrivateFolder(folder) : MakeFolders(folder, 0777, 0777);
       error != 0) {
     return ErrnoStatus(error, StrCat("create folder ", folder));
@@ -116,7 +141,7 @@ Status Catalog::Save(const std::string& file, Access access) const {
   std::string temporary;
   Result<OwnedFd> fd = CreateBeside(*path, own ? 0600 : 0666, temporary);
   if (!fd) return fd.error();
-  Status status = WriteAll(fd->get(), image(), temporary);
+  Status status = WriteAll(fd->get(), image, temporary);
   if (status.ok() && ::rename(temporary.c_str(), path->c_str()) != 0) {
     status = ErrnoStatus(errno, StrCat("rename ", temporary, " to ", *path));
   }
@@ -138,12 +163,19 @@ bool Catalog::knows_times() const {
 const std::string& Catalog::root() const { return impl_->root; }
 size_t Catalog::size() const { return impl_->view.samples.size(); }
 size_t Catalog::object_count() const { return impl_->view.objects.size(); }
-uint64_t Catalog::total_bytes() const { return impl_->view.header->total_bytes; }
-uint32_t Catalog::max_length() const { return impl_->view.header->max_length; }
+uint64_t Catalog::total_bytes() const {
+  (void)WaitComplete();
+  return impl_->view.header->total_bytes;
+}
+uint32_t Catalog::max_length() const {
+  (void)WaitComplete();
+  return impl_->view.header->max_length;
+}
 
 uint64_t Catalog::fingerprint() const {
+  (void)WaitComplete();
   uint64_t hash = SplitMix64(impl_->view.header->format).Next();
-  for (const SectionRecord& section : impl_->view.sections) {
+  for (const SectionRecord& section : impl_->view.SectionTable()) {
     const auto id = static_cast<SectionId>(section.id);
     // Where the data set is mounted and when it was copied there does not change what it is.
     if (id == SectionId::kRoot || id == SectionId::kTimes) continue;
@@ -166,6 +198,7 @@ Extent Catalog::extent(SampleId sample) const {
 }
 
 uint32_t Catalog::length(SampleId sample) const { return impl_->view.samples[sample].length; }
+ObjectId Catalog::object(SampleId sample) const { return impl_->view.samples[sample].object; }
 int64_t Catalog::label(SampleId sample) const { return impl_->view.samples[sample].label; }
 
 std::string Catalog::SampleName(SampleId sample) const {
@@ -218,8 +251,9 @@ std::vector<std::string> Catalog::Classes() const {
 }
 
 std::span<const std::byte> Catalog::image() const {
+  (void)WaitComplete();
   return impl_->mapping.size() != 0 ? impl_->mapping.bytes()
-                                    : std::span<const std::byte>(impl_->memory);
+                                    : std::span<const std::byte>(*impl_->memory);
 }
 
 }  // namespace forebay

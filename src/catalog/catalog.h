@@ -4,6 +4,11 @@
 // WebDataset sample's members lie next to each other in the tar, so one read brings them all.
 // Catalogs are position-independent images, checksummed, and used memory-mapped. A Catalog is
 // immutable and safe for concurrent use by multiple threads.
+//
+// One that was built with BuildOptions::sizes_later knows its names and labels at once and its
+// lengths later. Until it is complete() nothing that depends on them may be asked, with two
+// exceptions: a single sample's length and extent, by who has learned from the Sizer that they are
+// known; and total_bytes, max_length, fingerprint, image, Save and Verify, which wait.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +19,13 @@
 #include <string_view>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/owned.h"
 #include "base/status.h"
 
 namespace forebay {
+
+class Sizer;
 
 using SampleId = uint32_t;  // dense, 0 .. size-1
 using ObjectId = uint32_t;
@@ -68,6 +76,19 @@ class Catalog {
   // in the message, its code is the first one's.
   Status Verify(const std::function<bool(uint64_t done, uint64_t total)>& progress) const;
 
+  // Whether all lengths are known.
+  bool complete() const;
+  // kUnavailable: not within `wait`. A length that could not be had is no error here: it stays 0,
+  // the catalog is not saved, and reading the sample fails.
+  Status WaitComplete(Nanos wait = kForever) const;
+  static constexpr Nanos kForever = 1'000'000'000 * kSecond;
+  // What learns the lengths; null where they were known from the start.
+  Sizer* sizer() const;
+  // Where it is saved once it is complete; before anybody waits or asks the sizer.
+  void SaveWhenComplete(const std::string& file);
+  // Why that did not happen; empty while nothing is wrong.
+  std::string SaveNote() const;
+
   // False: an old kFileList, which has no modification times at all.
   bool knows_times() const;
 
@@ -83,6 +104,7 @@ class Catalog {
 
   Extent extent(SampleId sample) const;  // sample < size()
   uint32_t length(SampleId sample) const;
+  ObjectId object(SampleId sample) const;  // that holds it
   // Class index (kFolder) or the integer in a "cls" member (kWebDataset); -1 where there is none.
   int64_t label(SampleId sample) const;
   // The path relative to root; "shard.tar/key"; "file@offset".
@@ -109,6 +131,9 @@ struct BuildOptions {
   // Folder: suffixes such as ".jpg", matched in any case; empty: every file.
   std::vector<std::string> extensions;
   size_t threads = 64;  // listing and stat calls in flight
+  // Folder: return once the names are known, see Catalog. Only links, and entries whose type the
+  // file system does not tell, are looked at before.
+  bool sizes_later = false;
   // Called from one thread at a time, at most ten times a second; false cancels (kCancelled).
   std::function<bool(uint64_t objects_done, uint64_t objects_total, uint64_t samples)> progress;
   // Takes the samples of shards that are read whole on the way; null: nobody does. Borrowed.
@@ -130,6 +155,7 @@ std::string DefaultCatalogFile(const std::string& path, const BuildOptions& opti
 // Loads the saved catalog when it is fresh, else builds and saves it. `rebuilt` tells which. A
 // failing save is not an error. `note` says why a saved catalog was not used or the new one not
 // saved. One that another user could have written is not used: it decides what is trained on.
+// With sizes_later a new one is saved when it is complete.
 struct OpenedCatalog {
   std::unique_ptr<Catalog> catalog;
   bool rebuilt = false;

@@ -1,20 +1,38 @@
 // What a Catalog holds. Included by the files that implement its members only.
 #pragma once
 
+#include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/owned.h"
+#include "base/thread_annotations.h"
 #include "catalog/catalog.h"
 #include "catalog/image.h"
+#include "catalog/sizer.h"
 
 namespace forebay {
 
+// Of a catalog that is saved once its lengths are known.
+struct LateSave {
+  Mutex mutex;
+  std::string file GUARDED_BY(mutex);  // empty: it is not
+  std::string note GUARDED_BY(mutex);
+};
+
+// As Catalog::Save.
+Status SaveImage(std::span<const std::byte> image, const std::string& file, Catalog::Access access);
+
 struct Catalog::Impl {
-  Mapping mapping;                // where it was loaded
-  std::vector<std::byte> memory;  // where it was built
-  ImageView view;                 // into one of the two
+  Mapping mapping;  // where it was loaded
+  // Where it was built; shared with the threads that look up lengths, which may outlive the
+  // catalog.
+  std::shared_ptr<std::vector<std::byte>> memory;
+  ImageView view;  // into one of the two
   std::string root;
+  std::shared_ptr<LateSave> late_save;  // likewise shared
+  std::unique_ptr<Sizer> sizer;         // null: all lengths were known from the start
 
   // Absolute.
   std::string FolderPath(uint32_t folder) const;

@@ -169,6 +169,7 @@ Status CompareShard(const Catalog& catalog, const ImageView& view, const std::st
 }  // namespace
 
 Status Catalog::Verify(const std::function<bool(uint64_t done, uint64_t total)>& progress) const {
+  FOREBAY_RETURN_IF_ERROR(WaitComplete());
   const ImageView& view = impl_->view;
   Problems problems;
   std::atomic<uint64_t> done = 0;

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "base/crc32c.h"
+#include "catalog/catalog_impl.h"
+#include "catalog/sizer.h"
 
 namespace forebay {
 namespace {
@@ -371,6 +373,61 @@ Result<std::unique_ptr<Catalog>> CatalogWriter::Finish() && {
     std::memcpy(image.data() + sections[i].offset, contents[i].data(), contents[i].size());
   }
   return Catalog::FromImage(std::move(image));
+}
+
+void SealImage(std::span<std::byte> image) {
+  auto* const header = reinterpret_cast<ImageHeader*>(image.data());
+  const std::span<SectionRecord> sections(
+      reinterpret_cast<SectionRecord*>(image.data() + sizeof(ImageHeader)), kSectionCount);
+  for (const SectionId id : {SectionId::kObjects, SectionId::kSamples}) {
+    SectionRecord& section = sections[static_cast<size_t>(id)];
+    section.crc = Crc32c(image.subspan(section.offset, section.bytes));
+  }
+  const SectionRecord& samples = sections[static_cast<size_t>(SectionId::kSamples)];
+  header->total_bytes = 0;
+  header->max_length = 0;
+  for (const SampleRecord& sample : std::span<const SampleRecord>(
+           reinterpret_cast<const SampleRecord*>(image.data() + samples.offset),
+           samples.bytes / sizeof(SampleRecord))) {
+    header->total_bytes += sample.length;
+    header->max_length = std::max(header->max_length, sample.length);
+  }
+  header->crc = HeaderCrc(*header, sections);
+}
+
+Result<std::unique_ptr<Catalog>> CatalogWriter::FinishUnsized(
+    size_t threads, const std::function<LookUp(const ImageView&)>& make_look) && {
+  Result<std::unique_ptr<Catalog>> made = std::move(*this).Finish();
+  if (!made) return made.error();
+  Catalog::Impl& impl = *(*made)->impl_;
+  impl.late_save = std::make_shared<LateSave>();
+  const auto offset = [&](SectionId id) {
+    return impl.view.sections[static_cast<size_t>(id)].offset;
+  };
+  std::byte* const bytes = impl.memory->data();
+  auto* const objects = reinterpret_cast<ObjectRecord*>(bytes + offset(SectionId::kObjects));
+  auto* const samples = reinterpret_cast<SampleRecord*>(bytes + offset(SectionId::kSamples));
+  Sizer::Work work;
+  work.samples = impl.view.samples.size();
+  work.threads = threads;
+  work.look = make_look(impl.view);
+  work.set = [objects, samples](SampleId s, uint32_t length) {
+    objects[samples[s].object].size = length;
+    samples[s].length = length;
+  };
+  work.finish = [memory = impl.memory, save = impl.late_save,
+                 root = impl.root](const Status& error) {
+    SealImage(*memory);
+    MutexLock lock(save->mutex);
+    if (save->file.empty()) return;
+    const Status saved =
+        error.ok() ? SaveImage(*memory, save->file, Catalog::Access::kOwner) : error;
+    if (saved.ok()) return;
+    save->note = StrCat("the catalog of ", root,
+                        " is not saved, the next start lists it again: ", saved.message());
+  };
+  impl.sizer = std::make_unique<Sizer>(std::move(work));
+  return made;
 }
 
 }  // namespace forebay

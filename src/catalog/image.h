@@ -11,6 +11,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -105,6 +106,12 @@ struct ImageView {
   std::span<const uint64_t> name_offsets;
   std::string_view name_bytes;
 
+  // As it lies in the image, where SealImage changes it.
+  std::span<const SectionRecord, kSectionCount> SectionTable() const {
+    return std::span<const SectionRecord, kSectionCount>(
+        reinterpret_cast<const SectionRecord*>(header + 1), kSectionCount);
+  }
+
   Format format() const { return static_cast<Format>(header->format); }
   bool IsShards() const { return format() == Format::kWebDataset || format() == Format::kTfRecord; }
   size_t key_count() const { return format() == Format::kWebDataset ? samples.size() : 0; }
@@ -129,6 +136,9 @@ struct ImageView {
 // messages.
 Result<ImageView> ParseImage(std::span<const std::byte> bytes, std::string_view name);
 
+// Totals and checksums of an image of files whose lengths were set in place.
+void SealImage(std::span<std::byte> image);
+
 // Collects a data set in catalog order and makes the image. Limits are checked by Finish.
 class CatalogWriter {
  public:
@@ -147,6 +157,11 @@ class CatalogWriter {
   size_t samples() const { return samples_.size(); }
 
   Result<std::unique_ptr<Catalog>> Finish() &&;
+  // The same, of files that were added with no size: `make_look` gets the image that outlives the
+  // catalog, and returns what looks up the length of one.
+  using LookUp = std::function<Result<uint32_t>(SampleId)>;
+  Result<std::unique_ptr<Catalog>> FinishUnsized(
+      size_t threads, const std::function<LookUp(const ImageView&)>& make_look) &&;
 
  private:
   struct Names {

@@ -23,6 +23,8 @@ namespace {
 constexpr size_t kDirentBuffer = size_t{256} << 10;
 // Stats done by one task: small enough that one folder keeps every thread busy.
 constexpr size_t kStatChunk = 64;
+// Folders that stay open for those who look up sizes later.
+constexpr size_t kKeptOpen = 64;
 
 struct Entry {
   std::string name;
@@ -102,10 +104,11 @@ class FolderWalk {
       visits_.push_back(std::move(first));
     }
     if (top.folders.empty()) {
-      for (std::string& name : top.files) {
-        if (HasExtension(name, options_.extensions)) {
-          base->entries.push_back({std::move(name), DT_UNKNOWN});
-        }
+      for (size_t i = 0; i < top.files.size(); ++i) {
+        if (!HasExtension(top.files[i], options_.extensions)) continue;
+        const bool plain = top.plain[i];
+        base->entries.push_back(
+            {std::move(top.files[i]), plain ? uint8_t{DT_REG} : uint8_t{DT_UNKNOWN}});
       }
       Result<OpenFolder> open = Open(root_);
       if (!open) return open.error();
@@ -138,7 +141,8 @@ class FolderWalk {
     std::unique_ptr<ListedFolder> out;
     OwnedFd fd;
     std::vector<Entry> entries;
-    std::vector<int64_t> sizes;  // one for each entry
+    std::vector<int64_t> sizes;   // one for each entry
+    std::vector<size_t> to_stat;  // entries
     std::atomic<size_t> chunks_left = 0;
   };
 
@@ -197,9 +201,22 @@ class FolderWalk {
       return;
     }
     visit->sizes.assign(n, kNotAFile);
-    visit->chunks_left = (n + kStatChunk - 1) / kStatChunk;
-    for (size_t begin = 0; begin < n; begin += kStatChunk) {
-      work_.Push([this, visit, begin, end = std::min(n, begin + kStatChunk)] {
+    for (size_t i = 0; i < n; ++i) {
+      if (options_.sizes_later && !NeedsStat(visit->entries[i])) {
+        visit->sizes[i] = 0;
+      } else {
+        visit->to_stat.push_back(i);
+      }
+    }
+    const size_t stats = visit->to_stat.size();
+    watch_.objects_done += n - stats;
+    if (stats == 0) {
+      Gather(visit);
+      return;
+    }
+    visit->chunks_left = (stats + kStatChunk - 1) / kStatChunk;
+    for (size_t begin = 0; begin < stats; begin += kStatChunk) {
+      work_.Push([this, visit, begin, end = std::min(stats, begin + kStatChunk)] {
         return StatChunk(visit, begin, end);
       });
     }
@@ -207,7 +224,7 @@ class FolderWalk {
 
   Status StatChunk(Visit* visit, size_t begin, size_t end) {
     for (size_t i = begin; i < end && !work_.stopping(); ++i) {
-      FOREBAY_RETURN_IF_ERROR(StatEntry(visit, i));
+      FOREBAY_RETURN_IF_ERROR(StatEntry(visit, visit->to_stat[i]));
       ++watch_.objects_done;
     }
     // acq_rel: the last one sees what the others wrote to sizes.
@@ -246,17 +263,22 @@ class FolderWalk {
       if (visit->sizes[i] == kNotAFile) continue;
       out.names.append(visit->entries[i].name);
       out.name_ends.push_back(out.names.size());
-      out.sizes.push_back(static_cast<uint32_t>(visit->sizes[i]));
+      out.sizes.push_back(options_.sizes_later ? 0 : static_cast<uint32_t>(visit->sizes[i]));
     }
     watch_.samples += out.sizes.size();
     std::vector<Entry>().swap(visit->entries);
     std::vector<int64_t>().swap(visit->sizes);
+    std::vector<size_t>().swap(visit->to_stat);
+    if (options_.sizes_later && !out.sizes.empty() && kept_open_.fetch_add(1) < kKeptOpen) {
+      out.fd = std::move(visit->fd);
+    }
     visit->fd.Reset();
   }
 
   const std::string& root_;
   const BuildOptions& options_;
   BuildWatch& watch_;
+  std::atomic<size_t> kept_open_ = 0;
   Mutex mutex_;
   // The pointees are used without the lock, each by the tasks of its folder only.
   std::vector<std::unique_ptr<Visit>> visits_ GUARDED_BY(mutex_);
@@ -297,9 +319,14 @@ Result<FolderListing> ListFolder(const std::string& path, size_t threads,
   FOREBAY_RETURN_IF_ERROR(ParallelFor(unknown.size(), threads, resolve, tick));
   FolderListing out;
   out.identity = open->identity;
+  size_t looked_at = 0;
   for (Entry& entry : *entries) {
+    const bool plain = looked_at == unknown.size() || unknown[looked_at] != &entry;
+    if (!plain) ++looked_at;
     if (entry.type == DT_DIR) out.folders.push_back(std::move(entry.name));
-    if (entry.type == DT_REG) out.files.push_back(std::move(entry.name));
+    if (entry.type != DT_REG) continue;
+    out.plain.push_back(plain);
+    out.files.push_back(std::move(entry.name));
   }
   return out;
 }

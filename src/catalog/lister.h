@@ -1,4 +1,4 @@
-// Reading folders: names and types in few calls, sizes with many stats in flight.
+// Reading folders: names and types in few calls, sizes with many stats in flight, or later.
 #pragma once
 
 #include <atomic>
@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/owned.h"
 #include "base/status.h"
 #include "catalog/catalog.h"
 #include "catalog/parallel.h"
@@ -44,6 +45,7 @@ struct FolderListing {
   FolderIdentity identity;
   std::vector<std::string> folders;
   std::vector<std::string> files;  // regular files, and links that lead nowhere
+  std::vector<bool> plain;         // of each: its entry says that it is a regular file
 };
 Result<FolderListing> ListFolder(const std::string& path, size_t threads,
                                  const std::function<bool()>& tick);
@@ -56,7 +58,8 @@ struct ListedFolder {
   FolderIdentity identity;
   std::string names;
   std::vector<uint64_t> name_ends;
-  std::vector<uint32_t> sizes;
+  std::vector<uint32_t> sizes;  // with sizes_later all 0
+  OwnedFd fd;  // with sizes_later, of the first few: spares the lookup of the folder's name
 };
 
 // Walks the data set's class folders (or, where there are none, takes the root's files), following

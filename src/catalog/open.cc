@@ -126,6 +126,10 @@ Result<OpenedCatalog> OpenOrBuild(const std::string& path, const BuildOptions& o
   out.catalog = std::move(*built);
   out.rebuilt = true;
   if (!trusted.ok()) return out;
+  if (out.catalog->sizer() != nullptr && !file.empty()) {
+    out.catalog->SaveWhenComplete(file);
+    return out;
+  }
   const Status saved =
       file.empty() ? Status(Code::kNotFound, "no cache folder; set FOREBAY_CACHE_DIR or HOME")
                    : out.catalog->Save(file, Catalog::Access::kOwner);

@@ -80,6 +80,7 @@ Status PipelineOptions::Validate() const {
 
 Result<PipelinePtr> Pipeline::Make(Engine& engine, StreamOptions stream,
                                    const PipelineOptions& options) {
+  FOREBAY_RETURN_IF_ERROR(engine.WaitSized(stream.shape.dataset));  // memory is lent by lengths
   return Make(std::make_shared<EngineBatches>(engine), stream, options);
 }
 

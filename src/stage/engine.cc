@@ -33,6 +33,8 @@ constexpr size_t kReapAtOnce = 64;
 constexpr Nanos kTablesWait = 500 * kMilli;  // the daemon serves nobody meanwhile
 // What the plan for a cluster takes: homes, holders, shares and what was told of them.
 constexpr uint64_t kClusterBytesASample = 24;
+// What a file counts as while no size is known.
+constexpr uint32_t kGuessedBytes = 128 << 10;
 
 // A small budget cannot fill many reads anyway; do not spend it on stacks.
 size_t ThreadsFor(const EngineOptions& options, uint64_t budget) {
@@ -257,6 +259,9 @@ Engine::~Engine() {
   {
     MutexLock lock(mutex_);
     datasets.swap(datasets_);
+    for (DatasetState& dataset : datasets) {
+      if (dataset.sizer != nullptr) dataset.sizer->Detach();
+    }
     flying = scheduler_.in_flight() - outbox_.size();
   }
   for (DatasetState& dataset : datasets) flying -= dataset.backlog.size();
@@ -357,6 +362,14 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
                                      std::unique_ptr<Source> source, EarlySamples* early) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   MutexLock adding(add_mutex_);
+  // What keeps or shares samples must know all of them.
+  Sizer* sizer = cache_ == nullptr && !wrap_ ? catalog->sizer() : nullptr;
+  if (sizer == nullptr || sizer->all_known() || !sizer->Attach()) {
+    sizer = nullptr;
+    FOREBAY_RETURN_IF_ERROR(catalog->WaitComplete());
+  }
+  const auto detach = [](Sizer* s) { s->Detach(); };
+  std::unique_ptr<Sizer, decltype(detach)> attached(sizer, detach);
   TieredSource* tiered = nullptr;
   const bool own = source == nullptr;
   if (own) {
@@ -383,10 +396,11 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
   }
   std::vector<uint32_t> lengths(catalog->size());
   uint64_t bytes = 0;
-  for (SampleId s = 0; s < lengths.size(); ++s) {
+  for (SampleId s = 0; s < lengths.size() && sizer == nullptr; ++s) {
     lengths[s] = catalog->length(s);
     bytes += lengths[s];
   }
+  if (sizer != nullptr) bytes = lengths.size() * kGuessedBytes;
   MutexLock lock(mutex_);
   // The first data set's reader threads are paid for already; every further one has its own.
   const uint64_t stacks = datasets_.empty() ? 0 : ReaderBytes(options_.max_in_flight);
@@ -403,7 +417,8 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
                   StrCat("the tables of ", lengths.size(), " samples need ", MiB(tables),
                          ", more than the budget of ", MiB(budget_), " has left; raise memory="));
   }
-  const DatasetId id = scheduler_.AddDataset(lengths);
+  const DatasetId id = sizer == nullptr ? scheduler_.AddDataset(lengths)
+                                        : scheduler_.AddUnsized(lengths.size(), kGuessedBytes);
   scheduler_.SetLayout(id, catalog);
   if (shared) {
     scheduler_.SetElsewhere(id, [s = source.get()](SampleId x) { return s->Elsewhere(x) >= 0; });
@@ -428,6 +443,7 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
   state.catalog = std::move(catalog);
   state.source = std::move(source);
   state.tiered = tiered;
+  state.sizer = attached.release();
   state.mean_bytes = lengths.empty() ? 0 : bytes / lengths.size();
   datasets_.push_back(std::move(state));
   WakeLoop();  // it polls the new source's descriptor from now on
@@ -472,6 +488,38 @@ void Engine::AdoptEarly(DatasetId dataset, const Catalog& catalog, EarlySamples&
   scheduler_.ReturnAside(strange);
   reads_total_.Add(static_cast<int64_t>(count));
   read_bytes_total_.Add(static_cast<int64_t>(bytes));
+}
+
+void Engine::TakeLengths(DatasetId id, DatasetState& dataset) {
+  std::vector<Sizer::Found> found;
+  dataset.sizer->Reap(&found);
+  if (found.empty()) return;
+  std::vector<SampleLength> lengths;
+  lengths.reserve(found.size());
+  for (Sizer::Found& f : found) {
+    lengths.push_back({.sample = f.sample, .length = f.length, .ok = f.status.ok()});
+    if (!f.status.ok()) failures_.insert_or_assign({id, f.sample}, std::move(f.status));
+  }
+  scheduler_.OnLengths(id, lengths);
+  Collect();
+  SignalProgress();
+  for (StreamId stream = 0; stream < streams_.size(); ++stream) {
+    if (scheduler_.IsDue(stream)) streams_[stream].ready.notify_all();
+  }
+}
+
+Status Engine::WaitSized(DatasetId id) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  std::shared_ptr<const Catalog> catalog;
+  {
+    MutexLock lock(mutex_);
+    if (id >= datasets_.size() || datasets_[id].sizer == nullptr) return Status();
+    catalog = datasets_[id].catalog;
+  }
+  FOREBAY_RETURN_IF_ERROR(catalog->WaitComplete());
+  MutexLock lock(mutex_);
+  TakeLengths(id, datasets_[id]);
+  return Status();
 }
 
 // Piece by piece: what is had is not given back to look-ahead, which would read into it again.
@@ -555,6 +603,8 @@ Result<StreamId> Engine::OpenStream(const StreamOptions& options) {
   if (options.shape.batch_size == 0) {
     return Status(Code::kInvalidArgument, "batch_size is 0; it must be at least 1");
   }
+  // Its region is made for batches of known size.
+  if (options.shape.contiguous) FOREBAY_RETURN_IF_ERROR(WaitSized(options.shape.dataset));
   MutexLock lock(mutex_);
   return Open(options);
 }
@@ -779,6 +829,9 @@ Status Engine::Declare(StreamId id, uint64_t epoch, std::vector<SampleId> order,
       return Status(Code::kInvalidArgument,
                     StrCat("sample ", s, " is not in the data set of ", size, " samples"));
     }
+  }
+  if (Sizer* sizer = datasets_[(*state)->options.shape.dataset].sizer; sizer != nullptr) {
+    sizer->Follow(id, scheduler_.generation(id), order);
   }
   scheduler_.ExtendOrder(id, scheduler_.generation(id), epoch, std::move(order), last);
   Collect();
@@ -1086,6 +1139,13 @@ void Engine::Collect() {
     order_work_.push_back(order);
     order_ready_.notify_one();
   }
+  const std::vector<SizeAction> sizes = scheduler_.NextSizes();
+  for (size_t i = 0; i < sizes.size();) {
+    std::vector<SampleId> samples;
+    const DatasetId id = sizes[i].dataset;
+    for (; i < sizes.size() && sizes[i].dataset == id; ++i) samples.push_back(sizes[i].sample);
+    datasets_[id].sizer->Want(samples);
+  }
   for (CopyAction& copy : scheduler_.NextCopies()) {
     copy_work_.push_back(std::move(copy));
     copy_ready_.notify_one();
@@ -1142,6 +1202,7 @@ void Engine::RunPlanner(std::stop_token stop) {
     if (tuner_log_.valid()) WriteTunerLog();
     OrderAction work;
     SamplerSpec sampler;
+    Sizer* sizer = nullptr;
     {
       MutexLock lock(mutex_);
       order_ready_.wait_for(lock.native(), std::chrono::nanoseconds(kSlice),
@@ -1151,9 +1212,12 @@ void Engine::RunPlanner(std::stop_token stop) {
       if (order_work_.empty()) continue;
       work = order_work_.front();
       order_work_.pop_front();
-      sampler = streams_[work.stream].options.sampler;
+      const StreamOptions& options = streams_[work.stream].options;
+      sampler = options.sampler;
+      sizer = datasets_[options.shape.dataset].sizer;
     }
     std::vector<SampleId> order = EpochOrder(sampler, work.epoch, work.first_position);
+    if (sizer != nullptr) sizer->Follow(work.stream, work.generation, order);
     MutexLock lock(mutex_);
     scheduler_.ExtendOrder(work.stream, work.generation, work.epoch, std::move(order), false);
     Collect();

@@ -26,6 +26,7 @@
 #include "base/status.h"
 #include "base/thread_annotations.h"
 #include "catalog/catalog.h"
+#include "catalog/sizer.h"
 #include "decode/pool.h"
 #include "metrics/registry.h"
 #include "metrics/stall.h"
@@ -140,10 +141,15 @@ class Engine {
   ~Engine();
 
   // `source` null: a posix source over the catalog. `early`: what its scan has read already.
+  // The catalog may still lack lengths: they are taken over as they become known, in the order in
+  // which streams need them. Where that cannot be (a cache folder, peers, another engine that reads
+  // the same catalog) the call waits for them.
   Result<DatasetId> AddDataset(std::shared_ptr<const Catalog> catalog,
                                std::unique_ptr<Source> source = nullptr,
                                EarlySamples* early = nullptr);
   Result<StreamId> OpenStream(const StreamOptions& options);
+  // Until every length of the data set was looked up.
+  Status WaitSized(DatasetId dataset);
   // Its number names another stream some time later.
   Status CloseStream(StreamId stream);
   // The next batch is the one at `position` (global, counted over all ranks) of `epoch`.
@@ -246,6 +252,7 @@ class Engine {
     std::shared_ptr<const Catalog> catalog;  // shared with the loaders that named it
     std::unique_ptr<Source> source;
     TieredSource* tiered = nullptr;  // the source, where it reads through the cache folder
+    Sizer* sizer = nullptr;          // the catalog's, where lengths came later than the data set
     uint64_t mean_bytes = 0;
     uint64_t reads = 0;
     uint64_t read_bytes = 0;
@@ -303,6 +310,8 @@ class Engine {
                 uint32_t arrived_crc, Place from) REQUIRES(mutex_);
   // Loop thread: takes what has arrived, starts what is due, races what hangs.
   bool ReapInto(std::span<DatasetState* const> datasets, ReadsUnderWay& under_way, bool* arrived);
+  // Takes over lengths that have become known.
+  void TakeLengths(DatasetId id, DatasetState& dataset) REQUIRES(mutex_);
   void StepTuner(Nanos now) REQUIRES(mutex_);
   // Planner thread: appends what has gathered to the log.
   void WriteTunerLog();

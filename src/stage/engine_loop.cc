@@ -269,6 +269,7 @@ void Engine::RunLoop(std::stop_token stop) {
   std::vector<pollfd> fds;
   std::vector<ReadAction> reads;
   ReadsUnderWay under_way;
+  std::vector<std::pair<Sizer*, size_t>> unsized;  // and how many lengths are known ahead of use
   Nanos look_at = 0;
   Nanos tune_at = 0;
   Nanos held_until = kNeverReady;  // reads that wait for their share
@@ -291,6 +292,13 @@ void Engine::RunLoop(std::stop_token stop) {
         tune_at = now + kTuneEvery;
         StepTuner(now);
       }
+      unsized.clear();
+      for (DatasetId id = 0; id < datasets_.size(); ++id) {
+        Sizer* const sizer = datasets_[id].sizer;
+        if (sizer == nullptr || scheduler_.unsized(id) == 0) continue;
+        TakeLengths(id, datasets_[id]);
+        unsized.emplace_back(sizer, scheduler_.SizedAhead(id));
+      }
       Collect();
       // Under the same lock: a read may name a data set added since the top of the loop.
       for (size_t i = datasets.size(); i < datasets_.size(); ++i) datasets.push_back(&datasets_[i]);
@@ -303,11 +311,13 @@ void Engine::RunLoop(std::stop_token stop) {
     for (const ReadAction& read : reads) datasets[read.dataset]->backlog.push_back(read);
     reads.clear();
     for (DatasetState* dataset : datasets) SubmitBacklog(*dataset, under_way);
+    for (const auto& [sizer, ahead] : unsized) sizer->SetAhead(ahead);
     if (arrived) SignalProgress();
     if (busy) continue;
     fds.clear();
     fds.push_back({wake_fd_.get(), POLLIN, 0});
     for (DatasetState* dataset : datasets) fds.push_back({dataset->source->event_fd(), POLLIN, 0});
+    for (const auto& [sizer, ahead] : unsized) fds.push_back({sizer->event_fd(), POLLIN, 0});
     Nanos sleep = under_way.size() == 0
                       ? kSlice
                       : std::clamp<Nanos>(std::min(look_at, tune_at) - now, kMilli, kSlice);

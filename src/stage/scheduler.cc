@@ -36,8 +36,22 @@ DatasetId Scheduler::AddDataset(std::span<const uint32_t> lengths, uint64_t meta
     dataset.entries[i].length = lengths[i];
     dataset.rounded_bytes += ArenaAllocator::Rounded(lengths[i]);
   }
+  dataset.sized_bytes = dataset.rounded_bytes;
   dataset.uncovered = lengths.size();
   dataset.mean_rounded = lengths.empty() ? 0 : dataset.rounded_bytes / lengths.size();
+  datasets_.push_back(std::move(dataset));
+  ChooseStaging();
+  return static_cast<DatasetId>(datasets_.size() - 1);
+}
+
+DatasetId Scheduler::AddUnsized(size_t samples, uint32_t guess) {
+  Dataset dataset;
+  dataset.entries.resize(samples, Entry{.state = State::kUnsized});
+  dataset.crcs.resize(samples);
+  dataset.unsized = samples;
+  dataset.uncovered = samples;
+  dataset.mean_rounded = ArenaAllocator::Rounded(guess);
+  dataset.rounded_bytes = samples * dataset.mean_rounded;
   datasets_.push_back(std::move(dataset));
   ChooseStaging();
   return static_cast<DatasetId>(datasets_.size() - 1);
@@ -368,6 +382,7 @@ bool Scheduler::Allot(DatasetId d, SampleId s, Need need, StreamId for_stream) {
     if (block == ArenaAllocator::kNone) return false;
   }
   Entry& placed = entry(d, s);
+  ++datasets_[d].allotted;
   placed.block = block;
   placed.offset = arena_.offset(block);
   placed.state = State::kReading;
@@ -760,6 +775,10 @@ void Scheduler::AskMissing(LeaseId, Lease& lease) {
       continue;
     }
     if (e.state == State::kReading) e.flags |= kUrgent;
+    if (e.state == State::kUnsized && !(e.flags & (kFailedNow | kUrgent))) {
+      e.flags |= kUrgent;
+      sizes_.push_back({lease.dataset, s});
+    }
     if (e.state == State::kAbsent && !(e.flags & kFailedNow) && !AwaitsStore(lease.dataset, s)) {
       const bool from_source = !(e.flags & kInTier) && !Elsewhere(lease.dataset, s);
       if ((!in_turn && from_source) || !MayRead(lease.dataset, s, job)) {
@@ -769,7 +788,7 @@ void Scheduler::AskMissing(LeaseId, Lease& lease) {
       }
       if (!Allot(lease.dataset, s, need, lease.stream)) {
         // Its own samples may lie so that no hole is left for the last one: once, it starts over.
-        if (need == Need::kUrgent && !lease.restarted && !Moving() &&
+        if (need == Need::kUrgent && !lease.restarted && !lease.unsized && !Moving() &&
             lease.missing.size() < lease.samples.size()) {
           lease.restarted = true;
           Unpin(lease);
@@ -809,6 +828,7 @@ LeaseId Scheduler::MakeBatchLease(StreamId id, Stream& stream) {
     Entry& e = entry(d, s);
     if (stream.taken + i < planned) AddAhead(e, -1);
     lease.bytes += ArenaAllocator::Rounded(e.length);
+    lease.unsized |= e.state == State::kUnsized;
     if (e.state == State::kResident && e.pins < kMaxRefs) {
       Pin(e);
       ++counters_.hits;
@@ -866,6 +886,14 @@ void Scheduler::StartCopyIfDue(LeaseId id, Lease& lease) {
     copy.lengths.push_back(e.length);
   }
   copies_.push_back(std::move(copy));
+}
+
+uint64_t Scheduler::BytesOf(const Lease& lease) const {
+  uint64_t bytes = 0;
+  for (const SampleId s : lease.samples) {
+    bytes += ArenaAllocator::Rounded(entry(lease.dataset, s).length);
+  }
+  return bytes;
 }
 
 uint64_t Scheduler::CopyOffset(const Lease& lease) const {
@@ -1061,6 +1089,7 @@ Scheduler::Take Scheduler::FetchSample(StreamId id, SampleId sample, LeaseId* le
     lease.samples = {sample};
     if (!stream.epochs.empty()) lease.epoch = stream.epochs.front().epoch;
     lease.bytes = ArenaAllocator::Rounded(e.length);
+    lease.unsized = e.state == State::kUnsized;
     lease.serving = stream.shape.serving;
     if (stream.shape.itemised) {
       int32_t& balance = stream.outstanding[sample];
@@ -1123,6 +1152,7 @@ void Scheduler::Release(LeaseId id) {
 
 std::vector<CopyAction> Scheduler::NextCopies() { return std::exchange(copies_, {}); }
 std::vector<OrderAction> Scheduler::NextOrders() { return std::exchange(orders_, {}); }
+std::vector<SizeAction> Scheduler::NextSizes() { return std::exchange(sizes_, {}); }
 
 bool Scheduler::IsDue(StreamId stream) const { return streams_[stream].due; }
 
@@ -1154,6 +1184,7 @@ StallCause Scheduler::WaitCause(StreamId id) const {
   for (SampleId s : lease->missing) {
     const Entry& e = entry(lease->dataset, s);
     from_tier |= e.state == State::kAbsent && AwaitsStore(lease->dataset, s);
+    if (e.state == State::kUnsized) return StallCause::kSource;
     if (e.state != State::kReading) continue;
     if (e.flags & kInTier) {
       from_tier = true;
@@ -1171,12 +1202,19 @@ StallCause Scheduler::WaitCause(StreamId id) const {
   return lease->copying ? StallCause::kDecode : StallCause::kMemory;
 }
 
+bool Scheduler::AwaitsLength(const Lease& lease) const {
+  return lease.unsized && std::any_of(lease.missing.begin(), lease.missing.end(), [&](SampleId s) {
+           const Entry& e = entry(lease.dataset, s);
+           return e.state == State::kUnsized && (e.flags & kUrgent);
+         });
+}
+
 bool Scheduler::OnlyReleaseHelps(StreamId id) const {
   if (Moving() || !copies_.empty()) return false;
   if (streams_[id].due) return false;
   for (LeaseId candidate : pending_) {
     const Lease& l = leases_.at(candidate);
-    if (l.copying || (l.held && !l.serving)) return false;
+    if (l.copying || AwaitsLength(l) || (l.held && !l.serving)) return false;
     if (l.stream == id) return true;
   }
   return false;
@@ -1214,6 +1252,7 @@ std::string Scheduler::CheckInvariants() const {
   uint64_t serving = 0;
   for (const auto& [id, lease] : leases_) {
     leased += lease.bytes;
+    if (lease.bytes != BytesOf(lease)) return "a lease's bytes do not add up";
     if (lease.admitted) serving += lease.bytes;
     if (lease.serving && !lease.admitted && lease.missing.size() != lease.samples.size()) {
       return "serving without being admitted";
@@ -1254,8 +1293,15 @@ std::string Scheduler::CheckInvariants() const {
   uint64_t spare = 0;
   for (DatasetId d = 0; d < datasets_.size(); ++d) {
     uint64_t uncovered = 0;
+    uint64_t sized = 0;
+    size_t unsized = 0;
     for (SampleId s = 0; s < datasets_[d].entries.size(); ++s) {
       const Entry& e = datasets_[d].entries[s];
+      if (e.state == State::kUnsized) {
+        ++unsized;
+      } else {
+        sized += ArenaAllocator::Rounded(e.length);
+      }
       if (Spare(d, s)) spare += arena_.size(e.block);
       if ((e.flags & (kKept | kInTier)) || ShareOf(d, s) == KeepShare::kNone) continue;
       ++uncovered;
@@ -1263,13 +1309,17 @@ std::string Scheduler::CheckInvariants() const {
         reserved += ArenaAllocator::Rounded(e.length);
       }
     }
+    if (unsized != datasets_[d].unsized || sized != datasets_[d].sized_bytes) {
+      return "lengths do not add up";
+    }
     if (uncovered != datasets_[d].uncovered) return "uncovered samples do not add up";
     for (SampleId s = 0; s < datasets_[d].entries.size(); ++s) {
       const Entry& e = datasets_[d].entries[s];
       const std::string where = " (sample " + std::to_string(s) + ")";
       if (e.pins != pins[d][s]) return "pins do not add up" + where;
       if (e.ahead != ahead[d][s]) return "look-ahead does not add up" + where;
-      if ((e.state == State::kAbsent) != (e.block == ArenaAllocator::kNone)) {
+      const bool has_place = e.state == State::kReading || e.state == State::kResident;
+      if (has_place != (e.block != ArenaAllocator::kNone)) {
         return "block without state" + where;
       }
       if (e.state != State::kResident && e.pins != 0) return "pinned but not resident" + where;

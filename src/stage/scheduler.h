@@ -3,7 +3,8 @@
 // Pure: events in, actions out; no clock, no thread, no I/O. One thread at a time (the engine holds
 // its mutex). The same code runs under the engine, under virtual time in tests and in simulators.
 //
-// Every sample of a data set has an Entry: absent, reading or resident. References hold it:
+// Every sample of a data set has an Entry: unsized, absent, reading or resident. References hold
+// it:
 //   ahead  positions of some stream's look-ahead window that will use it,
 //   pins   leases that hand it out now (or will, once their missing samples have arrived),
 //   kept   the memory tier holds it for later epochs,
@@ -18,6 +19,9 @@
 // bytes. A writer that falls behind so fills memory, and read-ahead, then consumers, wait for it:
 // no copy is lost. A writer that hangs stops nobody for good: once no copy has ended for a while,
 // those that wait are given up, and none is due until one ends. The next epoch makes up for them.
+//
+// Lengths may come after the data set (OnLengths). Look-ahead stops at the first sample without
+// one; a lease that has such a sample asks for its length and stays pending.
 //
 // A read that hangs may be raced by a second one into memory of its own; the loser's memory is held
 // until it ends. Neighbours in one shard are read in one request (a group) where that pays.
@@ -134,6 +138,18 @@ struct OrderAction {
   uint64_t generation = 0;      // an answer for an older generation is ignored
 };
 
+// A consumer waits for the sample's length.
+struct SizeAction {
+  DatasetId dataset = 0;
+  SampleId sample = 0;
+};
+
+struct SampleLength {
+  SampleId sample = 0;
+  uint32_t length = 0;
+  bool ok = true;  // false: it could not be had
+};
+
 struct StreamShape {
   DatasetId dataset = 0;
   uint32_t batch_size = 1;
@@ -194,6 +210,9 @@ class Scheduler {
   // against the same budget. kNoRoom when they do not fit.
   static constexpr DatasetId kNoRoom = ~DatasetId{0};
   DatasetId AddDataset(std::span<const uint32_t> lengths, uint64_t metadata_bytes = 0);
+  // `samples` whose lengths OnLengths will tell; until it has told some, they count as `guess`
+  // each.
+  DatasetId AddUnsized(size_t samples, uint32_t guess);
   // Takes `bytes` of the arena away for memory that its user holds elsewhere, in blocks whose place
   // does not matter; false, with nothing taken, when kept samples and look-ahead cannot make room,
   // or when fewer than `leave` bytes would be left for samples.
@@ -302,12 +321,17 @@ class Scheduler {
   // Moves out copies and orders that have become due since the last call.
   std::vector<CopyAction> NextCopies();
   std::vector<OrderAction> NextOrders();
+  // Samples whose lengths consumers wait for, each until OnLengths tells it.
+  std::vector<SizeAction> NextSizes();
 
   // `from` is where the bytes came from in the end.
   void OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place from);
   void OnReadDone(DatasetId dataset, SampleId sample, bool ok, uint32_t crc) {
     OnReadDone(PlaceOf(dataset, sample), ok, crc, Place::kSource);
   }
+  // Some lengths of a data set are known. Where one cannot be had, the batch that needs it fails,
+  // and the next ask tries again.
+  void OnLengths(DatasetId dataset, std::span<const SampleLength> lengths);
   // The second tier holds the sample now.
   void OnStored(DatasetId dataset, SampleId sample);
 
@@ -357,6 +381,14 @@ class Scheduler {
   size_t stream_count() const { return streams_.size(); }
   size_t in_flight() const { return in_flight_; }  // samples being read
   size_t requests() const { return requests_; }    // groups counted once
+  // Samples of the data set without a length.
+  size_t unsized(DatasetId dataset) const { return datasets_[dataset].unsized; }
+  // Of those that have one, how many were not used yet; fewer where samples are read repeatedly.
+  size_t SizedAhead(DatasetId dataset) const {
+    const Dataset& d = datasets_[dataset];
+    const uint64_t sized = d.entries.size() - d.unsized;
+    return static_cast<size_t>(sized - std::min(sized, d.allotted));
+  }
   // Samples of the data set that no tier holds.
   uint64_t uncovered(DatasetId dataset) const { return datasets_[dataset].uncovered; }
   uint64_t used_bytes() const { return arena_.used(); }
@@ -385,10 +417,10 @@ class Scheduler {
   std::string CheckInvariants() const;
 
  private:
-  enum class State : uint8_t { kAbsent, kReading, kResident };
+  enum class State : uint8_t { kUnsized, kAbsent, kReading, kResident };
   // Entry flags.
   static constexpr uint8_t kKept = 1;
-  static constexpr uint8_t kUrgent = 2;      // the read under way was asked for by a lease
+  static constexpr uint8_t kUrgent = 2;  // the read or lookup under way was asked for by a lease
   static constexpr uint8_t kFailedSoon = 4;  // look-ahead read failed; the lease will try again
   static constexpr uint8_t kFailedNow = 8;   // an urgent read failed; the lease reports it
   static constexpr uint8_t kCrcKnown = 16;
@@ -412,9 +444,12 @@ class Scheduler {
   struct Dataset {
     std::vector<Entry> entries;
     std::vector<uint32_t> crcs;
-    uint64_t rounded_bytes = 0;
+    uint64_t rounded_bytes = 0;  // of samples without a length: as if they had the others' mean
     uint64_t mean_rounded = 0;
-    SampleId clock_hand = 0;  // where the search for a kept sample to give up goes on
+    size_t unsized = 0;
+    uint64_t sized_bytes = 0;  // rounded, of the others
+    uint64_t allotted = 0;     // samples that were given memory so far
+    SampleId clock_hand = 0;   // where the search for a kept sample to give up goes on
     // Samples that may be kept, and that neither memory keeps nor the second tier holds.
     uint64_t uncovered = 0;
     uint32_t tier_skips = 0;  // reads sent past a slow second tier since the last that was not
@@ -465,6 +500,7 @@ class Scheduler {
     bool handed_out = false;
     bool released = false;  // given back while its copy was under way
     bool serving = false;
+    bool unsized = false;   // has a sample without a length; `bytes` is too small
     bool admitted = false;  // serving: counts in serving_bytes_
     bool ready() const { return missing.empty() && !copy_wanted && !copying; }
   };
@@ -629,6 +665,9 @@ class Scheduler {
   void AskMissing(LeaseId id, Lease& lease);
   void Unpin(const Lease& lease);
   void StartCopyIfDue(LeaseId id, Lease& lease);
+  uint64_t BytesOf(const Lease& lease) const;
+  // A length that it asked for has not come yet.
+  bool AwaitsLength(const Lease& lease) const;
   uint64_t CopyOffset(const Lease& lease) const;
   void FreeCopy(Lease& lease);
   void ReserveCopy(Lease& lease, uint64_t bytes);
@@ -688,6 +727,7 @@ class Scheduler {
   std::deque<ReadAction> serving_urgent_;
   std::vector<CopyAction> copies_;
   std::vector<OrderAction> orders_;
+  std::vector<SizeAction> sizes_;
   Counters counters_;
 };
 

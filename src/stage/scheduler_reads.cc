@@ -101,6 +101,10 @@ bool Scheduler::AdvanceCursor(Stream& stream, ReadAction* out, size_t* budget, b
       }
     }
     if (e.ahead == kMaxRefs) return false;
+    if (e.state == State::kUnsized && !(e.flags & (kFailedSoon | kFailedNow))) {
+      if (stream.shape.itemised && stream.outstanding[s] == 0) stream.outstanding.erase(s);
+      return false;
+    }
     bool read = false;
     // What is on its way into the second tier is left to the lease, which reads it from there.
     if (e.state == State::kAbsent && !(e.flags & kFailedSoon) && !AwaitsStore(d, s)) {
@@ -476,6 +480,61 @@ bool Scheduler::Hedge(const ReadAction& hanging, ReadAction* out) {
   ++counters_.requests;
   ++counters_.hedged;
   return true;
+}
+
+void Scheduler::OnLengths(DatasetId d, std::span<const SampleLength> lengths) {
+  Dataset& dataset = datasets_[d];
+  bool failed = false;
+  for (const SampleLength& told : lengths) {
+    Entry& e = dataset.entries[told.sample];
+    if (e.state != State::kUnsized) continue;
+    e.flags &= static_cast<uint8_t>(~(kUrgent | kFailedSoon | kFailedNow));
+    if (!told.ok) {
+      e.flags |= kFailedSoon;
+      failed = true;
+      continue;
+    }
+    const uint64_t before = ArenaAllocator::Rounded(0);
+    e.length = told.length;
+    e.state = State::kAbsent;
+    --dataset.unsized;
+    dataset.sized_bytes += ArenaAllocator::Rounded(e.length);
+    if (!dataset.share.empty() && ShareOf(d, told.sample) == KeepShare::kHome &&
+        !(e.flags & (kKept | kInTier))) {
+      reserved_bytes_ += ArenaAllocator::Rounded(e.length) - before;
+    }
+  }
+  const size_t sized = dataset.entries.size() - dataset.unsized;
+  if (sized != 0) {
+    dataset.mean_rounded = dataset.sized_bytes / sized;
+    dataset.rounded_bytes = dataset.sized_bytes + dataset.unsized * dataset.mean_rounded;
+  }
+  ChooseStaging();
+  while (kept_bytes_ > keep_quota() && EvictOne()) {
+  }
+  // Here for what has become possible; to take from other leases is for a consumer that asks.
+  may_steal_ = false;
+  for (const LeaseId id : pending_) {
+    Lease& lease = leases_.at(id);
+    if (lease.dataset != d || !lease.unsized) continue;
+    const uint64_t bytes = BytesOf(lease);
+    leased_bytes_ += bytes - lease.bytes;
+    if (lease.admitted) serving_bytes_ += bytes - lease.bytes;
+    lease.bytes = bytes;
+    lease.unsized = false;
+    for (const SampleId s : lease.missing) {
+      Entry& e = entry(d, s);
+      if (e.state != State::kUnsized) continue;
+      lease.unsized = true;
+      if (failed && (e.flags & kFailedSoon)) {
+        e.flags |= kFailedNow;
+        MarkDue(streams_[lease.stream]);
+      }
+    }
+    AskMissing(id, lease);
+    if (lease.blocked || !lease.unsized) MarkDue(streams_[lease.stream]);
+  }
+  may_steal_ = true;
 }
 
 void Scheduler::OnStored(DatasetId d, SampleId s) { SetFlag(d, s, kInTier); }

@@ -30,6 +30,18 @@ class World {
     return scheduler_.AddDataset(lengths);
   }
 
+  // The same, with lengths that come one by one, in any order.
+  DatasetId AddUnsized(size_t n, uint32_t low, uint32_t high) {
+    std::vector<uint32_t> lengths(n);
+    for (auto& l : lengths) l = static_cast<uint32_t>(low + rng_.Below(high - low + 1));
+    lengths_.push_back(lengths);
+    const DatasetId d = scheduler_.AddUnsized(n, (low + high) / 2);
+    for (SampleId s = 0; s < n; ++s) {
+      events_.push({now_ + 1 + static_cast<int64_t>(rng_.Below(20000)), d, s, kNoLease, true});
+    }
+    return d;
+  }
+
   StreamId Open(const StreamShape& shape, const SamplerSpec& spec) {
     const StreamId id = scheduler_.OpenStream(shape);
     specs_[id] = spec;
@@ -52,6 +64,10 @@ class World {
       events_.push(
           {now_ + 1 + static_cast<int64_t>(rng_.Below(1000)), r.dataset, r.sample, kNoLease});
     }
+    for (const SizeAction& a : scheduler_.NextSizes()) {
+      events_.push(
+          {now_ + 1 + static_cast<int64_t>(rng_.Below(200)), a.dataset, a.sample, kNoLease, true});
+    }
     for (const CopyAction& c : scheduler_.NextCopies()) {
       events_.push({now_ + 1 + static_cast<int64_t>(rng_.Below(50)), 0, 0, c.lease});
     }
@@ -63,7 +79,11 @@ class World {
     const Event e = events_.top();
     events_.pop();
     now_ = e.at;
-    if (e.copy != kNoLease) {
+    if (e.length) {
+      const bool ok = fail_permille_ == 0 || rng_.Below(1000) >= fail_permille_;
+      const SampleLength told = {e.sample, ok ? lengths_[e.dataset][e.sample] : 0, ok};
+      scheduler_.OnLengths(e.dataset, std::span(&told, 1));
+    } else if (e.copy != kNoLease) {
       scheduler_.OnCopyDone(e.copy);
     } else {
       reading_.erase({e.dataset, e.sample});
@@ -105,6 +125,7 @@ class World {
     DatasetId dataset;
     SampleId sample;
     LeaseId copy;
+    bool length = false;  // of the sample, not its read
     bool operator>(const Event& o) const { return at > o.at; }
   };
   Scheduler scheduler_;
@@ -233,6 +254,89 @@ TEST(Scheduler, AFailedReadIsReportedWhereItIsNeededAndTriedAgain) {
   CheckHandout(world, d, h, order, 0);
 }
 
+TEST(Scheduler, LengthsThatComeLateChangeNeitherOrderNorReads) {
+  World world(12, {.arena_bytes = 10 << 20});
+  const DatasetId d = world.AddUnsized(500, 0, 10000);
+  const SamplerSpec spec = Spec(500, 9);
+  const StreamId s = world.Open({.dataset = d, .batch_size = 16}, spec);
+  EXPECT_EQ(world.scheduler().unsized(d), 500u);
+  for (uint64_t epoch = 0; epoch < 3; ++epoch) {
+    const auto order = EpochOrder(spec, epoch);
+    size_t at = 0;
+    Scheduler::Handout h;
+    while (world.TakeNow(s, &h) == Take::kReady) {
+      CheckHandout(world, d, h, order, at);
+      at += h.samples.size();
+      world.scheduler().Release(h.lease);
+      ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+    }
+    ASSERT_EQ(at, 500u);
+  }
+  EXPECT_EQ(world.scheduler().unsized(d), 0u);
+  for (const auto& [key, n] : world.read_count_) EXPECT_EQ(n, 1);
+}
+
+TEST(Scheduler, LookAheadStopsWhereALengthIsMissing) {
+  Scheduler scheduler({.arena_bytes = 1 << 20});
+  const DatasetId d = scheduler.AddUnsized(6, 100);
+  const StreamId s = scheduler.OpenStream({.dataset = d, .batch_size = 2, .epochs = 1});
+  for (const OrderAction& a : scheduler.NextOrders()) {
+    scheduler.ExtendOrder(a.stream, a.generation, a.epoch, {0, 1, 2, 3, 4, 5}, false);
+  }
+  const auto started = [&] {
+    std::vector<ReadAction> reads;
+    scheduler.NextReads(16, &reads);
+    std::vector<SampleId> samples;
+    for (const ReadAction& r : reads) samples.push_back(r.sample);
+    return samples;
+  };
+  EXPECT_TRUE(started().empty());
+  std::vector<SampleLength> told = {{0, 100}, {1, 200}, {3, 300}};
+  scheduler.OnLengths(d, told);
+  EXPECT_EQ(started(), (std::vector<SampleId>{0, 1}));
+  EXPECT_EQ(scheduler.SizedAhead(d), 1u);
+  EXPECT_TRUE(scheduler.NextSizes().empty()) << "nobody waits yet";
+  scheduler.OnReadDone(d, 0, true, 1);
+  scheduler.OnReadDone(d, 1, true, 1);
+  Scheduler::Handout first, h;
+  ASSERT_EQ(scheduler.TakeBatch(s, &first), Take::kReady);
+  EXPECT_EQ(first.lengths, (std::vector<uint32_t>{100, 200}));
+  // The next batch waits for the length of 2: it is asked for once.
+  ASSERT_EQ(scheduler.TakeBatch(s, &h), Take::kPending);
+  EXPECT_EQ(scheduler.WaitCause(s), StallCause::kSource);
+  EXPECT_FALSE(scheduler.OnlyReleaseHelps(s));
+  const std::vector<SizeAction> sizes = scheduler.NextSizes();
+  ASSERT_EQ(sizes.size(), 1u);
+  EXPECT_EQ(sizes[0].sample, 2u);
+  ASSERT_EQ(scheduler.TakeBatch(s, &h), Take::kPending);
+  EXPECT_TRUE(scheduler.NextSizes().empty());
+  EXPECT_EQ(started(), (std::vector<SampleId>{3}));
+  // It cannot be had: the batch fails, and the next ask tries again.
+  told = {{2, 0, false}};
+  scheduler.OnLengths(d, told);
+  EXPECT_TRUE(scheduler.IsDue(s));
+  ASSERT_EQ(scheduler.TakeBatch(s, &h), Take::kFailed);
+  EXPECT_EQ(h.failed, 2u);
+  ASSERT_EQ(scheduler.TakeBatch(s, &h), Take::kPending);
+  ASSERT_EQ(scheduler.NextSizes().size(), 1u);
+  told = {{2, 50}, {4, 1}, {5, 1}};
+  scheduler.OnLengths(d, told);
+  EXPECT_EQ(started(), (std::vector<SampleId>{2, 4, 5}));
+  scheduler.OnReadDone(d, 2, true, 1);
+  scheduler.OnReadDone(d, 3, true, 1);
+  ASSERT_EQ(scheduler.TakeBatch(s, &h), Take::kReady);
+  EXPECT_EQ(h.lengths, (std::vector<uint32_t>{50, 300}));
+  EXPECT_EQ(scheduler.CheckInvariants(), "");
+}
+
+TEST(Scheduler, ABatchTooLargeIsNamedWhenItsLengthsAreKnown) {
+  World world(3, {.arena_bytes = 10000});
+  const DatasetId d = world.AddUnsized(10, 4000, 4000);
+  const StreamId s = world.Open({.dataset = d, .batch_size = 4}, Spec(10, 0));
+  Scheduler::Handout h;
+  EXPECT_EQ(world.TakeNow(s, &h), Take::kTooLarge);
+}
+
 TEST(Scheduler, ChangedBytesAreReadTwiceBeforeTheyAreBelieved) {
   Scheduler scheduler({.arena_bytes = 1 << 16, .keep = false});
   const DatasetId d = scheduler.AddDataset(std::vector<uint32_t>{100});
@@ -356,13 +460,15 @@ TEST(Scheduler, RandomWorlds) {
     world.fail_permille_ = rng.Below(3) == 0 ? 20 : 0;
     std::vector<Consumer> consumers(1 + rng.Below(3));
     for (Consumer& c : consumers) {
-      c.dataset = world.AddDataset(n, 0, max);
+      // Those of the engine are not contiguous while lengths are missing.
+      const bool unsized = seed % 2 == 1 && rng.Below(2) == 0;
+      c.dataset = unsized ? world.AddUnsized(n, 0, max) : world.AddDataset(n, 0, max);
       c.spec = Spec(n, rng.Next());
       c.spec.world = static_cast<uint32_t>(1 + rng.Below(3));
       c.shape = {.dataset = c.dataset,
                  .batch_size = static_cast<uint32_t>(1 + rng.Below(6)),
                  .drop_last = rng.Below(2) == 0,
-                 .contiguous = rng.Below(3) == 0};
+                 .contiguous = !unsized && rng.Below(3) == 0};
       c.stream = world.Open(c.shape, c.spec);
       c.order = EpochOrder(c.spec, 0);
     }
