@@ -195,3 +195,18 @@ def test_an_older_format_is_cleared_and_said_once(folder, tmp_path, caplog):
     (line,) = [record.message for record in caplog.records if record.name == "forebay"]
     assert str(tmp_path) in line
     assert "cleared" in line
+
+
+def test_a_first_epoch_copies_everything(large_folder, tmp_path):
+    # The write buffer of so small a budget holds a dozen samples: the others wait for it.
+    engine = forebay.Engine(memory="8M", keep=False, cache_dir=tmp_path / "cache")
+    with forebay.DataLoader(large_folder.root, 8, engine=engine, epochs=1) as loader:
+        for batch in loader:
+            batch.release()
+        end = time.monotonic() + 60
+        while engine.metrics()["forebay_tier_copies_under_way"] and time.monotonic() < end:
+            time.sleep(0.01)
+    metrics = engine.metrics()
+    assert metrics["forebay_tier_writes_total"] == len(large_folder)
+    assert metrics["forebay_tier_skipped_writes_total"] == 0
+    assert metrics["forebay_source_reads_total"] == len(large_folder)

@@ -117,11 +117,13 @@ def run_warm(arguments: argparse.Namespace) -> int:
                 done += len(batch)
                 batch.release()
                 progress(done, total)
+        while engine.metrics()["forebay_tier_copies_under_way"] and not engine.cache_status:
+            time.sleep(0.01)  # a slow disk is waited for, one that hangs is not
         metrics = engine.metrics()
         problem = engine.cache_status
         del loader, engine
         skipped = metrics["forebay_tier_skipped_writes_total"]
-        # What a busy disk made it skip is there in another pass, whose other reads are local.
+        # What a disk that hung made it skip is there in another pass, whose other reads are local.
         written = sum(e["samples"] for e in _held(folder, catalog.root))
         if problem:
             raise StorageError(f"{problem}\nheld so far: {written:,} of {_samples(total)}")
@@ -134,9 +136,12 @@ def run_warm(arguments: argparse.Namespace) -> int:
     print(f"{catalog.root}: {written:,} of {_samples(total)} in {folder}, {size}, in {took:.1f} s")
     if written < total:
         if skipped:
-            print("  the rest did not fit the write buffer; raise --memory")
+            print("  the rest was given up while the disk hung")
         else:
-            print("  the rest found no room; raise --size, or clear what is not needed")
+            print(
+                "  the rest found no room; raise --size, clear what is not needed, or, for samples "
+                "of megabytes, raise --memory"
+            )
     return 0
 
 

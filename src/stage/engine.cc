@@ -1175,6 +1175,7 @@ void Engine::Collect() {
 void Engine::NoteCopies() {
   const uint64_t given_up = scheduler_.counters().copies_given_up;
   cache_->metrics.skipped.Add(given_up - std::exchange(copies_given_up_, given_up));
+  cache_->metrics.under_way.Set(scheduler_.copies_under_way());
   cache_->metrics.held.Set(scheduler_.held_bytes());
   if (!scheduler_.copies_hang() || !cache_warning_.empty()) return;
   cache_warning_ = StrCat("the cache folder ", options_.cache_folder, " has written nothing for ",

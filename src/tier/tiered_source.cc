@@ -54,6 +54,8 @@ TierMetrics::TierMetrics(Mechanism& mechanism)
       skipped(mechanism.AddCounter("forebay_tier_skipped_writes_total",
                                    "Samples not copied into the cache folder because it hung")),
       used(mechanism.AddGauge("forebay_tier_used_bytes", "Bytes the cache folder holds")),
+      under_way(mechanism.AddGauge("forebay_tier_copies_under_way",
+                                   "Copies that wait to be written, or are being written")),
       held(mechanism.AddGauge("forebay_tier_held_bytes",
                               "Bytes in memory only because their copy waits to be written")) {}
 

@@ -72,7 +72,9 @@ struct TierMetrics {
   Metric& writes;
   Metric& skipped;
   Metric& used;
-  Metric& held;  // whoever keeps samples in memory until they are copied sets it
+  // Whoever keeps samples in memory until they are copied sets these.
+  Metric& under_way;
+  Metric& held;
 };
 
 class TieredSource final : public Source {

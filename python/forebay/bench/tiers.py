@@ -35,7 +35,7 @@ from .torch_rival import RawFolder, torch_loader
 # What a cache folder counts for each sample beside its bytes.
 _FOLDER_BYTES_A_SAMPLE = 32
 # How long copies of a finished epoch may take to arrive in the folder.
-_COPIES_S = 5.0
+_COPIES_S = 10.0
 
 # Ends with its parent, and by itself.
 _BUSY_LOOP = """
@@ -206,14 +206,10 @@ class Setup:
 
     def _copied(self, engine: Engine) -> float:
         """The share of the samples that an epoch has copied; the last of them are on their way."""
-        before, end = -1, time.monotonic() + _COPIES_S
-        while True:
-            copies = engine.metrics()["forebay_tier_writes_total"]
-            if copies >= len(self.sizes) or time.monotonic() > end:
-                return copies / len(self.sizes)
-            if copies != before:  # a slow disk may take longer
-                before, end = copies, time.monotonic() + _COPIES_S
+        end = time.monotonic() + _COPIES_S
+        while engine.metrics()["forebay_tier_copies_under_way"] and time.monotonic() < end:
             time.sleep(0.01)
+        return engine.metrics()["forebay_tier_writes_total"] / len(self.sizes)
 
     def torch(self, workers: int) -> float:
         loader, sampler = torch_loader(self.torch_files, self.batch, workers, self.ctx.seed)
