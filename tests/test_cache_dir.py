@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 import subprocess
 import sys
 import zlib
@@ -210,3 +212,112 @@ def test_a_first_epoch_copies_everything(large_folder, tmp_path):
     assert metrics["forebay_tier_writes_total"] == len(large_folder)
     assert metrics["forebay_tier_skipped_writes_total"] == 0
     assert metrics["forebay_source_reads_total"] == len(large_folder)
+
+
+_STRANGER = 65534
+
+
+def _modes(folder: Path) -> dict[str, int]:
+    return {
+        str(path.relative_to(folder)): stat.S_IMODE(path.lstat().st_mode)
+        for path in [folder, *folder.rglob("*")]
+    }
+
+
+def _cache_command(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "forebay.cli", "cache", *map(str, words)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["foreign", "group", "all", "link"])
+def test_a_folder_that_others_can_write_to_is_an_error(kind, folder, tmp_path):
+    cache = tmp_path / "cache"
+    run_job(folder.root, cache)
+    remedy = "chmod go-w"
+    if kind == "foreign":
+        if os.geteuid() != 0:
+            pytest.skip("NOT TESTED: only root can make a folder of another user")
+        os.chown(cache, _STRANGER, _STRANGER)
+        remedy = f"user {_STRANGER}.*this process is user 0.*chown"
+    elif kind == "link":
+        cache.rename(tmp_path / "elsewhere")
+        cache.symlink_to(tmp_path / "elsewhere")
+        remedy = "symbolic link.*name the folder it leads to"
+    else:
+        cache.chmod(0o770 if kind == "group" else 0o777)
+        remedy = f"mode 07{'70' if kind == 'group' else '77'}.*chmod go-w"
+    with pytest.raises(forebay.AccessError, match=f"{cache}.*{remedy}") as error:
+        forebay.DataLoader(folder.root, 4, memory="8M", cache_dir=cache)
+    assert isinstance(error.value, PermissionError)
+    for words in [("ls", cache), ("warm", cache, folder.root), ("verify", cache)]:
+        done = _cache_command(*words)
+        assert done.returncode != 0 and str(cache) in done.stdout + done.stderr, words
+    # Its remedy helps.
+    if kind == "foreign":
+        os.chown(cache, 0, 0)
+    elif kind == "link":
+        cache = tmp_path / "elsewhere"
+    else:
+        cache.chmod(0o755)
+    job = run_job(folder.root, cache)
+    assert job.samples == truth(folder) and job.hits > 0
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("how", ["job", "warm"])
+def test_copies_of_private_files_are_private(how, tmp_path):
+    root = tmp_path / "data"
+    (root / "a").mkdir(parents=True)
+    for i in range(4):
+        (root / "a" / f"{i}.bin").write_bytes(bytes([i]) * (100_000 if i == 0 else 1000))
+        (root / "a" / f"{i}.bin").chmod(0o600)
+    root.chmod(0o700)
+    cache = tmp_path / "cache"
+    before = os.umask(0)
+    try:
+        if how == "job":
+            run_job(root, cache)
+        else:
+            done = _cache_command("warm", cache, root)
+            assert done.returncode == 0, done.stderr
+    finally:
+        os.umask(before)
+    modes = _modes(cache)
+    assert any(name.endswith(".bin") for name in modes) and "index.log" in modes
+    wide = {name: oct(mode) for name, mode in modes.items() if mode & 0o077}
+    assert wide == {}
+
+
+def test_the_lock_is_no_way_to_another_file(folder, tmp_path):
+    cache, precious = tmp_path / "cache", tmp_path / "precious"
+    cache.mkdir(0o700)
+    precious.write_text("do not lose this")
+    (cache / "forebay.lock").symlink_to(precious)
+    engine = forebay.Engine(memory="8M", cache_dir=cache)
+    assert "forebay.lock is not a regular file of this user" in engine.cache_status
+    with forebay.DataLoader(folder.root, 4, engine=engine, epochs=1) as loader:
+        assert sum(len(batch) for batch in loader) == len(folder)
+    assert precious.read_text() == "do not lose this"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "foreign"])
+def test_what_lies_in_the_place_of_a_copy_is_not_read(kind, folder, tmp_path):
+    cache = tmp_path / "cache"
+    run_job(folder.root, cache)
+    for copy in [*cache.rglob("*.seg"), *cache.rglob("*.bin")]:
+        if kind == "foreign":
+            if os.geteuid() != 0:
+                pytest.skip("NOT TESTED: only root can make files of another user")
+            os.chown(copy, _STRANGER, _STRANGER)
+            continue
+        aside = tmp_path / copy.name
+        copy.rename(aside)
+        if kind == "fifo":
+            os.mkfifo(copy, 0o600)
+        else:
+            copy.symlink_to(aside)
+    job = run_job(folder.root, cache)
+    assert job.samples == truth(folder)
+    assert job.hits == 0 and job.reads == len(folder)

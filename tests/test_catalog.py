@@ -192,6 +192,39 @@ def test_a_damaged_saved_catalog_is_made_anew(copy: Path, damage: str) -> None:
     assert again.fingerprint == first.fingerprint
 
 
+def test_a_catalog_that_another_user_planted_is_not_used(copy: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED: only root can make files of another user")
+    mine, _, _ = Catalog.open(str(copy))
+    saved = Path(Catalog.default_file(str(copy)))
+    assert saved.stat().st_mode & 0o777 == 0o600
+    # Another choice of samples, for the same path and just as fresh.
+    planted = Catalog.build(str(copy), "folder", ["1.bin"])
+    assert 0 < len(planted) < len(mine)
+    saved.unlink()
+    planted.save(str(saved))
+    os.chown(saved, 65534, 65534)
+    again, rebuilt, note = Catalog.open(str(copy))
+    assert rebuilt and again.fingerprint == mine.fingerprint
+    assert str(saved) in note and "user 65534" in note and "not used" in note
+    assert Catalog.open(str(copy))[1:] == (False, "")
+
+
+def test_a_folder_of_catalogs_that_others_can_write_to_is_not_used(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    monkeypatch.setenv("FOREBAY_CACHE_DIR", str(shared))
+    Catalog.open(str(copy))
+    shared.chmod(0o775)
+    catalog, rebuilt, note = Catalog.open(str(copy))
+    assert rebuilt and len(catalog) == 61
+    assert f"others may write to {shared}" in note and "FOREBAY_CACHE_DIR" in note
+    shared.chmod(0o1777)
+    assert Catalog.open(str(copy))[1:] == (False, "")
+
+
 def test_no_place_to_save_is_no_error(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     in_the_way = copy.parent / "file"
     in_the_way.touch()

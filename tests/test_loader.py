@@ -585,6 +585,27 @@ def test_both_ways_to_read(folder: DataSet, io: str) -> None:
         check_batch(batch, samples, folder)
 
 
+@pytest.mark.parametrize("io", ["threads", "io_uring"])
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_a_file_that_became_something_else(tmp_path: Path, io: str, kind: str) -> None:
+    if io == "io_uring" and (reason := _forebay.features()["io_uring"]):
+        pytest.skip(f"no io_uring here: {reason}")
+    root = tmp_path / "data"
+    root.mkdir()
+    for i in range(4):
+        (root / f"{i}.bin").write_bytes(bytes([i]) * 100)
+    catalog = forebay.Catalog.build(str(root))
+    changed = root / "2.bin"
+    changed.unlink()
+    os.mkfifo(changed) if kind == "fifo" else changed.symlink_to("/dev/zero")
+    engine = forebay.Engine(memory="8M", io=io)
+    with forebay.DataLoader(catalog, 1, engine=engine, epochs=1, timeout=60) as loader:
+        batches = iter(loader)
+        assert [len(next(batches)) for _ in range(2)] == [1, 1]
+        with pytest.raises(forebay.ChangedError, match=str(changed)):
+            next(batches)
+
+
 def test_nothing_kept_reads_every_epoch(large_folder: DataSet) -> None:
     engine = forebay.Engine(memory="8M", keep=False)
     loader = forebay.DataLoader(large_folder.root, 8, epochs=2, engine=engine)
