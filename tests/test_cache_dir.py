@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import stat
 import subprocess
 import sys
+import time
 import zlib
 from pathlib import Path
 
 import forebay
 import pytest
 from forebay import _forebay
+from forebay.testing import SlowFs
+
+_usable, _reason = SlowFs.available()
+needs_fuse = pytest.mark.skipif(not _usable, reason=f"no mount here: {_reason}")
 
 _JOB = """
 import sys, zlib
@@ -321,3 +327,39 @@ def test_what_lies_in_the_place_of_a_copy_is_not_read(kind, folder, tmp_path):
     job = run_job(folder.root, cache)
     assert job.samples == truth(folder)
     assert job.hits == 0 and job.reads == len(folder)
+
+
+@needs_fuse
+def test_a_disk_that_hangs_stops_nobody(large_folder, tmp_path, caplog):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "mount").mkdir()
+    n = len(large_folder)
+    with SlowFs(tmp_path / "disk", tmp_path / "mount", writable_mb=0) as slow:
+        cache = slow.path / "cache"
+        engine = forebay.Engine(memory="8M", keep=False, cache_dir=cache)
+        # Its log has a header and the limit: the folder is open.
+        end = time.monotonic() + 60
+        log = tmp_path / "disk" / "cache" / "index.log"
+        while time.monotonic() < end and not (log.exists() and log.stat().st_size >= 64):
+            time.sleep(0.01)
+        slow.set(stall_ms="forever")
+        with forebay.DataLoader(large_folder.root, 8, engine=engine, epochs=3) as loader:
+            with caplog.at_level(logging.WARNING, logger="forebay"):
+                assert sum(len(batch) for batch in loader) == n
+            said = [r.getMessage() for r in caplog.records]
+            said = [line for line in said if "has written nothing" in line]
+            assert len(said) == 1
+            assert str(cache) in said[0]
+            assert str(cache) in engine.cache_status
+            assert engine.metrics()["forebay_tier_skipped_writes_total"] > 0
+            slow.set(stall_ms=0)
+            # It writes again: what was given up is copied by later epochs.
+            end = time.monotonic() + 60
+            while engine.cache_status and time.monotonic() < end:
+                time.sleep(0.01)
+            for _ in range(2):
+                assert sum(len(batch) for batch in loader) == n
+            while engine.metrics()["forebay_tier_copies_under_way"] and time.monotonic() < end:
+                time.sleep(0.01)
+            assert engine.metrics()["forebay_tier_writes_total"] == n
+        del loader, engine

@@ -389,6 +389,41 @@ def test_is_read_only(source: Path, mount: Mount) -> None:
     assert (source / "f").read_bytes() == b"x"
 
 
+def test_can_be_written_to(source: Path, mount: Mount) -> None:
+    slow = mount(writable_mb=0)
+    data = os.urandom(3 << 20)
+    (slow.path / "folder").mkdir()
+    (slow.path / "folder" / "f").write_bytes(data)
+    assert (source / "folder" / "f").read_bytes() == data
+    with open(slow.path / "folder" / "f", "r+b", buffering=0) as file:
+        os.pwrite(file.fileno(), b"abc", 1 << 20)
+        # An open file stays itself under another name.
+        os.rename(slow.path / "folder" / "f", slow.path / "g")
+        assert os.fstat(file.fileno()).st_nlink == 1
+        os.pwrite(file.fileno(), b"def", 0)
+        os.truncate(file.fileno(), 2 << 20)
+    expected = bytearray(data[: 2 << 20])
+    expected[:3], expected[1 << 20 : (1 << 20) + 3] = b"def", b"abc"
+    assert (slow.path / "g").read_bytes() == bytes(expected)
+    assert sorted(os.listdir(slow.path)) == ["folder", "g"]
+    (slow.path / "folder").rmdir()
+    (slow.path / "g").unlink()
+    assert os.listdir(source) == []
+    with pytest.raises(OSError):
+        (slow.path / ".slowfs" / "new").write_bytes(b"x")
+
+
+def test_a_stall_holds_writes(source: Path, mount: Mount) -> None:
+    slow = mount(writable_mb=100)
+    slow.set(stall_ms="forever")
+    with ThreadPoolExecutor() as pool:
+        written = pool.submit((slow.path / "f").write_bytes, b"x")
+        wait_for(lambda: slow.stats()["in_flight"] == 1)
+        assert not written.done()
+        slow.set(stall_ms=0)
+        assert written.result(timeout=20) == 1
+
+
 def test_control_files_are_hidden_and_never_delayed(source: Path, mount: Mount) -> None:
     slow = mount(open_ms=60_000, stat_ms=60_000, read_ms=60_000, readdir_ms=0)
     assert slow.stats()["lookup"] == 0

@@ -328,14 +328,18 @@ struct FileSystem::Operation {
         fuse_reply_err(request, errno);
         return;
       }
+      Reply reply{request, WriteReply{static_cast<size_t>(done)}};
+      fs.counters_.Begin();
       StorageModel::Decision decision;
       {
         MutexLock lock(fs.mutex_);
         decision = fs.writes_.Admit(OpKind::kRead, static_cast<uint64_t>(done), arrived);
+        if (decision.finish_at == StorageModel::kNever) {
+          fs.parked_.push_back({OpKind::kRead, 0, std::make_unique<Reply>(std::move(reply))});
+          return;
+        }
       }
-      fs.counters_.Begin();
-      fs.Deliver(decision, 0, {request, WriteReply{static_cast<size_t>(done)}},
-                 *ServeLoop::Current());
+      fs.Deliver(decision, 0, std::move(reply), *ServeLoop::Current());
       return;
     }
     fuse_reply_write(request, size);
@@ -566,7 +570,8 @@ FileSystem::FileSystem(OwnedFd source, const Options& options)
       writable_(options.writable),
       timeout_s_(options.cache ? kCacheSeconds : 0),
       model_(options.settings, SteadyClock().Now()),
-      writes_({.bytes_per_s = options.write_bytes_per_s}, SteadyClock().Now()) {}
+      writes_({.bytes_per_s = options.write_bytes_per_s, .stall = options.settings.stall},
+              SteadyClock().Now()) {}
 
 std::optional<std::string> FileSystem::PathToChange(fuse_req_t request, NodeId parent,
                                                     const char* name) {
@@ -708,6 +713,9 @@ Status FileSystem::ChangeSettings(std::string_view text) {
     }
     rejected_.clear();
     model_.Apply(*settings, now);
+    StorageSettings writes = writes_.settings(now);
+    writes.stall = settings->stall;
+    writes_.Apply(writes, now);
     if (settings->stall != StorageSettings::kForever) parked.swap(parked_);
     for (const Parked& waiting : parked) {
       decisions.push_back(model_.Admit(waiting.kind, waiting.bytes, now));

@@ -319,7 +319,7 @@ class Engine {
              Place from);
   void UpdateCosts(DatasetId id, DatasetState& dataset, const ReadsUnderWay& under_way)
       REQUIRES(mutex_);
-  bool StoreDue(std::span<DatasetState* const> datasets);
+  bool StoreDue(std::span<DatasetState* const> datasets, bool* arrived);
   void SubmitBacklog(DatasetState& dataset, ReadsUnderWay& under_way);
   // When to look again.
   Nanos HedgeHanging(std::span<DatasetState* const> datasets, ReadsUnderWay& under_way, Nanos now);

@@ -175,7 +175,7 @@ bool Engine::ReapInto(std::span<DatasetState* const> datasets, ReadsUnderWay& un
 
 // Copies what has been read for the cache folder out of the arena, as far as the write buffer has
 // room; the rest waits where it is. True: there may be more.
-bool Engine::StoreDue(std::span<DatasetState* const> datasets) {
+bool Engine::StoreDue(std::span<DatasetState* const> datasets, bool* arrived) {
   constexpr size_t kStoreAtOnce = 32;
   struct Copy {
     StoreAction action;
@@ -204,7 +204,12 @@ bool Engine::StoreDue(std::span<DatasetState* const> datasets) {
   MutexLock lock(mutex_);
   for (const Copy& copy : copies) {
     scheduler_.OnStoreTaken(copy.action);
-    if (copy.refused) scheduler_.OnStoreEnded(copy.action.dataset, copy.action.sample, false);
+    if (!copy.refused) continue;
+    scheduler_.OnStoreEnded(copy.action.dataset, copy.action.sample, false);
+    *arrived = true;  // for whoever waited for it
+  }
+  for (StreamId id = 0; *arrived && id < streams_.size(); ++id) {
+    if (scheduler_.IsDue(id)) streams_[id].ready.notify_all();
   }
   return copies.size() == kStoreAtOnce;
 }
@@ -282,7 +287,7 @@ void Engine::RunLoop(std::stop_token stop) {
     }
     under_way.Tick(SteadyClock().Now());
     bool busy = ReapInto(datasets, under_way, &arrived);
-    if (cache_ != nullptr) busy |= StoreDue(datasets);
+    if (cache_ != nullptr) busy |= StoreDue(datasets, &arrived);
     Nanos now = SteadyClock().Now();
     // Not while more has arrived: a read that waits to be reaped does not hang.
     if (!busy && now >= look_at) look_at = HedgeHanging(datasets, under_way, now);
