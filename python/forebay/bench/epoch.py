@@ -111,9 +111,9 @@ class Setup:
             rival.epoch()
             return time.perf_counter() - start
 
-    def best_first(self, counts: list[int] | None) -> int:
+    def best_first(self, start: int, counts: list[int] | None) -> int:
         """The number of workers with which an epoch of new workers is the fastest."""
-        return best_workers(self.torch_first, self.ctx.say, start=4, counts=counts)
+        return best_workers(self.torch_first, self.ctx.say, start=start, counts=counts)
 
     def best_later(self, counts: list[int] | None) -> int:
         """The same of workers that run already."""
@@ -285,7 +285,7 @@ def _first(ctx: Context, out: Outcome, root: str, latency: str, work: dict) -> N
         ctx.say(f"{latency} ms: looking for the best number of plain threads")
         threads = setup.best_threads(work["threads"])
         ctx.say(f"{latency} ms: looking for the best number of PyTorch workers")
-        workers = setup.best_first(work.get("workers"))
+        workers = setup.best_first(work.get("workers_from", 4), work.get("workers"))
         mount.reset()
         variants: dict[str, Callable[[], float]] = {
             f"forebay {latency} ms": setup.first_epoch,

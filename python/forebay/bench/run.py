@@ -126,8 +126,9 @@ def _print_table(name: str, result: dict[str, Any]) -> None:
         if figure in targets:
             line += f"   ({_wish(*targets[figure])}{_judge(value, *targets[figure])})"
         print(line)
-    for figure in targets.keys() - result["figures"].keys():
-        print(f"  {figure:28} not measured   ({_wish(*targets[figure])})")
+    for figure, target in targets.items():
+        if figure not in result["figures"]:
+            print(f"  {figure:28} not measured   ({_wish(*target)})")
 
 
 def _print_cases(name: str, outcome: Outcome) -> None:
