@@ -348,7 +348,7 @@ def _torch(batch: _forebay.DecodedBatch) -> Any:
     return from_dlpack(batch.dlpack())
 
 
-_forebay.DecodedBatch.torch = _torch
+setattr(_forebay.DecodedBatch, "torch", _torch)  # noqa: B010 - as a method of that class
 
 
 def finish(batch: _forebay.DecodedBatch, decoding: Decoding) -> tuple[Any, Any]:
@@ -362,7 +362,7 @@ def finish(batch: _forebay.DecodedBatch, decoding: Decoding) -> tuple[Any, Any]:
         if decoding.kind == "image" and decoding.channels_last:
             data = np.moveaxis(data, -1, 1)
         return data, batch.labels
-    data = batch.torch()
+    data = _torch(batch)
     if decoding.kind == "image" and decoding.channels_last:
         data = data.permute(0, 3, 1, 2)
     if decoding.rest:

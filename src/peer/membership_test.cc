@@ -279,7 +279,7 @@ TEST_P(MembershipTest, WrongSecretIsRefused) {
   job.Start(0);
   MembershipOptions options = job.Options(1);
   options.secret = std::string(32, 'x');
-  const auto stranger = Join(options);
+  auto stranger = Join(options);
   ASSERT_TRUE(stranger);
   ASSERT_TRUE(Await([&] { return job[0].counts().refused > 0; }));
   EXPECT_FALSE(Alive(job[0], 1));
@@ -289,6 +289,7 @@ TEST_P(MembershipTest, WrongSecretIsRefused) {
       return one->health().message().find("FOREBAY_PEER_SECRET") != std::string::npos;
     })) << one->health().message();
   }
+  stranger->reset();
   job.Start(1);
   EXPECT_TRUE(job.Everywhere([](const Membership& member) {
     return AllAlive(member) && member.health().ok();
