@@ -14,7 +14,8 @@ from pathlib import Path
 import forebay
 import pytest
 from data_sets import DataSet, batches_of, check_batch, torch_order
-from forebay import Catalog, loader as loader_module
+from forebay import Catalog
+from forebay import loader as loader_module
 from forebay.testing.slowfs import SlowFs
 
 _SLOW, _WHY = SlowFs.available()

@@ -26,11 +26,13 @@ constexpr Nanos kLeaveAfter = 2 * kSecond;
 // Found lengths are told together: whoever reaps takes a lock for them.
 constexpr size_t kTellAtOnce = 16;
 constexpr Nanos kTellWithin = kMilli;
-// Lengths known beyond those in use, and how many threads look up more.
-constexpr size_t kNear = 128;
-constexpr size_t kFar = 512;
-constexpr size_t kThreadsNear = 16;
-constexpr size_t kThreadsFar = 4;
+// Lengths known beyond those in use, and how many threads look up more. All of them while there are
+// few, to begin soon; hardly any while there are many: on a machine with two processors 64 threads
+// that went on held up the first reads for longer than those took.
+constexpr size_t kNear = 64;
+constexpr size_t kFar = 256;
+constexpr size_t kThreadsNear = 8;
+constexpr size_t kThreadsFar = 2;
 // Threads that one call starts; each of them starts more.
 constexpr size_t kStartAtOnce = 4;
 // Errors that may pass are tried again after these, as those of reads are.
@@ -94,8 +96,10 @@ struct Sizer::State {
     if (stopping || !begun) return 0;
     if (all_wanted || !urgent.empty()) return work.threads;
     if (!attached) return 0;  // nobody needs them now
-    if (ahead < kNear) return work.threads;
-    return std::min(work.threads, ahead < kFar ? kThreadsNear : kThreadsFar);
+    // Those that nobody has reaped yet are not in use either.
+    const size_t known = ahead + found.size() + under_way;
+    if (known < kNear) return work.threads;
+    return std::min(work.threads, known < kFar ? kThreadsNear : kThreadsFar);
   }
 
   // Threads for what is to be looked up. Where one does not start, a later call tries again.
@@ -262,6 +266,7 @@ void Sizer::Reap(std::vector<Found>* out) {
   (void)!::read(s.event.get(), &count, sizeof count);
   MutexLock lock(s.mutex);
   out->swap(s.found);
+  s.ahead += out->size();  // until SetAhead says how many
 }
 
 int Sizer::event_fd() const { return state_->event.get(); }

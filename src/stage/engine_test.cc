@@ -50,6 +50,26 @@ class EngineTest : public ::testing::Test {
     return std::shared_ptr<const Catalog>(*std::move(built));
   }
 
+  // A folder of such files whose sizes are not known yet.
+  std::shared_ptr<const Catalog> MakeUnsized(uint32_t n, uint32_t low, uint32_t high) {
+    SplitMix64 rng(n);
+    const std::string dir = root_ + "/unsized" + std::to_string(high);
+    fs::create_directories(dir);
+    for (uint32_t i = 0; i < n; ++i) {
+      std::vector<std::byte> bytes(low + rng.Below(high - low + 1));
+      FillNullSample(i, bytes);
+      std::ofstream(StrCat(dir, "/", 100000 + i), std::ios::binary)
+          .write(reinterpret_cast<const char*>(bytes.data()),
+                 static_cast<std::streamsize>(bytes.size()));
+    }
+    BuildOptions options;
+    options.sizes_later = true;
+    auto built = BuildCatalog(dir, options);
+    EXPECT_TRUE(built) << built.status().ToString();
+    EXPECT_FALSE((*built)->complete());
+    return std::shared_ptr<const Catalog>(*std::move(built));
+  }
+
   // The same bytes in one tar file.
   std::shared_ptr<const Catalog> MakeShard(uint32_t n, uint32_t length,
                                            EarlySink* early = nullptr) {
@@ -148,6 +168,85 @@ TEST_F(EngineTest, ReadsEachFileOnceAndServesLaterEpochsFromMemory) {
   EXPECT_EQ(stats[2].source_reads, 0u);
   EXPECT_EQ(stats[1].samples, 200u);
   EXPECT_EQ(stats[1].batches, 29u);
+}
+
+TEST_F(EngineTest, BeginsBeforeSizesAreKnown) {
+  auto catalog = MakeUnsized(300, 0, 20000);
+  EnginePtr engine = Make(64 << 20);
+  auto d = engine->AddDataset(catalog);
+  ASSERT_TRUE(d);
+  const StreamOptions options = Shape(*d, 300, 7, 3);
+  auto s = engine->OpenStream(options);
+  ASSERT_TRUE(s);
+  for (uint64_t epoch = 0; epoch < 2; ++epoch) CheckEpoch(*engine, *s, options.sampler, epoch);
+  EXPECT_EQ(Value(*engine, "forebay_source_reads_total"), 300u);
+  ASSERT_TRUE(catalog->WaitComplete().ok());
+  EXPECT_EQ(catalog->length(299), fs::file_size(catalog->ObjectPath(299)));
+}
+
+TEST_F(EngineTest, SizesThatComeLateFitASmallBudgetToo) {
+  auto catalog = MakeUnsized(300, 100000, 200000);  // about 45 MB
+  EnginePtr engine = Make(12 << 20);
+  auto d = engine->AddDataset(catalog);
+  ASSERT_TRUE(d);
+  StreamOptions options = Shape(*d, 300, 5, 3);
+  auto first = engine->OpenStream(options);
+  // The second waits until all sizes are known.
+  StreamOptions pieces = Shape(*d, 300, 5, 4);
+  pieces.shape.contiguous = true;
+  auto second = engine->OpenStream(pieces);
+  ASSERT_TRUE(first && second);
+  EXPECT_TRUE(catalog->complete());
+  CheckEpoch(*engine, *first, options.sampler, 0);
+  ASSERT_TRUE(engine->CloseStream(*first).ok());
+  CheckEpoch(*engine, *second, pieces.sampler, 0);
+}
+
+TEST_F(EngineTest, AFileWithoutASizeFailsItsBatchUntilItIsBack) {
+  auto catalog = MakeUnsized(40, 1000, 2000);
+  const std::string victim = catalog->ObjectPath(17);
+  fs::rename(victim, root_ + "/aside");
+  EnginePtr engine = Make(16 << 20);
+  auto d = engine->AddDataset(catalog);
+  ASSERT_TRUE(d);
+  StreamOptions options = Shape(*d, 40, 5, 3);
+  options.sampler.shuffle = false;
+  auto s = engine->OpenStream(options);
+  BatchLoan loan;
+  for (uint64_t batch = 0; batch < 3; ++batch) {
+    ASSERT_EQ(*engine->Take(*s, 20 * kSecond, &loan), TakeKind::kBatch);
+    EXPECT_EQ(loan.index, batch);
+    ASSERT_TRUE(engine->Release(loan.lease).ok());
+  }
+  for (int i = 0; i < 2; ++i) {
+    const auto failed = engine->Take(*s, 20 * kSecond, &loan);
+    ASSERT_FALSE(failed);
+    EXPECT_EQ(failed.error().code(), Code::kNotFound);
+    EXPECT_NE(failed.error().message().find(victim), std::string::npos);
+  }
+  fs::rename(root_ + "/aside", victim);
+  ASSERT_EQ(*engine->Take(*s, 20 * kSecond, &loan), TakeKind::kBatch);
+  EXPECT_EQ(loan.index, 3u);
+  CheckBytes(*engine, loan);
+  ASSERT_TRUE(engine->Release(loan.lease).ok());
+}
+
+TEST_F(EngineTest, OneCatalogWithoutSizesForTwoEngines) {
+  auto catalog = MakeUnsized(100, 1000, 2000);
+  for (int round = 0; round < 2; ++round) {
+    EnginePtr a = Make(16 << 20);
+    EnginePtr b = Make(16 << 20);
+    auto first = a->AddDataset(catalog);
+    auto second = b->AddDataset(catalog);
+    ASSERT_TRUE(first && second);
+    EXPECT_TRUE(catalog->complete());
+    const StreamOptions options = Shape(*first, 100, 7, 3);
+    auto s = a->OpenStream(options);
+    auto t = b->OpenStream(options);
+    ASSERT_TRUE(s && t);
+    CheckEpoch(*a, *s, options.sampler, 0);
+    CheckEpoch(*b, *t, options.sampler, 0);
+  }
 }
 
 // A daemon lives for weeks: what it does in a step must not grow with all streams that ever were.
