@@ -45,7 +45,7 @@ int OpenBelow(int folder, const char* name, int flags, mode_t mode) {
   return fd;
 }
 
-// Lustre, for one, answers reads of a non-blocking descriptor with EAGAIN where others would wait.
+// A file system may answer reads of a non-blocking descriptor with EAGAIN where others would wait.
 void MakeBlocking(int fd, int flags) { (void)fcntl(fd, F_SETFL, flags & ~O_NONBLOCK); }
 
 OwnedFd Refused(int error) {

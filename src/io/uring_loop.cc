@@ -6,8 +6,8 @@
 //
 // The open does not wait for the other end of a FIFO. The read of such a descriptor may say EAGAIN;
 // then the op asks what the path leads to, and reads a regular file again with an open that waits:
-// some file systems (FUSE with a poll operation, Lustre) say it of regular files. A registered slot
-// cannot be asked for its type, so a device is known by its length only.
+// a file system may say it of those, too. A registered slot cannot be asked for its type, so a
+// device, and a FIFO without a writer, are known by their length only.
 //
 // Every request posts exactly one completion, also when its chain breaks, so an op is over when as
 // many completions came as it has requests. The queues hold every request of every op: the
