@@ -365,7 +365,6 @@ BUSY = {
     pytest.param("epoch", marks=needs_fuse), pytest.param("transparent", marks=needs_fuse), "jobs",
 ])  # fmt: skip
 def test_a_bench_that_is_terminated_leaves_nothing(name: str, place: str) -> None:
-    before = set(os.listdir("/tmp"))
     mark = f"test-{os.getpid()}-{name}"
     process = subprocess.Popen(
         [sys.executable, "-m", "forebay.cli", "bench", name, "--check"],
@@ -389,9 +388,6 @@ def test_a_bench_that_is_terminated_leaves_nothing(name: str, place: str) -> Non
         assert mounts(place) == []
         assert os.listdir(place) == []
         assert marked(mark) == []
-        # Daemons have their sockets there; names of others are not ours to judge.
-        left = {each for each in set(os.listdir("/tmp")) - before if each.startswith("forebay-")}
-        assert left == set()
     finally:
         process.kill()
         process.wait()
