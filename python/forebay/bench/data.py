@@ -10,6 +10,12 @@ import numpy as np
 from .._forebay import crc32c
 
 
+def socket_folder() -> str:
+    """Where a daemon's socket may lie: its path must be short, whatever the scratch folder's is."""
+    folder = os.environ.get("TMPDIR", "/tmp")
+    return folder if len(folder) <= 40 else "/tmp"
+
+
 def make_files(
     root: str, count: int, mean_bytes: int, seed: int, *, sigma: float = 0.3, classes: int = 10
 ) -> list[str]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import _forebay
 from ..testing import Etcd, SlowFs
-from .data import make_files
+from .data import make_files, socket_folder
 from .measure import Case, Outcome
 from .run import Context
 
@@ -177,7 +177,7 @@ def run(ctx: Context) -> Outcome:
     cluster: list[_Measured] = []
     with SlowFs(data, bandwidth_mb=work["bandwidth_mb"], read_ms=work["read_ms"]) as mount:
         # A socket's path is short, whatever the scratch folder's is.
-        with tempfile.TemporaryDirectory(prefix="forebay-", dir="/tmp") as place:
+        with tempfile.TemporaryDirectory(prefix="forebay-", dir=socket_folder()) as place:
             for i in range(ctx.repeats):
                 one = _Measured(ctx, mount, os.path.join(place, str(i)), "")
                 runs.append(one)

@@ -19,7 +19,7 @@ from .. import _forebay
 from ..daemon import SharedEngine
 from ..engine import Engine
 from ..loader import DataLoader
-from .data import make_files
+from .data import make_files, socket_folder
 from .measure import Case, Outcome, interleave
 from .run import Context
 
@@ -254,7 +254,7 @@ def _cost(ctx: Context, place: str, out: Outcome) -> None:
 def run(ctx: Context) -> Outcome:
     out = Outcome()
     # A socket's path is short, whatever the scratch folder's is.
-    with tempfile.TemporaryDirectory(prefix="forebay-", dir="/tmp") as place:
+    with tempfile.TemporaryDirectory(prefix="forebay-", dir=socket_folder()) as place:
         _source_reads(ctx, place, out)
         _cost(ctx, place, out)
     return out

@@ -101,7 +101,8 @@ def commit() -> str:
         if not os.path.exists(os.path.join(top, "python", "forebay", "bench", "run.py")):
             return "unknown"  # installed inside somebody else's checkout
         # Documents, and results of other benches among them, are no part of what is measured.
-        changes = _git("status", "--porcelain", "--", top, f":!{top}/docs", f":!{top}/README.md")
+        others = (":(top,exclude)docs", ":(top,exclude)README.md")
+        changes = _git("status", "--porcelain", "--", ":(top)", *others)
         return _git("rev-parse", "HEAD") + ("+" if changes else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
