@@ -22,6 +22,7 @@ pytest.importorskip("PIL.Image")
 
 import forebay  # noqa: E402
 from forebay import transforms as T  # noqa: E402
+from forebay.feeds import NativeFeed  # noqa: E402
 from forebay.loader import _Iterator  # noqa: E402
 from test_daemon import _await  # noqa: E402
 from test_device import (  # noqa: E402
@@ -79,21 +80,22 @@ def make(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[[str], forebay.DataLoader]]:
     made: list[forebay.DataLoader] = []
-    shared = engine()
+    shared = [engine()]
     monkeypatch.setattr(
         "forebay.loader.check_device", lambda given: torch.device("cpu") if given else None
     )
 
     def make_one(mode: str) -> forebay.DataLoader:
         how = dict(shuffle=True, seed=7, rank=0, world_size=1)
-        made.append(forebay.DataLoader(photos, 8, engine=shared, **how, **_mode(mode)))
+        made.append(forebay.DataLoader(photos, 8, engine=shared[0], **how, **_mode(mode)))
         return made[-1]
 
     yield make_one
     for loader in made:
         loader.close()
     made.clear()
-    del loader, shared
+    shared.clear()
+    del loader
     gc.collect()
 
 
@@ -183,6 +185,44 @@ def test_interrupted_after_every_call(make: Callable[[str], forebay.DataLoader],
     loop.run(_EPOCHS, arm, lambda: sys.setprofile(None))
     assert loop.got == wanted
     assert loop.interrupted > 100
+
+
+class _Taking:
+    """A stream whose every second take() that brings something is interrupted as it returns."""
+
+    def __init__(self, native: Any) -> None:
+        self.native = native
+        self.interrupted = self.taken = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.native, name)
+
+    def take(self, *arguments: Any) -> Any:
+        took = self.native.take(*arguments)
+        if took is not None:
+            self.taken += 1
+            if self.taken % 2:
+                self.interrupted += 1
+                raise _Interrupt
+        return took
+
+
+@pytest.mark.parametrize("mode", _MODES)
+@pytest.mark.parametrize("engine", ["embedded", "daemon"], indirect=True)
+def test_interrupted_as_each_batch_is_taken(
+    make: Callable[[str], forebay.DataLoader], mode: str
+) -> None:
+    """The profiler of the test above does not see calls of the extension module."""
+    wanted = _whole(make(mode), _EPOCHS)
+    loader = make(mode)
+    feed: Any = loader._feed
+    while not isinstance(feed, NativeFeed):
+        feed = feed._feed
+    feed.native = taking = _Taking(feed.native)
+    loop = _Loop(loader)
+    loop.run(_EPOCHS, lambda again: None, lambda: None)
+    assert loop.got == wanted
+    assert loop.interrupted == taking.interrupted >= _EPOCHS * (len(loader) + 1) // 2
 
 
 @pytest.mark.seeds

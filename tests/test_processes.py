@@ -459,7 +459,8 @@ def test_daemon_threads_are_inside_next_when_the_interpreter_ends(
         import forebay
         shared = sys.argv[2] == "daemon"
         engine = forebay.SharedEngine("64M", linger=0) if shared else forebay.Engine("64M")
-        how = dict(decode="image") if sys.argv[2] == "decode" else {}
+        crop = [forebay.transforms.CenterCrop(8)]
+        how = dict(decode="image", transform=crop) if sys.argv[2] == "decode" else {}
         if how:
             import torch
         loaders = [forebay.DataLoader(sys.argv[1], 4, engine=engine, **how) for _ in range(3)]

@@ -6,6 +6,7 @@
 
 #include "base/fork.h"
 #include "common.h"
+#include "leaving.h"
 
 namespace forebay::python {
 namespace {
@@ -17,6 +18,8 @@ class EntryGuard {
   // so by false, and must leave once more.
   bool Enter() {
     if (made_ != ForkGeneration()) *this = EntryGuard();  // the parent's threads are not here
+    CountConsumer();
+    if (EndAwaited()) WaitUnlocked();
     const unsigned long self = PyThread_get_thread_ident();
     while (depth_ > 0 && owner_ != self) {
       const std::shared_ptr<Waiters> waiters = waiters_;

@@ -3,12 +3,18 @@
 #include <cxxabi.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
+#include <thread>
+
 #include "base/crc32c.h"
+#include "base/fork.h"
 #include "base/system_memory.h"
 #include "decode/png.h"
 #include "decode/webp.h"
 #include "image.h"
 #include "io/loop.h"
+#include "leaving.h"
 
 namespace forebay::python {
 namespace {
@@ -72,9 +78,83 @@ bool Finalizing() {
 
 }  // namespace
 
-WaitUnlocked::WaitUnlocked() : shuts_down_(Finalizing()), state_(PyEval_SaveThread()) {}
+namespace {
+
+constexpr auto kLongestLeave = std::chrono::milliseconds(300);
+// For a thread that is asked to wait for the end. Somebody may wait for that thread instead.
+constexpr auto kLongestWait = std::chrono::seconds(2);
+
+struct Leaving {
+  std::atomic<uint64_t> generation{ForkGeneration()};  // of the counts
+  std::atomic<int> consumers{0};
+  std::atomic<int> unlocked{0};              // consumers without the GIL
+  std::atomic<unsigned long> leaver{0};      // the thread that ends the process; 0: none
+  std::atomic<uint64_t> left_generation{0};  // where `leaver` counts: not in a forked child
+};
+
+Leaving& TheLeaving() {
+  static Leaving* const leaving = new Leaving;  // threads use it until the very end
+  return *leaving;
+}
+
+struct Consumer {
+  bool counted = false;
+  uint64_t generation = 0;
+  ~Consumer() {
+    if (counted && generation == ForkGeneration()) --TheLeaving().consumers;
+  }
+};
+
+thread_local Consumer this_consumer;
+
+bool IsCounted() { return this_consumer.counted && this_consumer.generation == ForkGeneration(); }
+
+// Asks all other threads that loop over loaders to wait, and waits until they do, for a moment at
+// most.
+void Leave() {
+  Leaving& leaving = TheLeaving();
+  leaving.left_generation = ForkGeneration();
+  leaving.leaver = PyThread_get_thread_ident();
+  if (leaving.generation != ForkGeneration()) return;
+  const auto until = std::chrono::steady_clock::now() + kLongestLeave;
+  WaitUnlocked unlocked;
+  while (leaving.consumers > leaving.unlocked && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+}  // namespace
+
+void CountConsumer() {
+  if (IsCounted()) return;
+  Leaving& leaving = TheLeaving();
+  if (leaving.generation.exchange(ForkGeneration()) != ForkGeneration()) {
+    leaving.consumers = 0;
+    leaving.unlocked = 0;
+  }
+  this_consumer.counted = true;
+  this_consumer.generation = ForkGeneration();
+  ++leaving.consumers;
+}
+
+bool EndAwaited() {
+  const Leaving& leaving = TheLeaving();
+  const unsigned long leaver = leaving.leaver;
+  return leaver != 0 && leaver != PyThread_get_thread_ident() &&
+         leaving.left_generation == ForkGeneration();
+}
+
+WaitUnlocked::WaitUnlocked() : shuts_down_(Finalizing()), state_(PyEval_SaveThread()) {
+  if (IsCounted()) ++TheLeaving().unlocked;
+}
 
 WaitUnlocked::~WaitUnlocked() {
+  if (!shuts_down_ && EndAwaited()) {
+    const auto until = std::chrono::steady_clock::now() + kLongestWait;
+    while (!Finalizing() && std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
   while (!shuts_down_ && Finalizing()) pause();
 #ifdef __GLIBCXX__
   // The interpreter may begin to shut down at any moment until the GIL is ours.
@@ -86,6 +166,7 @@ WaitUnlocked::~WaitUnlocked() {
 #else
   PyEval_RestoreThread(state_);
 #endif
+  if (IsCounted()) --TheLeaving().unlocked;
 }
 
 bool SignalRaised() { return PyErr_CheckSignals() != 0; }
@@ -122,6 +203,9 @@ NB_MODULE(_forebay, m) {
         return Crc32c({reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()}, crc);
       },
       nb::arg("bytes"), nb::arg("crc") = 0, "CRC-32C of a buffer of bytes.");
+  m.def("leave", &forebay::python::Leave,
+        "At the interpreter's exit: asks other threads that loop over loaders to wait in next() "
+        "for the end, and gives them a moment to come there.");
   m.def("default_budget", &DefaultBudget, "Bytes of memory an engine takes when none are named.");
   m.def(
       "memory_limit",

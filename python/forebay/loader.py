@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import operator
 import os
@@ -22,6 +23,8 @@ from .report import EpochReport, from_native, log_epoch, sentence, table
 from .units import parse_bytes
 
 _log = logging.getLogger("forebay")
+# A daemon thread that loops over a loader waits in next() while the interpreter ends.
+atexit.register(_forebay.leave)
 _SLOW_WAIT_S = 30.0
 # A batch that took so long may have waited for a cache folder that hangs.
 _LONG_TAKE_S = 1.0
