@@ -299,8 +299,6 @@ def dataset_id(engine: Engine, catalog: _forebay.Catalog, delay: str = "") -> in
     return known[key]
 
 
-def may_size_later(engine: object) -> bool:
-    """Whether the engine can begin with a data set whose lengths are not known yet."""
-    if not isinstance(engine, Engine) or engine._options["cache_dir"]:
-        return False
-    return engine.native.cluster() is None
+def may_size_later(engine: Engine) -> bool:
+    """Whether an engine of this process can begin with a data set whose lengths are not known."""
+    return not engine._options["cache_dir"] and engine.native.cluster() is None

@@ -221,7 +221,12 @@ class DataLoader:
 
     def _open_catalog(self, progress: bool | None = None) -> Catalog:
         # Batches of stored bytes can begin while sizes of files are still being looked up.
-        later = self._decoding is None and self.layout == "views" and may_size_later(self.engine)
+        later = (
+            self._decoding is None
+            and self.layout == "views"
+            and not isinstance(self.engine, SharedEngine)
+            and may_size_later(self.engine)
+        )
         return open_catalog(
             self._path,  # type: ignore[arg-type]
             format=self._format,

@@ -44,7 +44,7 @@ bool MayPass(const Status& status) {
 
 }  // namespace
 
-struct Sizer::State {
+struct Sizer::State : std::enable_shared_from_this<State> {
   enum class Look : uint8_t { kNone, kUnderWay, kKnown, kFailed };
 
   // The orders that one stream has told.
@@ -103,46 +103,45 @@ struct Sizer::State {
   }
 
   // Threads for what is to be looked up. Where one does not start, a later call tries again.
-  static void Start(const std::shared_ptr<State>& self) REQUIRES(self->mutex) {
+  void Start() REQUIRES(mutex) {
     for (size_t i = 0; i < kStartAtOnce; ++i) {
-      const size_t todo = self->left + self->urgent.size();
-      if (self->running >= std::min(self->Limit(), todo)) return;
-      auto started = StartThread<std::thread>("forebay-size", [self] { Run(self); });
+      if (running >= std::min(Limit(), left + urgent.size())) return;
+      auto started =
+          StartThread<std::thread>("forebay-size", [self = shared_from_this()] { self->Run(); });
       if (!started) return;
       started->detach();
-      ++self->running;
+      ++running;
     }
   }
 
-  static void Run(const std::shared_ptr<State>& self) {
-    State& s = *self;
-    MutexLock lock(s.mutex);
-    Start(self);
+  void Run() {
+    MutexLock lock(mutex);
+    Start();
     SampleId sample = 0;
-    while (s.running <= s.Limit() && s.Pick(&sample)) {
-      const bool again = s.looks[sample] == Look::kFailed;
-      s.looks[sample] = Look::kUnderWay;
-      ++s.under_way;
+    while (running <= Limit() && Pick(&sample)) {
+      const bool again = looks[sample] == Look::kFailed;
+      looks[sample] = Look::kUnderWay;
+      ++under_way;
       lock.native().unlock();
-      Result<uint32_t> length = s.LookUp(sample);
+      Result<uint32_t> length = LookUp(sample);
       lock.native().lock();
-      --s.under_way;
-      if (s.stopping) break;
-      if (!again) --s.left;
-      s.Record(sample, std::move(length));
+      --under_way;
+      if (stopping) break;
+      if (!again) --left;
+      Record(sample, std::move(length));
     }
-    if (s.left == 0 && s.under_way == 0 && !s.finishing && !s.stopping) {
-      s.finishing = true;
-      const Status error = s.error;
+    if (left == 0 && under_way == 0 && !finishing && !stopping) {
+      finishing = true;
+      const Status first = error;
       lock.native().unlock();
-      s.work.finish(error);
-      s.complete.store(true, std::memory_order_release);
+      work.finish(first);
+      complete.store(true, std::memory_order_release);
       lock.native().lock();
       // No lookup will follow: what it would need, such as open folders, is given up.
-      if (s.error.ok()) s.work.look = nullptr;
+      if (error.ok()) work.look = nullptr;
     }
-    --s.running;
-    s.changed.notify_all();
+    --running;
+    changed.notify_all();
   }
 
   Result<uint32_t> LookUp(SampleId sample) {
@@ -288,7 +287,7 @@ void Sizer::Follow(uint32_t stream, uint64_t generation, std::span<const SampleI
   lane->generation = generation;
   lane->orders.emplace_back(order.begin(), order.end());
   s.begun = true;
-  State::Start(state_);
+  s.Start();
 }
 
 void Sizer::Want(std::span<const SampleId> samples) {
@@ -297,14 +296,14 @@ void Sizer::Want(std::span<const SampleId> samples) {
   MutexLock lock(s.mutex);
   s.urgent.insert(s.urgent.end(), samples.begin(), samples.end());
   s.begun = true;
-  State::Start(state_);
+  s.Start();
 }
 
 void Sizer::SetAhead(size_t lengths) {
   State& s = *state_;
   MutexLock lock(s.mutex);
   s.ahead = lengths;
-  State::Start(state_);
+  s.Start();
 }
 
 bool Sizer::complete() const { return state_->complete.load(std::memory_order_acquire); }
@@ -324,7 +323,7 @@ Status Sizer::Wait(Nanos wait) {
   s.begun = true;
   s.all_wanted = true;
   while (!complete()) {
-    State::Start(state_);
+    s.Start();
     const Nanos left = until - SteadyClock().Now();
     if (left <= 0) return Status(Code::kUnavailable, "sizes of files are still being looked up");
     s.changed.wait_for(lock.native(), std::chrono::nanoseconds(std::min(left, kSlice)),
