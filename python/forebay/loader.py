@@ -581,7 +581,8 @@ def open_catalog(
     """
     from .progress import counting
 
-    native = engine.native if isinstance(engine, Engine) else None
+    embedded = isinstance(engine, Engine) and not isinstance(engine, SharedEngine)
+    native = engine.native if embedded and engine is not None else None
 
     with counting(f"indexing {os.fspath(path)}", progress) as callback:
         catalog, _, note = Catalog.open(
