@@ -94,22 +94,22 @@ Result<OwnedFd> OpenPrivateFolder(const std::string& path, std::string_view what
     return ErrnoStatus(error, StrCat("open the ", what, " ", path));
   }
   if (fstat(folder.get(), &st) != 0) return ErrnoStatus(errno, StrCat("stat ", path));
+  const std::string below = StrCat(plain, "/forebay-", geteuid());
   if (st.st_uid != geteuid()) {
     return Status(Code::kPermissionDenied,
                   StrCat("the ", what, " ", path, " is another user's (", OwnerAndMode(st),
                          "; this process is user ", geteuid(),
-                         "), who would choose what is read from it; name a folder of your own, or "
-                         "take this one over: chown -R ",
-                         geteuid(), " ", path));
+                         "), who would choose what is read from it; name a folder of your own, "
+                         "such as ",
+                         below, ", or take this one over: chown -R ", geteuid(), " ", path));
   }
   if ((st.st_mode & kOthersWrite) != 0) {
     const bool shared = (st.st_mode & S_ISVTX) != 0;
-    return Status(
-        Code::kPermissionDenied,
-        StrCat("others may write to the ", what, " ", path, " (", OwnerAndMode(st),
-               ") and would choose what is read from it; ",
-               shared ? StrCat("name a folder below it, such as ", plain, "/forebay-", geteuid())
-                      : StrCat("chmod go-w ", path, ", or name another folder")));
+    return Status(Code::kPermissionDenied,
+                  StrCat("others may write to the ", what, " ", path, " (", OwnerAndMode(st),
+                         ") and would choose what is read from it; ",
+                         shared ? "" : StrCat("chmod go-w ", path, ", or "),
+                         "name a folder below it, such as ", below));
   }
   return folder;
 }
