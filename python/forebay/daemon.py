@@ -128,7 +128,7 @@ class SharedEngine(Engine):
         self._gone = threading.Event()  # this object is
         weakref.finalize(self, self._gone.set)
         self.client()
-        peers_watch.start(self, self._options["peers"], self._gone)
+        peers_watch.start(self, str(self._options["peers"]), self._gone)
 
     # ---- the daemon, or what stands in for it
 
@@ -313,7 +313,7 @@ class SharedEngine(Engine):
 
     def _peers_off(self) -> str:
         said = self._describe()
-        if not _forebay.wants_peers(self._options["peers"]):
+        if not _forebay.wants_peers(str(self._options["peers"])):
             return ""
         if isinstance(said, Engine):
             return "no peers: this process goes on without the node's daemon, which was the node"

@@ -165,7 +165,7 @@ class Engine:
 
     def _peers_off(self) -> str:
         """Why there are no peers at all."""
-        return self.native.peers_off
+        return str(self.native.peers_off)
 
     def metrics(self) -> dict[str, int]:
         """Every counter and gauge by name (see docs/metrics.md)."""
