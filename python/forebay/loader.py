@@ -367,7 +367,7 @@ class DataLoader:
         )
 
     def _warn_of_cache(self) -> None:
-        if isinstance(self.engine, Engine):  # a daemon says it itself
+        if not isinstance(self.engine, SharedEngine):  # a daemon says it itself
             self.engine.warn_of_cache()
 
     def close(self) -> None:
