@@ -290,6 +290,7 @@ void Scheduler::FreeBlock(DatasetId d, SampleId s) {
   if (e.flags & kKept) Unkeep(d, s);
   if (e.flags & kCopyDue) return;  // freed when its copy was taken
   Uncount(e);
+  e.storing = false;
   arena_.Free(e.block);
   e.block = ArenaAllocator::kNone;
   e.state = State::kAbsent;
@@ -300,10 +301,11 @@ void Scheduler::MaybeFree(DatasetId d, SampleId s) {
   const Entry& e = entry(d, s);
   if (e.state != State::kResident || e.pins != 0 || (e.flags & kKept)) return;
   // Room for copies comes as what lives here arrives, and after some were read.
-  if (!datasets_[d].share.empty() && !(e.flags & kCopyDue) && WouldKeep(d, s, kNoJob)) {
+  const bool copied = (e.flags & kCopyDue) || e.storing;
+  if (!datasets_[d].share.empty() && !copied && WouldKeep(d, s, kNoJob)) {
     KeepIfMay(d, s, kNoJob);
   }
-  if (e.ahead == 0 && !(e.flags & (kKept | kCopyDue))) FreeBlock(d, s);
+  if (e.ahead == 0 && !(e.flags & kKept) && !copied) FreeBlock(d, s);
 }
 
 void Scheduler::Uncount(const Entry& e) {
@@ -633,6 +635,7 @@ bool Scheduler::MakeRoom(uint64_t bytes, StreamId for_stream, HeldRoom held) {
   };
   while (!fits()) {
     if (held_bytes_ > 0) {
+      if (FreeOneStoring()) continue;
       if (held == HeldRoom::kAwait) return false;
       if (GiveUpOneHeld()) continue;
     }
@@ -1340,8 +1343,9 @@ std::string Scheduler::CheckInvariants() const {
         if (e.block == ArenaAllocator::kNone) return "kept without a block" + where;
         kept += arena_.size(e.block);
       }
+      if (e.storing && !storing_.contains(Key(d, s))) return "held for no copy" + where;
       if (e.state == State::kResident && e.pins == 0 && e.ahead == 0 &&
-          !(e.flags & (kKept | kCopyDue))) {
+          !(e.flags & (kKept | kCopyDue)) && !e.storing) {
         return "resident without a reason" + where;
       }
     }

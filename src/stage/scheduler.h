@@ -8,7 +8,7 @@
 //   ahead  positions of some stream's look-ahead window that will use it,
 //   pins   leases that hand it out now (or will, once their missing samples have arrived),
 //   kept   the memory tier holds it for later epochs,
-//   due    its copy for the second tier waits to be taken.
+//   due    its copy for the second tier waits to be taken, or, while there is room, to be written.
 // A data set may have a second tier below memory, its folder. While the two together cannot hold
 // everything, a sample lies in one of them only, so that they cover the most.
 // A resident sample without any of the four is freed at once. Keeping the samples that were read
@@ -434,10 +434,12 @@ class Scheduler {
     uint32_t length = 0;
     uint16_t pins = 0;
     uint16_t ahead = 0;
-    State state = State::kAbsent;
+    State state : 2 = State::kAbsent;
+    bool storing : 1 = false;  // stays until its copy, which was begun, has ended
     uint8_t flags = 0;
     JobId owner = kNoJob;  // of a kept one: whose quota it takes
   };
+  static_assert(sizeof(Entry) == 24);
   // Entry 24, checksum 4, allocator node 40, two epochs' orders and the permutation being made 12.
   static constexpr uint64_t kBytesPerSample = 80;
 
@@ -562,6 +564,12 @@ class Scheduler {
   void GiveUp(const Due& due);
   void GiveUpCopies();
   bool GiveUpOneHeld();
+  void SetStoring(Entry& e, bool storing) {
+    Uncount(e);
+    e.storing = storing;
+    Count(e);
+  }
+  bool FreeOneStoring();
   static bool FromPeer(const ReadAction& read) {
     return !read.serving && read.likely == Place::kPeer;
   }
@@ -603,7 +611,9 @@ class Scheduler {
   void SetFlag(DatasetId d, SampleId s, uint8_t flag);
   void ClearFlag(DatasetId d, SampleId s, uint8_t flag);
   bool FitsMemory() const;
-  static bool OnlyHeld(const Entry& e) { return (e.flags & kCopyDue) && e.ahead == 0; }
+  static bool OnlyHeld(const Entry& e) {
+    return ((e.flags & kCopyDue) || e.storing) && e.ahead == 0;
+  }
   // What ahead_bytes_, ready_bytes_ and held_bytes_ count changes only between these two.
   void Uncount(const Entry& e);
   void Count(const Entry& e);

@@ -663,6 +663,13 @@ void Scheduler::GiveUp(const Due& due) {
 void Scheduler::GiveUpCopies() {
   copies_hang_ = true;
   for (; !due_.empty(); due_.pop_front()) GiveUp(due_.front());
+  for (const auto& [key, job] : storing_) {
+    const auto d = static_cast<DatasetId>(key >> 32);
+    const auto s = static_cast<SampleId>(key);
+    if (!entry(d, s).storing) continue;
+    SetStoring(entry(d, s), false);
+    MaybeFree(d, s);
+  }
   ++frees_;
   // Some wait for copies on their way, and may be read from the source now.
   for (const LeaseId id : pending_) MarkDue(streams_[leases_.at(id).stream]);
@@ -675,6 +682,19 @@ bool Scheduler::GiveUpOneHeld() {
     const Due due = *it;
     due_.erase(it);
     GiveUp(due);
+    return true;
+  }
+  return false;
+}
+
+// What is in the writer's hands already is here only to be found by whoever uses it soon.
+bool Scheduler::FreeOneStoring() {
+  for (const auto& [key, job] : storing_) {
+    const auto d = static_cast<DatasetId>(key >> 32);
+    const auto s = static_cast<SampleId>(key);
+    Entry& e = entry(d, s);
+    if (!e.storing || e.pins != 0 || e.ahead != 0 || (e.flags & kKept)) continue;
+    FreeBlock(d, s);
     return true;
   }
   return false;
@@ -698,6 +718,7 @@ void Scheduler::BeginStore(const StoreAction& store) {
   taking_.insert(key);
   Pin(entry(store.dataset, store.sample));
   ClearDue(due);
+  SetStoring(entry(store.dataset, store.sample), true);
 }
 
 void Scheduler::OnStoreTaken(const StoreAction& store) {
@@ -712,7 +733,10 @@ void Scheduler::OnStoreEnded(DatasetId d, SampleId s, bool stored) {
   storing_.erase(it);
   copies_moved_ = now_;
   copies_hang_ = false;
+  const bool held = entry(d, s).storing;
+  if (held) SetStoring(entry(d, s), false);
   if (stored) OnStored(d, s);
+  if (held) MaybeFree(d, s);
   for (const LeaseId id : pending_) {
     const Lease& lease = leases_.at(id);
     const auto& missing = lease.missing;
