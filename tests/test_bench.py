@@ -140,8 +140,8 @@ TINY: dict[str, dict[str, Any]] = {
         "repeats": 2, "files": 150, "mean_bytes": 20_000, "batch": 16, "latency_ms": 0.5,
         "epochs": 3, "step_ms": 0.05, "percent": [50, 105], "staging_bytes": 8 << 20,
         "threads": [8], "workers": [2], "cache_threads": 4, "fill_repeats": 2,
-        "fill_memory_bytes": 16 << 20, "busy_loops": 1, "busy_percent": [105], "busy_repeats": 1,
-        "slow_disk_repeats": 1,
+        "fill_memory_bytes": 16 << 20, "busy_loops": 1, "busy_percent": [105], "busy_repeats": 2,
+        "slow_disk_repeats": 2,
     },
     "drift": {
         "repeats": 2, "files": 100, "mean_bytes": 20_000, "latency_ms": [0.5, 2],

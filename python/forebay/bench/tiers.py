@@ -34,7 +34,7 @@ from .torch_rival import RawFolder, torch_loader
 
 # What a cache folder counts for each sample beside its bytes.
 _FOLDER_BYTES_A_SAMPLE = 32
-# How long copies of a finished epoch may take to arrive in the folder.
+# How long to wait for a further copy of a finished epoch to arrive in the folder.
 _COPIES_S = 10.0
 
 # Ends with its parent, and by itself.
@@ -206,10 +206,15 @@ class Setup:
 
     def _copied(self, engine: Engine) -> float:
         """The share of the samples that an epoch has copied; the last of them are on their way."""
-        end = time.monotonic() + _COPIES_S
-        while engine.metrics()["forebay_tier_copies_under_way"] and time.monotonic() < end:
+        before, end = -1, 0.0
+        while True:
+            now = engine.metrics()
+            copies = now["forebay_tier_writes_total"]
+            if copies != before:
+                before, end = copies, time.monotonic() + _COPIES_S
+            if not now["forebay_tier_copies_under_way"] or time.monotonic() > end:
+                return copies / len(self.sizes)
             time.sleep(0.01)
-        return engine.metrics()["forebay_tier_writes_total"] / len(self.sizes)
 
     def torch(self, workers: int) -> float:
         loader, sampler = torch_loader(self.torch_files, self.batch, workers, self.ctx.seed)
