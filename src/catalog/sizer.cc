@@ -26,13 +26,11 @@ constexpr Nanos kLeaveAfter = 2 * kSecond;
 // Found lengths are told together: whoever reaps takes a lock for them.
 constexpr size_t kTellAtOnce = 16;
 constexpr Nanos kTellWithin = kMilli;
-// Lengths known beyond those in use, and how many threads look up more. All of them while there are
-// few, to begin soon; hardly any while there are many: on a machine with two processors 64 threads
-// that went on held up the first reads for longer than those took.
-constexpr size_t kNear = 64;
-constexpr size_t kFar = 256;
-constexpr size_t kThreadsNear = 8;
-constexpr size_t kThreadsFar = 2;
+// With so many lengths known beyond those in use, few threads look up more; with fewer, more of
+// them do, all where there are none. On a machine with two processors 64 threads that went on held
+// up the first reads for longer than those took.
+constexpr size_t kEnough = 128;
+constexpr size_t kThreadsAtRest = 2;
 // Threads that one call starts; each of them starts more.
 constexpr size_t kStartAtOnce = 4;
 // Errors that may pass are tried again after these, as those of reads are.
@@ -98,8 +96,8 @@ struct Sizer::State : std::enable_shared_from_this<State> {
     if (!attached) return 0;  // nobody needs them now
     // Those that nobody has reaped yet are not in use either.
     const size_t known = ahead + found.size() + under_way;
-    if (known < kNear) return work.threads;
-    return std::min(work.threads, known < kFar ? kThreadsNear : kThreadsFar);
+    const size_t lacking = kEnough - std::min(known, kEnough);
+    return std::max(std::min(work.threads, kThreadsAtRest), work.threads * lacking / kEnough);
   }
 
   // Threads for what is to be looked up. Where one does not start, a later call tries again.
