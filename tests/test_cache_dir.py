@@ -277,7 +277,7 @@ def test_copies_of_private_files_are_private(how, tmp_path):
     root = tmp_path / "data"
     (root / "a").mkdir(parents=True)
     for i in range(4):
-        (root / "a" / f"{i}.bin").write_bytes(bytes([i]) * (100_000 if i == 0 else 1000))
+        (root / "a" / f"{i}.bin").write_bytes(bytes([i]) * (300_000 if i == 0 else 1000))
         (root / "a" / f"{i}.bin").chmod(0o600)
     root.chmod(0o700)
     cache = tmp_path / "cache"

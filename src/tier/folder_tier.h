@@ -35,7 +35,7 @@ struct FolderTierOptions {
   uint64_t capacity_bytes = 0;
   // Samples of so many bytes have a file of their own, whose descriptor can be handed out; smaller
   // ones are packed.
-  uint64_t file_bytes = 64 << 10;
+  uint64_t file_bytes = 256 << 10;
   size_t threads = 4;                   // that read; one more writes
   Nanos follow_every = kSecond;         // where another process writes: look for what it has added
   Nanos take_over_every = 3 * kSecond;  // and try to become the writer, should that one have ended
