@@ -84,14 +84,19 @@ Result<OwnedFd> OpenPrivateFolder(const std::string& path, std::string_view what
   }
   struct stat st = {};
   if (!folder.valid()) {
-    const int error = errno;
+    int error = errno;
     if (lstat(plain.c_str(), &st) == 0 && S_ISLNK(st.st_mode)) {
-      return Status(Code::kPermissionDenied,
-                    StrCat("the ", what, " ", path,
-                           " is a symbolic link, which may lead elsewhere the next time; name the "
-                           "folder it leads to"));
+      if (st.st_uid != geteuid() && st.st_uid != 0) {
+        return Status(Code::kPermissionDenied,
+                      StrCat("the ", what, " ", path, " is another user's symbolic link (user ",
+                             st.st_uid,
+                             "), who would choose what is read from it; name the folder it leads "
+                             "to, or a folder of your own"));
+      }
+      folder = OwnedFd(open(plain.c_str(), kFlags & ~O_NOFOLLOW));
+      error = errno;
     }
-    return ErrnoStatus(error, StrCat("open the ", what, " ", path));
+    if (!folder.valid()) return ErrnoStatus(error, StrCat("open the ", what, " ", path));
   }
   if (fstat(folder.get(), &st) != 0) return ErrnoStatus(errno, StrCat("stat ", path));
   const std::string below = StrCat(plain, "/forebay-", geteuid());

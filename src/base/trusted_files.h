@@ -18,9 +18,9 @@ int MakeFolders(const std::string& folder, mode_t mode, mode_t above);
 // For this user alone; into those above it others can look.
 inline int MakePrivateFolder(const std::string& folder) { return MakeFolders(folder, 0700, 0755); }
 
-// Opens a folder that nobody but this user can have written to: a real one, no link to one, of
-// this user, and not writable by its group or by others. A sticky folder above it, such as /tmp,
-// does no harm. With `make` one that is missing is made (MakePrivateFolder). `what` names it in
+// Opens a folder that nobody but this user can have written to: one of this user, not writable by
+// its group or by others. A link to one is followed when it is this user's or root's. A sticky
+// folder above it, such as /tmp, does no harm. With `make` one that is missing is made (MakePrivateFolder). `what` names it in
 // messages ("cache folder"). kPermissionDenied: it is not such a folder; the message has the
 // remedy.
 Result<OwnedFd> OpenPrivateFolder(const std::string& path, std::string_view what, bool make);

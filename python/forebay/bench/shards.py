@@ -6,6 +6,7 @@ end to end by plain threads, as many as do best. Every byte that is handed out i
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import shutil
@@ -149,7 +150,8 @@ _MAKERS: dict[str, Callable[..., int]] = {"tar": make_tars, "TFRecord": make_rec
 
 def _measure(ctx: Context, shards: Shards, name: str, work: dict[str, Any]) -> dict[str, list]:
     """Every variant beside the limit, in turn."""
-    threads = best_of({n: lambda n=n: shards.plain_threads(n) for n in work["threads"]}, ctx.say)
+    trials = {n: functools.partial(shards.plain_threads, n) for n in work["threads"]}
+    threads = best_of(trials, ctx.say)
     whole = 2 * shards.total + (128 << 20)
     saved = os.path.join(ctx.scratch, f"saved {name}")
     shards.epoch(whole, saved)  # makes the saved catalog, which the epochs below may take
