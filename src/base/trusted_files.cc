@@ -87,11 +87,11 @@ Result<OwnedFd> OpenPrivateFolder(const std::string& path, std::string_view what
     int error = errno;
     if (lstat(plain.c_str(), &st) == 0 && S_ISLNK(st.st_mode)) {
       if (st.st_uid != geteuid() && st.st_uid != 0) {
-        return Status(Code::kPermissionDenied,
-                      StrCat("the ", what, " ", path, " is another user's symbolic link (user ",
-                             st.st_uid,
-                             "), who would choose what is read from it; name the folder it leads "
-                             "to, or a folder of your own"));
+        return Status(
+            Code::kPermissionDenied,
+            StrCat("the ", what, " ", path, " is another user's symbolic link (user ", st.st_uid,
+                   "), who would choose what is read from it; name the folder it leads "
+                   "to, or a folder of your own"));
       }
       folder = OwnedFd(open(plain.c_str(), kFlags & ~O_NOFOLLOW));
       error = errno;
