@@ -150,7 +150,9 @@ _MAKERS: dict[str, Callable[..., int]] = {"tar": make_tars, "TFRecord": make_rec
 
 def _measure(ctx: Context, shards: Shards, name: str, work: dict[str, Any]) -> dict[str, list]:
     """Every variant beside the limit, in turn."""
-    trials = {n: functools.partial(shards.plain_threads, n) for n in work["threads"]}
+    trials: dict[int, Callable[[], float]] = {
+        n: functools.partial(shards.plain_threads, n) for n in work["threads"]
+    }
     threads = best_of(trials, ctx.say)
     whole = 2 * shards.total + (128 << 20)
     saved = os.path.join(ctx.scratch, f"saved {name}")
