@@ -132,7 +132,7 @@ bool ShardReader::TakeHinted(uint64_t offset, size_t length) {
                              [](uint64_t at, const Hinted& h) { return at < h.offset; });
   if (it == hinted_.begin()) return false;
   --it;
-  if (offset + length > it->offset + it->bytes.size()) return false;
+  if (offset < it->offset || offset + length > it->offset + it->bytes.size()) return false;
   start_ = it->offset;
   buffer_ = std::move(it->bytes);
   it->bytes.clear();
