@@ -27,7 +27,7 @@ constexpr Nanos kRead = kMilli;
 class Node {
  public:
   Node(uint64_t seed, const Scheduler::Options& options, uint32_t samples)
-      : rng_(seed), scheduler(options), samples_(samples) {
+      : rng_(seed), scheduler(options) {
     const std::vector<uint32_t> lengths(samples, kSize);
     scheduler.AddDataset(lengths);
     scheduler.SetTier(0, {.present = true, .holds_all = true});
@@ -163,7 +163,6 @@ class Node {
     Nanos at = 0;
     SampleId sample = 0;
   };
-  const uint32_t samples_;
   SamplerSpec spec_;
   std::vector<Flying> flying_;
   std::deque<Writing> writing_;
