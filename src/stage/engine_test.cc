@@ -125,6 +125,7 @@ class EngineTest : public ::testing::Test {
   static void CheckBytes(const Engine& engine, const BatchLoan& loan) {
     for (size_t i = 0; i < loan.samples.size(); ++i) {
       std::vector<std::byte> expected(loan.lengths[i]);
+      if (expected.empty()) continue;  // memcmp takes no null
       FillNullSample(loan.samples[i], expected);
       ASSERT_EQ(std::memcmp(engine.base() + loan.offsets[i], expected.data(), expected.size()), 0)
           << "sample " << loan.samples[i];
