@@ -281,7 +281,8 @@ def dataset_id(engine: Engine, catalog: _forebay.Catalog, delay: str = "") -> in
     place = (catalog.root, delay)
     for entry in [e for e in early if (e[1].root, e[2]) == place]:  # perhaps the same data set
         known.setdefault((pid, entry[1].fingerprint, *place), entry[3])
-        early.remove(entry)
+        if entry in early:  # another thread may have waited for it as well
+            early.remove(entry)
     if not catalog.complete and any(key[0] == pid and key[2:] == place for key in known):
         catalog.wait()
     if not catalog.complete:

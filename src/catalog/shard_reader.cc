@@ -111,7 +111,8 @@ bool ShardReader::HoldsSample() const {
 Status ShardReader::Fetch(uint64_t offset, size_t length) {
   const size_t piece = plan_ == nullptr ? kPiece : plan_->piece_bytes();
   const bool behind = offset >= start_;
-  if (contiguous_ && behind && HoldsSample()) {
+  // A member that is no part of a sample may lie between, however large.
+  if (contiguous_ && behind && HoldsSample() && offset <= end() + ScanPlan::kMaxPayload) {
     return ReadOn(std::min(sample_, offset), offset + length, piece);
   }
   if (contiguous_) return ReadAt(offset, std::max(length, piece));
@@ -148,16 +149,18 @@ void ShardReader::ReadHinted(uint64_t offset, size_t length) {
   for (; next_hint_ < hints_.size() && hinted_.size() < most; ++next_hint_) {
     const uint64_t at = hints_[next_hint_];
     if (at < covered || at >= reader_.size()) continue;  // small members follow each other
-    covered = at + std::max(length, small_);
-    const uint64_t bytes = std::min(covered, reader_.size()) - at;
-    hinted_.push_back({at, std::vector<std::byte>(static_cast<size_t>(bytes))});
+    covered = at + std::max(std::min(length, kMostSmall), small_);
+    hinted_.push_back({at, static_cast<size_t>(std::min(covered, reader_.size()) - at), {}});
   }
   const auto read = [this](size_t i) {
-    // One that fails is read again by whoever needs it, who tells of it.
-    const Result<size_t> got = reader_.ReadAt(hinted_[i].offset, hinted_[i].bytes);
-    hinted_[i].bytes.resize(got ? *got : 0);
+    Hinted& hint = hinted_[i];
+    hint.bytes.resize(hint.length);
+    const Result<size_t> got = reader_.ReadAt(hint.offset, hint.bytes);
+    hint.bytes.resize(got ? *got : 0);
     return Status();
   };
+  // What fails, or has no thread to read it, stays empty: it is read again by whoever needs it, who
+  // tells of it.
   (void)ParallelFor(hinted_.size(), hint_threads_, read, nullptr);
 }
 

@@ -133,7 +133,8 @@ class ShardReader {
   size_t next_hint_ = 0;  // those before it were read
   struct Hinted {
     uint64_t offset = 0;
-    std::vector<std::byte> bytes;
+    size_t length = 0;
+    std::vector<std::byte> bytes;  // empty: not read
   };
   std::vector<Hinted> hinted_;  // by offset
 };

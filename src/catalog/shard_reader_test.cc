@@ -172,6 +172,19 @@ TEST(ShardReader, AStreamReadsEveryByteOnceAndLandsEverything) {
   }
 }
 
+TEST(ShardReader, AStreamStepsOverLargeMembersThatAreNoSamples) {
+  Made made;
+  for (int i = 0; i < 40; ++i) made.bytes += TarMember(StrCat(i, ".txt"), std::string(2000, 'x'));
+  made.bytes += TarMember("no sample", std::string(size_t{30} << 20, 'y'));
+  made.bytes += TarMember("40.txt", "z") + TarEnd();
+  Sink sink(uint64_t{1} << 30);
+  ScanPlan plan(24, &sink);
+  plan.OnHop(kSecond);
+  CountingReader reader(made.bytes);
+  EXPECT_EQ(Scan(made, reader, {.plan = &plan}).samples.size(), 41u);
+  EXPECT_LE(reader.bytes, uint64_t{4} << 20);
+}
+
 TEST(ShardReader, HopsReadHeadersAlone) {
   const Made made = MakeTar(3, 200'000);
   ScanPlan plan(24, nullptr);
@@ -207,6 +220,7 @@ TEST(IndexFile, IsUnderstoodOrIgnored) {
   for (const char* bad : {"", "x", "0\n", "0 1\n", "0 116 7\n", "18446744073709551615 16\n"}) {
     EXPECT_TRUE(ParseIndex(bad, Format::kTfRecord).empty()) << bad;
   }
+  EXPECT_FALSE(IsTfRecordName("data.tfrecord-00000-of-00010.idx"));
   for (const char* bad : {"v1.1 1\njpg 512 100\n", "jpg 512 100 a.jpg\n", "v1.2 1\njpg 512\n"}) {
     EXPECT_TRUE(ParseIndex(bad, Format::kWebDataset).empty()) << bad;
   }

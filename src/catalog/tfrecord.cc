@@ -83,6 +83,7 @@ Result<ShardIndex> ScanTfRecord(ByteReader& reader, const OnSample& on_sample,
 }
 
 bool IsTfRecordName(std::string_view name) {
+  if (name.ends_with(".idx")) return false;  // an index beside a shard
   if (name.ends_with(".tfrecord") || name.ends_with(".tfrecords")) return true;
   if (name.find(".tfrecord-") != std::string_view::npos) return true;
   // "train-00000-of-01024": digits are asked for, "view-of-town.jpg" is a picture.

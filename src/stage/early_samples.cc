@@ -8,18 +8,25 @@
 namespace forebay {
 
 EarlySamples::~EarlySamples() {
-  std::vector<ArenaAllocator::Block> blocks;
+  // Without the lock: the engine's comes before it.
+  engine_.ReturnEarly(GiveUp(~uint64_t{0}));
+}
+
+std::vector<ArenaAllocator::Block> EarlySamples::GiveUp(uint64_t bytes) {
   MutexLock lock(mutex_);
-  for (const Sample& sample : samples_) blocks.push_back(sample.block);
-  engine_.ReturnEarly(blocks);
+  std::vector<ArenaAllocator::Block> blocks;
+  for (uint64_t got = 0; got < bytes && !samples_.empty(); samples_.pop_back()) {
+    got += samples_.back().length;
+    blocks.push_back(samples_.back().block);
+  }
+  return blocks;
 }
 
 uint64_t EarlySamples::Room() const { return engine_.EarlyRoom(size()); }
 
 bool EarlySamples::Land(uint32_t shard, uint32_t index, std::span<const std::byte> bytes) {
-  if (bytes.size() > Room()) return false;
   Sample sample = {.shard = shard, .index = index, .length = static_cast<uint32_t>(bytes.size())};
-  const std::span<std::byte> to = engine_.AllotEarly(sample.length, &sample.block);
+  const std::span<std::byte> to = engine_.AllotEarly(sample.length, size(), &sample.block);
   if (to.size() != bytes.size()) return false;
   sample.crc = CopyCrc32c(to, bytes);
   count_.fetch_add(1, std::memory_order_relaxed);

@@ -37,6 +37,8 @@ class EarlySamples final : public EarlySink {
   void Number(std::span<const SampleId> first_of_shard) override;
 
   size_t size() const { return count_.load(std::memory_order_relaxed); }
+  // Gives up the latest ones, of `bytes` at least: their blocks, to be returned by the caller.
+  std::vector<ArenaAllocator::Block> GiveUp(uint64_t bytes);
   // Moves them out, with the first sample's number of each shard; nothing before Number.
   std::vector<Sample> Take(std::vector<SampleId>* first_of_shard);
 

@@ -410,9 +410,16 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
   // In pieces, as samples of other data sets leave them; reads under way hold theirs to their end.
   std::vector<ArenaAllocator::Block> blocks;
   const uint64_t leave = LeastForStreams();
-  if (!scheduler_.SetAside(tables, &blocks, leave) &&
-      !(scheduler_.MaySetAside(tables, leave) &&
-        SetAsideSlowly(tables, SteadyClock().Now() + kTablesWait, &blocks, lock))) {
+  bool fits = scheduler_.SetAside(tables, &blocks, leave);
+  // What was read early gives way to the tables of all samples, of which it may be a few.
+  while (!fits && early != nullptr) {
+    const std::vector<ArenaAllocator::Block> given = early->GiveUp(tables + leave);
+    if (given.empty()) break;
+    scheduler_.ReturnAside(given);
+    fits = scheduler_.SetAside(tables, &blocks, leave);
+  }
+  if (!fits && !(scheduler_.MaySetAside(tables, leave) &&
+                 SetAsideSlowly(tables, SteadyClock().Now() + kTablesWait, &blocks, lock))) {
     return Status(Code::kResourceExhausted,
                   StrCat("the tables of ", lengths.size(), " samples need ", MiB(tables),
                          ", more than the budget of ", MiB(budget_), " has left; raise memory="));
@@ -451,15 +458,23 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
 }
 
 uint64_t Engine::EarlyRoom(uint64_t samples) const {
-  // Copies in a folder are made of what the engine reads, and nodes divide what they read.
-  if (!Alive().ok() || !options_.keep || cache_ != nullptr || has_peers_.load()) return 0;
+  if (!Alive().ok()) return 0;
   MutexLock lock(mutex_);
-  return scheduler_.EarlyRoom(samples);
+  return EarlyRoomLocked(samples);
 }
 
-std::span<std::byte> Engine::AllotEarly(uint32_t length, ArenaAllocator::Block* block) {
+uint64_t Engine::EarlyRoomLocked(uint64_t samples) const {
+  // Copies in a folder are made of what the engine reads, and nodes divide what they read.
+  if (!options_.keep || cache_ != nullptr || has_peers_.load()) return 0;
+  const uint64_t room = scheduler_.EarlyRoom(samples);
+  return room - std::min(room, LeastForStreams());
+}
+
+std::span<std::byte> Engine::AllotEarly(uint32_t length, uint64_t samples,
+                                        ArenaAllocator::Block* block) {
   if (!Alive().ok()) return {};
   MutexLock lock(mutex_);
+  if (length > EarlyRoomLocked(samples)) return {};
   *block = scheduler_.AllotEarly(length);
   if (*block == ArenaAllocator::kNone) return {};
   return {arena_.data() + scheduler_.block_offset(*block), length};

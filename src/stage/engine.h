@@ -293,7 +293,8 @@ class Engine {
   // For EarlySamples. What AllotEarly gives lies in the arena; empty: no room.
   friend class EarlySamples;
   uint64_t EarlyRoom(uint64_t samples) const;
-  std::span<std::byte> AllotEarly(uint32_t length, ArenaAllocator::Block* block);
+  std::span<std::byte> AllotEarly(uint32_t length, uint64_t samples, ArenaAllocator::Block* block);
+  uint64_t EarlyRoomLocked(uint64_t samples) const REQUIRES(mutex_);
   void ReturnEarly(std::span<const ArenaAllocator::Block> blocks);
   void AdoptEarly(DatasetId dataset, const Catalog& catalog, EarlySamples& early) REQUIRES(mutex_);
   uint64_t LeastForStreams() const REQUIRES(mutex_);

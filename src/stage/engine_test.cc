@@ -290,6 +290,30 @@ TEST_F(EngineTest, WhatAScanHasReadTakesFreeMemoryAloneAndGivesItBack) {
   for (uint64_t epoch = 0; epoch < 2; ++epoch) CheckEpoch(*engine, *s, options.sampler, epoch);
 }
 
+TEST_F(EngineTest, WhatAScanHasReadGivesWayToTheTablesOfItsDataSet) {
+  // A few large samples fill the memory; the tables are those of many small ones.
+  std::string shard;
+  uint32_t count = 0;
+  const auto add = [&](size_t bytes) {
+    shard += testing::TarMember(StrCat("s", 100000 + count++, ".bin"), std::string(bytes, 'x'));
+  };
+  for (int i = 0; i < 400; ++i) add(20000);
+  for (int i = 0; i < 12000; ++i) add(1);
+  fs::create_directories(root_ + "/shards");
+  std::ofstream(root_ + "/shards/a.tar", std::ios::binary) << shard << testing::TarEnd();
+  EnginePtr engine = Make(8 << 20);
+  EarlySamples early(*engine);
+  BuildOptions options;
+  options.early = &early;
+  auto built = BuildCatalog(root_ + "/shards", options);
+  ASSERT_TRUE(built) << built.status().ToString();
+  ASSERT_GT(early.size(), 100u);
+  ASSERT_LT(early.size(), count / 2);
+  const std::shared_ptr<const Catalog> catalog(*std::move(built));
+  auto d = engine->AddDataset(catalog, nullptr, &early);
+  EXPECT_TRUE(d) << d.status().ToString();
+}
+
 TEST_F(EngineTest, NumbersOfClosedStreamsAreUsedAgain) {
   auto catalog = MakeFiles(40, 0, 2000);
   EnginePtr engine = Make(16 << 20);
