@@ -20,7 +20,8 @@ inline int MakePrivateFolder(const std::string& folder) { return MakeFolders(fol
 
 // Opens a folder that nobody but this user can have written to: one of this user, not writable by
 // its group or by others. A link to one is followed when it is this user's or root's. A sticky
-// folder above it, such as /tmp, does no harm. With `make` one that is missing is made (MakePrivateFolder). `what` names it in
+// folder above it, such as /tmp, does no harm. With `make` one that is missing is made
+// (MakePrivateFolder). `what` names it in
 // messages ("cache folder"). kPermissionDenied: it is not such a folder; the message has the
 // remedy.
 Result<OwnedFd> OpenPrivateFolder(const std::string& path, std::string_view what, bool make);
