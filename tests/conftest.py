@@ -261,6 +261,24 @@ def _nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
+def shared_memory_gone() -> Callable[[], None]:
+    """Asserts that nothing stays in /dev/shm of what came since the test began. Other processes of
+    the test run have files there, too, which come and go.
+    """
+    before = set(os.listdir("/dev/shm"))
+
+    def check() -> None:
+        left = set(os.listdir("/dev/shm")) - before
+        until = time.monotonic() + _WAIT_S
+        while left and time.monotonic() < until:
+            time.sleep(0.01)
+            left &= set(os.listdir("/dev/shm"))
+        assert not left
+
+    return check
+
+
+@pytest.fixture
 def wait_until() -> Callable[[Callable[[], bool]], None]:
     """Waits for something that happens in another thread, with a bound."""
 

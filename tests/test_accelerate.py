@@ -997,10 +997,10 @@ def test_no_false_alarm(folder: DataSet, engine: forebay.Engine, caplog: Any) ->
 
 
 def test_nothing_stays_on_the_machine(
-    folder: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_until: Any
-) -> None:
+    folder: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_until: Any,
+    shared_memory_gone: Callable[[], None],
+) -> None:  # fmt: skip
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    shared = set(os.listdir("/dev/shm"))
     fast = accelerated(
         DataLoader(Files(file_list(folder)), 4, num_workers=2, collate_fn=as_list),
         forebay.Engine(memory="64M"),
@@ -1015,7 +1015,7 @@ def test_nothing_stays_on_the_machine(
     gc.collect()
     wait_until(lambda: not any(p.is_socket() for p in tmp_path.rglob("*")))
     assert list(tmp_path.rglob("*")) == []
-    assert set(os.listdir("/dev/shm")) <= shared
+    shared_memory_gone()
 
 
 _ENDS = """
@@ -1037,9 +1037,8 @@ if sys.argv[2] == "interrupt":
 
 @pytest.mark.parametrize(("how", "code"), [("end", 0), ("interrupt", -signal.SIGINT)])
 def test_nothing_stays_after_the_program(
-    how: str, code: int, folder: DataSet, tmp_path: Path
+    how: str, code: int, folder: DataSet, tmp_path: Path, shared_memory_gone: Callable[[], None]
 ) -> None:
-    shared = set(os.listdir("/dev/shm"))
     done = subprocess.run(
         [sys.executable, "-c", _ENDS, os.path.dirname(__file__), how, *file_list(folder)],
         capture_output=True, text=True, timeout=60, check=False,
@@ -1050,7 +1049,7 @@ def test_nothing_stays_after_the_program(
     assert ("KeyboardInterrupt" in done.stderr) == (how == "interrupt")
     assert how != "end" or done.stderr == ""
     assert list(tmp_path.rglob("*")) == []
-    assert set(os.listdir("/dev/shm")) <= shared
+    shared_memory_gone()
 
 
 @pytest.fixture(autouse=True)

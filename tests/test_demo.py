@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,7 @@ def demo(room: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("options", KINDS)
-def test_demo(options: list[str], tmp_path: Path) -> None:
-    before = set(os.listdir("/dev/shm"))
+def test_demo(options: list[str], tmp_path: Path, shared_memory_gone: Callable[[], None]) -> None:
     room, out = tmp_path / "tmp", tmp_path / "out"
     done = demo(room, "--files", "90", "--epochs", "2", "--out", str(out), *options)
     text = done.stdout
@@ -48,7 +48,7 @@ def test_demo(options: list[str], tmp_path: Path) -> None:
     assert (out / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert "forebay doctor" in text
     assert os.listdir(room) == []
-    assert {n for n in os.listdir("/dev/shm") if "torch" in n or "forebay" in n} <= before
+    shared_memory_gone()
 
 
 def test_kept_data_stays(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -14,6 +16,20 @@ def socket_folder() -> str:
     """Where a daemon's socket may lie: its path must be short, whatever the scratch folder's is."""
     folder = os.environ.get("TMPDIR", "/tmp")
     return folder if len(folder) <= 40 else "/tmp"
+
+
+@contextlib.contextmanager
+def catalogs_in(folder: str) -> Iterator[None]:
+    """Catalogs are saved there, and found there; also by processes that are started meanwhile."""
+    before = os.environ.get("FOREBAY_CACHE_DIR")
+    os.environ["FOREBAY_CACHE_DIR"] = folder
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["FOREBAY_CACHE_DIR"]
+        else:
+            os.environ["FOREBAY_CACHE_DIR"] = before
 
 
 def make_files(

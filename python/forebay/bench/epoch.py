@@ -22,7 +22,7 @@ from .. import _forebay
 from ..engine import Engine
 from ..loader import DataLoader
 from ..testing.slowfs import SlowFs
-from .data import make_files
+from .data import catalogs_in, make_files
 from .measure import Case, Outcome, best_of, interleave, timed
 from .run import Context
 from .torch_rival import (
@@ -189,7 +189,7 @@ class Setup:
         if not saved:
             shutil.rmtree(cache, ignore_errors=True)
         got = 0
-        with _cache_dir(cache):
+        with catalogs_in(cache):
             start = time.perf_counter()
             loader = DataLoader(
                 str(self.mount.path), _BATCH, shuffle=True, seed=self.ctx.seed, rank=0,
@@ -205,20 +205,6 @@ class Setup:
         if got != self.bytes:
             raise RuntimeError(f"Forebay delivered {got} of {self.bytes} bytes")
         return first, whole
-
-
-@contextlib.contextmanager
-def _cache_dir(folder: str) -> Iterator[None]:
-    """Catalogs are saved there, and found there."""
-    before = os.environ.get("FOREBAY_CACHE_DIR")
-    os.environ["FOREBAY_CACHE_DIR"] = folder
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["FOREBAY_CACHE_DIR"]
-        else:
-            os.environ["FOREBAY_CACHE_DIR"] = before
 
 
 def _mount(ctx: Context, root: str, latency_ms: float, *, cache: bool = False) -> SlowFs:

@@ -19,7 +19,7 @@ from .. import _forebay
 from ..daemon import SharedEngine
 from ..engine import Engine
 from ..loader import DataLoader
-from .data import make_files, socket_folder
+from .data import catalogs_in, make_files, socket_folder
 from .measure import Case, Outcome, interleave
 from .run import Context
 
@@ -27,18 +27,20 @@ _CHILD_S = 300
 
 # One job: a checksum and the order of each batch.
 _JOB = """
-import json, sys
+import json, sys, time
 import forebay
 spec = json.loads(sys.argv[1])
+begun = time.perf_counter()
 engine = forebay.SharedEngine(spec["memory"], folder=spec["folder"])
 loader = forebay.DataLoader(
     spec["root"], spec["batch"], shuffle=True, seed=spec["seed"], engine=engine,
     rank=0, world_size=1, _delay=spec["delay"])
-seen = []
+seen, first = [], 0.0
 for _ in range(spec["epochs"]):
     for batch in loader:
         seen.append((batch.checksum(), batch.indices.tolist()))
-print(json.dumps(dict(seen=seen, alone=engine.client() is None)))
+    first = first or time.perf_counter() - begun
+print(json.dumps(dict(seen=seen, first=first, alone=engine.client() is None)))
 """
 
 # One consumer that reads every byte, with its system calls counted.
@@ -122,40 +124,56 @@ def _source_reads(ctx: Context, place: str, out: Outcome) -> None:
     make_files(root, work["files"], work["mean_bytes"], ctx.seed)
     catalog = _forebay.Catalog.build(root)
     files = [np.fromfile(catalog.object_path(i), np.uint8) for i in range(len(catalog))]
+    spec = dict(root=root, memory=_memory(catalog), batch=work["batch"], epochs=work["epochs"],
+                delay=work["delay"])  # fmt: skip
+
+    def measure(count: int, folder: str) -> tuple[float, float, float]:
+        """Reads a sample, seconds of all, and of the first process's first epoch."""
+        engine = SharedEngine(_memory(catalog), folder=folder, linger=0)
+        engine.set_knobs({"hedge_one_in": 0})  # a second read on purpose; bench tiers has it
+        start = time.perf_counter()
+        children = []
+        try:
+            for seed in range(count):
+                time.sleep(work["stagger_s"] if seed else 0)
+                children.append(_spawn(_JOB, {**spec, "folder": folder, "seed": ctx.seed + seed}))
+            answers = [_answer(child) for child in children]
+        finally:
+            for child in children:
+                child.kill()
+        took = time.perf_counter() - start
+        for seed, said in enumerate(answers):
+            if said["alone"]:
+                raise RuntimeError("a job went on without the daemon")
+            _check(said["seen"], files, ctx.seed + seed, work["batch"], work["epochs"])
+        reads = engine.metrics()["forebay_source_reads_total"]
+        ctx.say(f"{count} processes: {reads} reads of {work['files']} samples, {took:.1f} s")
+        return reads / work["files"], took, answers[0]["first"]
+
     worst = 1.0
+    first: dict[str, list[float]] = {"listing included": [], "a saved list": []}
     for count in work["processes"]:
         ratios, took = [], []
         for repeat in range(ctx.repeats):
             folder = os.path.join(place, f"{count}-{repeat}")
-            engine = SharedEngine(_memory(catalog), folder=folder, linger=0)
-            engine.set_knobs({"hedge_one_in": 0})  # a second read on purpose; bench tiers has it
-            spec = dict(root=root, folder=folder, memory=_memory(catalog), batch=work["batch"],
-                        epochs=work["epochs"], delay=work["delay"])  # fmt: skip
-            start = time.perf_counter()
-            children = []
-            try:
-                for seed in range(count):
-                    time.sleep(work["stagger_s"] if seed else 0)
-                    children.append(_spawn(_JOB, {**spec, "seed": ctx.seed + seed}))
-                answers = [_answer(child) for child in children]
-            finally:
-                for child in children:
-                    child.kill()
-            took.append(time.perf_counter() - start)
-            for seed, said in enumerate(answers):
-                if said["alone"]:
-                    raise RuntimeError("a job went on without the daemon")
-                _check(said["seen"], files, ctx.seed + seed, work["batch"], work["epochs"])
-            reads = engine.metrics()["forebay_source_reads_total"]
-            ratios.append(reads / work["files"])
-            ctx.say(f"{count} processes: {reads} reads of {work['files']} samples, "
-                    f"{took[-1]:.1f} s ({repeat + 1}/{ctx.repeats})")  # fmt: skip
-            del engine
+            # Nobody has listed the files; a process alone is then measured with the saved list.
+            with catalogs_in(os.path.join(ctx.scratch, f"catalogs{count}-{repeat}")):
+                for how in list(first)[: 2 if count == 1 else 1]:
+                    ratio, seconds, of_first = measure(count, f"{folder}-{len(how)}")
+                    ratios.append(ratio)
+                    took.append(seconds)
+                    if count == 1:
+                        first[how].append(of_first)
         worst = max([worst, *ratios], key=lambda ratio: abs(ratio - 1))
         name = "1 process" if count == 1 else f"{count} processes"
         out.cases.append(Case(f"source reads / samples, {name}", "ratio", ratios, limit=1.0,
                               limit_name="every sample once",
                               note=f"{statistics.median(took):.1f} s"))  # fmt: skip
+    out.cases += [
+        Case(f"first epoch of a process alone, {how}", "s", seconds)
+        for how, seconds in first.items()
+        if seconds
+    ]
     out.figures["source_reads_vs_dataset"] = worst
     out.notes.append(
         f"{work['epochs']} epochs each, seeds differ, starts {work['stagger_s']:g} s apart; a read "

@@ -18,7 +18,7 @@ from typing import Any
 from .. import _forebay
 from ..loader import open_catalog
 from ..testing import Cluster, Etcd, SlowFs
-from .data import make_files
+from .data import catalogs_in, make_files
 from .measure import Case, Outcome
 from .peers_cluster import Oracle, Ranks, cluster_seconds
 from .peers_node import Spec
@@ -51,14 +51,8 @@ class Setup:
         self._secrets = 0
         # The nodes find the index: what they read from the mount is samples.
         self.cache = os.path.join(ctx.scratch, "catalogs")
-        os.environ["FOREBAY_CACHE_DIR"], before = self.cache, os.environ.get("FOREBAY_CACHE_DIR")
-        try:
+        with catalogs_in(self.cache):
             found = len(open_catalog(str(mount.path), progress=False))
-        finally:
-            if before is None:
-                del os.environ["FOREBAY_CACHE_DIR"]
-            else:
-                os.environ["FOREBAY_CACHE_DIR"] = before
         if found != len(self.oracle.files):
             raise RuntimeError(f"{mount.path} shows {found} files of {len(self.oracle.files)}")
 
@@ -155,6 +149,52 @@ def _source(ctx: Context, out: Outcome, setup: Setup) -> None:
         f"read ahead; links of {work['gbit']:g} Gbit/s, a mount of {work['latency_ms']:g} ms; "
         "ranks never wait for each other"
     )
+
+
+# ---- the first epoch
+
+
+def _first(ctx: Context, out: Outcome, setup: Setup) -> None:
+    """By a user's clock: from the first call on any node to the last node's last batch. Every node
+    lists the files itself, or finds a list."""
+    work = ctx.workload
+    nodes = max(work["nodes"])
+    catalog = _forebay.Catalog.build(str(setup.mount.path))
+    sizes = catalog.lengths().tolist()
+    paths = [catalog.object_path(i) for i in range(len(sizes))]
+    specs = setup.specs(nodes, later=True)
+    limits: list[float] = []
+    took: dict[str, list[float]] = {"cold": [], "saved": []}
+    for repeat in range(ctx.repeats):
+        limits.append(float(_forebay.limit_read_files(paths, sizes, work["limit_threads"])[0]))
+        for how, times in took.items():
+            variables = setup.variables(nodes)
+            if how == "cold":
+                variables = {
+                    node: {**each, "FOREBAY_CACHE_DIR":
+                           os.path.join(ctx.scratch, f"unlisted{repeat}-{node}")}
+                    for node, each in variables.items()
+                }  # fmt: skip
+            with (
+                Cluster(nodes, gbit=work["gbit"]) as cluster,
+                Ranks(cluster, specs, logs=ctx.scratch, variables=variables) as ranks,
+            ):
+                said = ranks.all(epochs=1)
+            epochs = {node: each["epochs"] for node, each in said.items()}
+            setup.check(specs, epochs)
+            begun = min(each["opened"] for each in said.values())
+            times.append(max(each[0]["end"] for each in epochs.values()) - begun)
+            ctx.say(f"{nodes} nodes, first epoch, {how}: {times[-1]:.2f} s, the source alone "
+                    f"{limits[-1]:.2f} s ({repeat + 1}/{ctx.repeats})")  # fmt: skip
+    rate = setup.oracle.bytes / 1e6
+    for how, times in took.items():
+        out.speedup(f"first_{how}_vs_limit", times, limits)
+        what = "listing included" if how == "cold" else "a saved list"
+        out.cases.append(
+            Case(f"first epoch, {nodes} nodes, {what}, joining included", "MB/s",
+                 [rate / t for t in times], limit=rate / statistics.median(limits),
+                 limit_name=f"{work['limit_threads']} plain threads that know the paths")
+        )  # fmt: skip
 
 
 # ---- PyTorch
@@ -446,6 +486,8 @@ def run(ctx: Context) -> Outcome:
         parts = work["parts"]
         if "source" in parts:
             _source(ctx, out, setup)
+        if "first" in parts:
+            _first(ctx, out, setup)
         if "torch" in parts:
             _torch(ctx, out, setup)
         if "locality" in parts:

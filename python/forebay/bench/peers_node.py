@@ -52,6 +52,8 @@ class Spec:
     touch: bool = True
     """Checksum every byte."""
     knobs: dict[str, int] = field(default_factory=dict)
+    later: bool = False
+    """Forebay's first call is made when the first epoch is asked for."""
     log: str = ""
     """A file; a line for each batch: epoch, number, time, wait, checksum, samples."""
 
@@ -172,8 +174,18 @@ class Program:
     def __init__(self, spec: Spec) -> None:
         self._spec = spec
         self._orders = Orders()
-        self._rank: Rank = ForebayRank(spec) if spec.kind == "forebay" else TorchRank(spec)
+        self._made: Rank | None = None
+        self._opened = 0.0
+        if not spec.later:
+            self._rank()
         self._log = open(spec.log, "a") if spec.log else None  # noqa: SIM115
+
+    def _rank(self) -> Rank:
+        if self._made is None:
+            self._opened = time.monotonic()
+            forebay_kind = self._spec.kind == "forebay"
+            self._made = ForebayRank(self._spec) if forebay_kind else TorchRank(self._spec)
+        return self._made
 
     def main(self) -> None:
         _say({"ready": os.getpid()})
@@ -181,13 +193,14 @@ class Program:
             order = self._orders.next()
             assert order is not None
             if "epochs" in order:
-                _say({"epochs": [self._epoch() for _ in range(order["epochs"])]})
+                epochs = [self._epoch() for _ in range(order["epochs"])]
+                _say({"epochs": epochs, "opened": self._opened})
             elif "run" in order:
                 while self._epoch(attentive=True):
                     pass
                 return
             elif "stats" in order:
-                _say(self._rank.stats())
+                _say(self._rank().stats())
             else:
                 return
 
@@ -197,7 +210,7 @@ class Program:
         batches: list[list[Any]] = []
         start = last = time.monotonic()
         total = number = count = 0
-        for number, size, samples, checksum in self._rank.epoch():  # noqa: B007
+        for number, size, samples, checksum in self._rank().epoch():  # noqa: B007
             taken = time.monotonic()
             total += size
             crc = checksum() if self._spec.touch else 0
@@ -210,7 +223,7 @@ class Program:
             elif (order := self._orders.next(0)) is not None:
                 if "stats" not in order:
                     return None
-                _say(self._rank.stats())
+                _say(self._rank().stats())
             if step_s:
                 time.sleep(max(0.0, taken + step_s - time.monotonic()))
             last = time.monotonic()

@@ -22,7 +22,7 @@ from .. import _forebay
 from ..engine import Engine
 from ..loader import DataLoader
 from ..testing.slowfs import SlowFs
-from .data import masked_crc
+from .data import catalogs_in, masked_crc
 from .measure import Case, Outcome, best_of
 from .run import Context
 
@@ -109,10 +109,8 @@ class Shards:
         """From the first call: seconds to the first batch and to the epoch's end, and what the
         storage gave. `saved`: a folder with the catalog."""
         catalogs = saved or os.path.join(self.ctx.scratch, "catalogs")
-        before = os.environ.get("FOREBAY_CACHE_DIR")
-        os.environ["FOREBAY_CACHE_DIR"] = catalogs
         self.mount.reset()
-        try:
+        with catalogs_in(catalogs):
             start = time.perf_counter()
             loader = DataLoader(
                 str(self.mount.path), _BATCH, shuffle=True, seed=self.ctx.seed, rank=0,
@@ -127,13 +125,8 @@ class Shards:
                 batch.checksum()
             seconds = time.perf_counter() - start
             loader.close()
-        finally:
-            if before is None:
-                del os.environ["FOREBAY_CACHE_DIR"]
-            else:
-                os.environ["FOREBAY_CACHE_DIR"] = before
-            if saved is None:
-                shutil.rmtree(catalogs, ignore_errors=True)
+        if saved is None:
+            shutil.rmtree(catalogs, ignore_errors=True)
         if samples != self.count:
             raise RuntimeError(f"{samples} samples of {self.count} were handed out")
         stats = self.mount.stats()

@@ -24,10 +24,10 @@ import numpy as np
 
 from .. import _forebay
 from ..engine import Engine
-from ..loader import DataLoader
+from ..loader import DataLoader, open_catalog
 from ..testing.slowfs import SlowFs
-from .data import make_files
-from .measure import Case, Outcome, best_of
+from .data import catalogs_in, make_files
+from .measure import Case, Outcome, best_of, timed
 from .page_cache import CachedReader, memory_group
 from .run import Context
 from .torch_rival import RawFolder, torch_loader
@@ -52,6 +52,11 @@ class Point:
     """One run over all epochs with tiers of one size."""
 
     seconds: list[float] = field(default_factory=list)
+    """Of each epoch; the first one's clock starts when the files are listed."""
+    listing_s: float = 0.0
+    """Of the first call, which lists the files, before that."""
+    saved_s: float = 0.0
+    """The same with a saved list."""
     source_bytes: int = 0
     held_bytes: int = 0
     """Distinct bytes that the tiers had at the end: what a further epoch did not read."""
@@ -166,6 +171,9 @@ class Setup:
             memory=memory + self.work["staging_bytes"], memory_tier=memory, cache_dir=folder,
             cache_bytes=total - memory,
         )  # fmt: skip
+        made = time.perf_counter() - start
+        point.listing_s, point.saved_s = self._list(engine)
+        start = time.perf_counter() - made
         with self._loader(engine, self.work["epochs"], shuffle=True) as loader:
             self._epoch(loader)
             # The loader reads ahead from its making on, so that is inside the first epoch.
@@ -184,6 +192,17 @@ class Setup:
         del loader, engine
         shutil.rmtree(folder, ignore_errors=True)
         return point
+
+    def _list(self, engine: Engine) -> tuple[float, float]:
+        """Seconds for the list of files that the loader starts with: made, and found."""
+        catalogs = os.path.join(self.ctx.scratch, "catalogs")
+        root = str(self.mount.path)
+        with catalogs_in(catalogs):
+            took = [
+                timed(lambda: open_catalog(root, progress=False, engine=engine)) for _ in range(2)
+            ]
+        shutil.rmtree(catalogs, ignore_errors=True)
+        return took[0], took[1]
 
     def first_epoch(self, *, fill: bool) -> tuple[float, float]:
         """Seconds of the first epoch, with or without a cache folder that takes everything, and
@@ -427,6 +446,22 @@ def _judge(
     out.figures["epoch_vs_limit"] = max(over_limit)
     out.figures["epoch_vs_limit_worst"] = max(over_limit_worst)
     out.figures["hedged_share"] = hedged / reads
+    _judge_first_call(out, setup, points, max(step_s, source_s))
+
+
+def _judge_first_call(
+    out: Outcome, setup: Setup, points: dict[float, list[Point]], limit: float
+) -> None:
+    """First epochs by a user's clock: the listing is on it, or opening a saved list."""
+    runs = [run for each in points.values() for run in each]
+    for how in ("cold", "saved"):
+        took = [run.seconds[0] + (run.listing_s if how == "cold" else run.saved_s) for run in runs]
+        out.median(f"epoch_{how}_vs_limit", [seconds / limit for seconds in took])
+        out.cases.append(
+            Case("first epoch, " + ("listing included" if how == "cold" else "a saved list"), "s",
+                 took, limit=limit, limit_name="steps or source, whichever is longer",
+                 note=f"{len(setup.sizes)} files, all sizes of tiers")
+        )  # fmt: skip
 
 
 def run(ctx: Context) -> Outcome:
