@@ -4,8 +4,8 @@
 #include <string>
 #include <string_view>
 
-#include "control/json.h"
-#include "control/policy.h"
+#include "base/json.h"
+#include "core/policy.h"
 #include "expect.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

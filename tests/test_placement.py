@@ -1,4 +1,4 @@
-"""The placement as Python sees it; src/plan/placement_test.cc has the rules."""
+"""The placement as Python sees it; src/core/placement_test.cc has the rules."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def make_tree(folder: Path) -> None:
     root = HERE.parent
     folder.mkdir()
     shutil.copytree(root / "src" / "base", folder / "base")
-    shutil.copytree(root / "src" / "plan", folder / "deep" / "er" / "plan")
+    shutil.copytree(root / "src" / "core", folder / "deep" / "er" / "core")
     rng = random.Random(1)
     (folder / "empty").touch()
     (folder / "with space and \u00e4").write_bytes(b"name")
@@ -156,7 +156,7 @@ READERS = {
     "find": "find . -printf '%p %s %m %T@ %C@ %i %n %U %G %y %l %b %D\\n' | sort",
     "stat": "find . -print0 | sort -z | xargs -0 stat -c '%n %A %a %b %B %d %D %f %g %h %i %N %o "
     "%s %t %T %u %w %Y %Z'",
-    "stat_links": "stat -L -c '%n %i %s %h %F' link link_folder link_folder/plan/placement.h; "
+    "stat_links": "stat -L -c '%n %i %s %h %F' link link_folder link_folder/core/placement.h; "
     "readlink -f link link_folder/../er; stat link_nowhere/x",
     "ls": "ls -laRi --time-style=full-iso",
     "du": "du -ab . | sort",
@@ -184,7 +184,7 @@ READERS = {
     "max(b) from t; select a from t where b = hex(7919*5)'; sqlite3 data.db .dump | md5sum",
     "sqlite_plain": "sqlite3 data.db 'select count(*), sum(a) from t where b > 5'",
     "missing": "cat gone; cat base; ls nothing; cat base/rng.h/x; cat link_nowhere; "
-    "cat link_folder/plan/none",
+    "cat link_folder/core/none",
 }  # fmt: skip
 
 # Change the tree.
@@ -192,7 +192,7 @@ WRITERS = {
     "shell": "echo new > fresh && cat fresh && echo more >> base/rng.h && tail -1 base/rng.h && "
     "mv base/rng.cc base/moved && cat base/moved | md5sum; cat base/rng.cc; rm twin_a; "
     "stat -c '%h %s' twin_b; cat twin_b | md5sum; ln -s fresh alias && cat alias; "
-    "mv deep deeper && cat deeper/er/plan/*.h | md5sum; cat deep/er/plan/*.h; "
+    "mv deep deeper && cat deeper/er/core/*.h | md5sum; cat deep/er/core/*.h; "
     "ln base/clock.h hard && stat -c %h base/clock.h hard && echo end >> hard && "
     "tail -1 base/clock.h",
     "replace": "cat base/owned.h | md5sum; cp base/status.h base/tmp; mv base/tmp base/owned.h && "

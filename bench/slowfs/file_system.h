@@ -20,12 +20,12 @@
 #include "base/owned.h"
 #include "base/status.h"
 #include "base/thread_annotations.h"
+#include "core/storage_model.h"
 #include "slowfs/counters.h"
 #include "slowfs/inode_table.h"
 #include "slowfs/read_pool.h"
 #include "slowfs/reply.h"
 #include "slowfs/serve_loop.h"
-#include "source/storage_model.h"
 
 namespace forebay::slowfs {
 

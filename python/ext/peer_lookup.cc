@@ -2,7 +2,7 @@
 #include "base/rng.h"
 #include "common.h"
 #include "control/etcd_store.h"
-#include "peer/directory.h"
+#include "core/directory.h"
 
 namespace forebay::python {
 namespace {

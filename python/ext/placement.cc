@@ -1,4 +1,4 @@
-#include "plan/placement.h"
+#include "core/placement.h"
 
 #include "common.h"
 

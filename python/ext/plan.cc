@@ -1,6 +1,6 @@
 #include "common.h"
-#include "plan/home.h"
-#include "plan/sampler.h"
+#include "core/home.h"
+#include "core/sampler.h"
 
 namespace forebay::python {
 

@@ -1,5 +1,5 @@
 #include "common.h"
-#include "tune/tuner_log.h"
+#include "core/tuner_log.h"
 
 namespace forebay::python {
 namespace {

@@ -2,14 +2,9 @@
 // nobody reads a clock.
 #pragma once
 
-#include <cstdint>
+#include "base/nanos.h"
 
 namespace forebay {
-
-using Nanos = int64_t;
-inline constexpr Nanos kMicro = 1000;
-inline constexpr Nanos kMilli = 1000 * kMicro;
-inline constexpr Nanos kSecond = 1000 * kMilli;
 
 class Clock {
  public:

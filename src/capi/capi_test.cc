@@ -17,8 +17,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/sampler.h"
 #include "forebay/forebay.h"
-#include "plan/sampler.h"
 
 // The thread sanitizer's library has an operator new of its own.
 #if defined(__has_feature)

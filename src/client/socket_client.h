@@ -64,7 +64,7 @@ class SocketClient final : public Client {
   Result<std::string> Query(uint8_t what, StreamId stream = 0);
   // All of them, or none.
   Status SetKnobs(std::vector<std::string> names, std::vector<int64_t> values);
-  // A node's policy as JSON (control/policy.h); empty: none.
+  // A node's policy as JSON (core/policy.h); empty: none.
   Status SetPolicy(std::string json);
   // As Engine::Stats, of a stream that this client opened. Waits and times are this process's.
   Result<std::vector<EpochStats>> Stats(StreamId stream);

@@ -14,11 +14,11 @@
 
 #include "base/clock.h"
 #include "base/status.h"
-#include "control/capacity.h"
-#include "control/division.h"
 #include "control/layout.h"
-#include "control/policy.h"
 #include "control/store.h"
+#include "core/capacity.h"
+#include "core/division.h"
+#include "core/policy.h"
 
 namespace forebay::control {
 

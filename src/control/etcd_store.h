@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/json.h"
 #include "control/http.h"
-#include "control/json.h"
 #include "control/store.h"
 
 namespace forebay::control {

@@ -17,9 +17,9 @@
 #include <string_view>
 #include <utility>
 
+#include "base/json.h"
 #include "base/status.h"
-#include "control/division.h"
-#include "control/json.h"
+#include "core/division.h"
 
 namespace forebay::control {
 

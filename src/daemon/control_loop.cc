@@ -9,11 +9,11 @@
 #include <condition_variable>
 #include <utility>
 
+#include "base/json.h"
 #include "base/thread.h"
-#include "control/capacity.h"
 #include "control/etcd_store.h"
-#include "control/json.h"
 #include "control/layout.h"
+#include "core/capacity.h"
 
 namespace forebay {
 namespace {

@@ -21,7 +21,7 @@
 #include "base/thread_annotations.h"
 #include "control/controller.h"
 #include "control/memory_store.h"
-#include "control/policy.h"
+#include "core/policy.h"
 #include "stage/engine.h"
 
 namespace forebay {

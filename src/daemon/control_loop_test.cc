@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
+#include "base/json.h"
 #include "control/etcd_process.h"
-#include "control/json.h"
 #include "daemon/test_files.h"
 
 namespace forebay {

@@ -19,7 +19,7 @@
 #include "base/rng.h"
 #include "base/system_calls.h"
 #include "client/attach.h"
-#include "plan/sampler.h"
+#include "core/sampler.h"
 #include "wire/socket.h"
 
 namespace forebay {

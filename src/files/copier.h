@@ -19,9 +19,9 @@
 #include "base/clock.h"
 #include "base/owned.h"
 #include "base/thread_annotations.h"
+#include "core/rate_limit.h"
 #include "files/copy_job.h"
 #include "metrics/registry.h"
-#include "plan/rate_limit.h"
 
 namespace forebay::files {
 

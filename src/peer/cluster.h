@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "core/view.h"
 
 namespace forebay::peer {
 
@@ -18,7 +19,6 @@ namespace forebay::peer {
 // jobs of a user may have the same node 0.
 inline constexpr uint16_t kDefaultPort = 7421;
 inline constexpr uint16_t kPortRange = 512;
-inline constexpr uint32_t kMostNodes = 4096;
 
 struct ClusterSpec {
   enum class Method : uint8_t {

@@ -20,10 +20,10 @@
 #include "base/status.h"
 #include "base/thread_annotations.h"
 #include "catalog/catalog.h"
+#include "core/directory.h"
+#include "core/route.h"
+#include "core/scheduler.h"
 #include "metrics/registry.h"
-#include "peer/directory.h"
-#include "peer/route.h"
-#include "stage/scheduler.h"
 
 namespace forebay::peer {
 

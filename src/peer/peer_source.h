@@ -15,9 +15,9 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "core/cost_model.h"
+#include "core/route.h"
 #include "peer/exchange.h"
-#include "peer/route.h"
-#include "plan/cost_model.h"
 #include "source/source.h"
 #include "source/wake_fd.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "peer/directory.h"
+#include "core/directory.h"
 #include "peer/peer_testing.h"
 
 namespace forebay::peer {

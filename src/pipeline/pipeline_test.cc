@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "base/rng.h"
-#include "plan/sampler.h"
+#include "core/sampler.h"
 #include "source/delay_source.h"
 
 namespace forebay {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <optional>
 
-#include "plan/placement.h"
+#include "core/placement.h"
 
 namespace forebay::sim {
 namespace {

@@ -1,7 +1,7 @@
 // Where the clairvoyant policies keep each sample: who holds a copy, in which class, since when.
 //
 // Two placements of the same shape. NoPFS: every rank alone keeps what it reads most often.
-// Forebay: by node; the planner's Placement (plan/placement.h) covers as much of the data set as
+// Forebay: by node; the planner's Placement (core/placement.h) covers as much of the data set as
 // the cluster can hold once, then spare room takes second copies where a node reads a sample again.
 #pragma once
 

@@ -7,8 +7,8 @@
 #include <tuple>
 #include <utility>
 
-#include "plan/sampler.h"
-#include "stage/scheduler.h"
+#include "core/sampler.h"
+#include "core/scheduler.h"
 
 namespace forebay::sim {
 namespace {

@@ -14,8 +14,8 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "catalog/catalog.h"
-#include "source/storage_model.h"
-#include "tune/tuner.h"
+#include "core/storage_model.h"
+#include "core/tuner.h"
 
 namespace forebay::sim {
 

@@ -4,9 +4,9 @@
 #include <optional>
 #include <utility>
 
-#include "peer/directory.h"
-#include "peer/route.h"
-#include "plan/locality.h"
+#include "core/directory.h"
+#include "core/locality.h"
+#include "core/route.h"
 
 namespace forebay::sim {
 namespace {

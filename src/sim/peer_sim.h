@@ -1,6 +1,6 @@
 // Coordination of many nodes: who reads what from the source and who serves whom, access by access.
 //
-// It runs the engine's own code for homes, reports and routes (peer/directory.h, peer/route.h) on
+// It runs the engine's own code for homes, reports and routes (core/directory.h, core/route.h) on
 // the orders that the ranks really have; nothing is timed. For more nodes than a test bed has.
 #pragma once
 
@@ -15,7 +15,7 @@ namespace forebay::sim {
 
 struct PeerRules {
   bool coordinate = true;  // false: every node reads for itself and keeps what it reads first
-  bool locality = false;   // ranks exchange samples of a global batch (plan/locality.h)
+  bool locality = false;   // ranks exchange samples of a global batch (core/locality.h)
 };
 
 // The job runs so many epochs on so many nodes, and goes on in the next phase: nodes that stay keep

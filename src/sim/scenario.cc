@@ -4,7 +4,7 @@
 #include <array>
 #include <cmath>
 
-#include "plan/sampler.h"
+#include "core/sampler.h"
 
 namespace forebay::sim {
 namespace {

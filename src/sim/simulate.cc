@@ -6,7 +6,7 @@
 #include <optional>
 
 #include "base/rng.h"
-#include "plan/sampler.h"
+#include "core/sampler.h"
 
 namespace forebay::sim {
 namespace {

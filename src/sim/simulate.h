@@ -1,6 +1,6 @@
 // The performance simulator: how long a job takes under each policy, in virtual time.
 //
-// Exact accesses: every rank reads what the sampler (plan/sampler.h) gives it, sample by sample. A
+// Exact accesses: every rank reads what the sampler (core/sampler.h) gives it, sample by sample. A
 // rank consumes a sample at max(available, end of the previous one), and all ranks meet at a
 // barrier after every batch. Threads, clocks and I/O are only figures. docs/simulator.md has the
 // formulas and the model of each policy.
@@ -21,7 +21,7 @@ namespace forebay::sim {
 
 // What Forebay's planner chooses from, by the time that it predicts for the job.
 enum class Plan : uint8_t {
-  kByNode,  // plan/placement.h, and second copies in spare room
+  kByNode,  // core/placement.h, and second copies in spare room
   kByRank,  // each rank keeps what it reads most often, alone
   kNone,    // nothing is kept: the source is faster than the tiers
 };

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "plan/sampler.h"
+#include "core/sampler.h"
 
 namespace forebay::sim {
 namespace {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "core/tuner_log.h"
 #include "sim/node_sim.h"
-#include "tune/tuner_log.h"
 
 namespace forebay::sim {
 namespace {

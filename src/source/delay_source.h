@@ -11,8 +11,8 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "core/storage_model.h"
 #include "source/source.h"
-#include "source/storage_model.h"
 #include "source/wake_fd.h"
 
 namespace forebay {

@@ -9,7 +9,7 @@
 
 #include "base/thread_annotations.h"
 #include "catalog/early_sink.h"
-#include "stage/allocator.h"
+#include "core/allocator.h"
 
 namespace forebay {
 

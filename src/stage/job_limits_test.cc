@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/rng.h"
-#include "plan/sampler.h"
-#include "stage/scheduler.h"
+#include "core/sampler.h"
+#include "core/scheduler.h"
 
 namespace forebay {
 namespace {

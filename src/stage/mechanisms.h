@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
+#include "core/rate_limit.h"
 #include "metrics/registry.h"
-#include "plan/rate_limit.h"
 
 namespace forebay {
 

@@ -1,0 +1,106 @@
+#include "core/division.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <string_view>
+#include <unordered_map>
+
+namespace forebay::control {
+namespace {
+
+constexpr double kWakeShare = 0.01;
+
+// Demand first, then what is left over by weight, to the caps.
+std::vector<double> DivideAll(double capacity, std::span<const Claim> claims) {
+  std::vector<double> given = DivideFairly(capacity, claims);
+  if (std::isinf(capacity)) {
+    for (size_t i = 0; i < claims.size(); ++i) given[i] = claims[i].cap;
+    return given;
+  }
+  double left = capacity;
+  std::vector<Claim> rest(claims.begin(), claims.end());
+  for (size_t i = 0; i < claims.size(); ++i) {
+    left -= given[i];
+    rest[i].demand = kUnlimited;
+    rest[i].guarantee = 0;
+    rest[i].priority = 0;
+    rest[i].cap = std::max(0.0, claims[i].cap - given[i]);
+  }
+  if (left <= capacity * 1e-9) return given;
+  const std::vector<double> more = DivideFairly(left, rest);
+  for (size_t i = 0; i < claims.size(); ++i) given[i] += more[i];
+  return given;
+}
+
+struct Job {
+  std::vector<size_t> stages;
+  const JobRule* rule = nullptr;
+};
+
+// One unit: bytes or operations.
+struct Unit {
+  double RateLimits::*rate;
+  double JobRule::*min;
+  double JobRule::*max;
+};
+
+void Divide(const Unit& unit, std::span<const StageSummary> stages, std::span<const Job> jobs,
+            double capacity, std::vector<RateLimits>* limits) {
+  double weights = 0;
+  for (const Job& job : jobs) weights += job.rule->share;
+  std::vector<Claim> claims;
+  claims.reserve(jobs.size());
+  const bool known = !std::isinf(capacity);
+  for (const Job& job : jobs) {
+    Claim& claim = claims.emplace_back();
+    claim.weight = job.rule->share;
+    claim.guarantee = job.rule->*unit.min;
+    claim.cap = job.rule->*unit.max;
+    claim.priority = job.rule->priority;
+    for (const size_t i : job.stages) claim.demand += stages[i].demand.*unit.rate;
+    if (known) {
+      // Small enough not to matter, and before every class: a job that is not let in cannot show
+      // what it wants.
+      const double wake = std::min(claim.cap, capacity * kWakeShare * claim.weight / weights);
+      claim.demand = std::max(claim.demand, wake);
+      claim.guarantee = std::max(claim.guarantee, wake);
+    }
+  }
+  const std::vector<double> parts = DivideAll(capacity, claims);
+  std::vector<Claim> nodes;
+  for (size_t j = 0; j < jobs.size(); ++j) {
+    nodes.clear();
+    const double wake = parts[j] * kWakeShare / static_cast<double>(jobs[j].stages.size());
+    for (const size_t i : jobs[j].stages) {
+      Claim& claim = nodes.emplace_back();
+      claim.demand = std::max(stages[i].demand.*unit.rate, std::isinf(wake) ? 0 : wake);
+      claim.guarantee = std::isinf(wake) ? 0 : wake;
+    }
+    const std::vector<double> given = DivideAll(parts[j], nodes);
+    for (size_t i = 0; i < given.size(); ++i) (*limits)[jobs[j].stages[i]].*unit.rate = given[i];
+  }
+}
+
+}  // namespace
+
+std::vector<RateLimits> DivideSource(const Policy& policy, std::span<const StageSummary> stages,
+                                     RateLimits capacity) {
+  std::vector<RateLimits> limits(stages.size());
+  std::vector<Job> jobs;
+  std::unordered_map<std::string_view, size_t> numbers;
+  for (size_t i = 0; i < stages.size(); ++i) {
+    const auto [at, is_new] = numbers.try_emplace(stages[i].job, jobs.size());
+    if (is_new) jobs.push_back({{}, &policy.RuleFor(stages[i].job)});
+    jobs[at->second].stages.push_back(i);
+  }
+  static constexpr Unit kBytes{&RateLimits::bytes_per_s, &JobRule::min_bandwidth,
+                               &JobRule::max_bandwidth};
+  static constexpr Unit kOperations{&RateLimits::operations_per_s, &JobRule::min_operations,
+                                    &JobRule::max_operations};
+  Divide(kBytes, stages, jobs, capacity.bytes_per_s, &limits);
+  Divide(kOperations, stages, jobs, capacity.operations_per_s, &limits);
+  return limits;
+}
+
+}  // namespace forebay::control

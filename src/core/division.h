@@ -1,0 +1,33 @@
+// How the shared source is divided between jobs and, within a job, between its nodes. Pure.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/capacity.h"
+#include "core/policy.h"
+
+namespace forebay::control {
+
+// What one job does on one node, as that node last said. Rates are a second's.
+struct StageSummary {
+  std::string node;
+  std::string job;
+  RateLimits demand{0, 0};     // kUnlimited: more than it got
+  RateLimits delivered{0, 0};  // from the source
+  double stall_share = 0;      // part of the time that training waited
+  double capacity = 0;         // bytes a second that this node found the source to give; 0: unknown
+};
+
+// Limits of each stage, in their order. `capacity` is what the source gives to all of them
+// together, kUnlimited where that is unknown: then only the policy's maxima bind.
+//
+// Jobs divide the capacity by their rules; each job's part is divided between its nodes by demand.
+// What no demand asks for is handed out, too, so that a job that begins to read need not wait for
+// the next decision; and every stage has at least a hundredth of an even part, so that it can show
+// its demand.
+std::vector<RateLimits> DivideSource(const Policy& policy, std::span<const StageSummary> stages,
+                                     RateLimits capacity);
+
+}  // namespace forebay::control
