@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Checks the documents: links lead somewhere, no path of one machine, every metric is described."""
+"""Checks the documents: links lead somewhere, no path of one machine, every metric, folder and
+thread is described.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ FENCE = re.compile(r"^(```|~~~).*?^\1", re.S | re.M)
 HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*$", re.M)
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|root|home/\w+)/")
 METRIC = re.compile(r'"(forebay_[a-z0-9_]*[a-z0-9])[{"]')
+THREAD = re.compile(r'StartThread(?:<[^>]*>)?\(\s*"([a-z-]+)"')
 CAUSES = re.compile(r"kStallCauseNames = \{([^}]*)\}")
 DESCRIBED = re.compile(r"^\| `(forebay_[a-z0-9_]+)` \| (?:counter|gauge) \|", re.M)
 
@@ -75,12 +78,28 @@ def check_metrics() -> list[str]:
     return errors
 
 
+def check_architecture() -> list[str]:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    where = "docs/architecture.md: has no line for the"
+    folders = [p.name for p in sorted((ROOT / "src").iterdir()) if p.is_dir()]
+    errors = [f"{where} folder {name}/" for name in folders if f"| `{name}/` |" not in page]
+    threads = {
+        name
+        for path in (ROOT / "src").rglob("*.cc")
+        if not path.stem.endswith("_test")
+        for name in THREAD.findall(path.read_text(encoding="utf-8"))
+    }
+    errors += [f"{where} thread {n}" for n in sorted(threads) if f"| `{n}`" not in page]
+    return errors
+
+
 def main() -> int:
     errors: list[str] = []
     for page in sorted(ROOT.rglob("*.md")):
         if not SKIPPED & set(page.relative_to(ROOT).parts):
             errors += check_page(page)
     errors += check_metrics()
+    errors += check_architecture()
     for error in errors:
         print(error)
     return 1 if errors else 0
