@@ -64,7 +64,8 @@ FIGURES = {
     },
     "tiers": {
         "tier_efficiency", "source_bytes_vs_bound", "epoch_vs_limit", "epoch_vs_limit_worst",
-        "hedged_share", "copied_share", "nvme_fill_cost", "source_bytes_vs_bound_busy",
+        "hedged_share", "epoch_cold_vs_limit", "epoch_saved_vs_limit", "copied_share",
+        "nvme_fill_cost", "source_bytes_vs_bound_busy",
         "epoch_vs_limit_busy", "epoch_vs_limit_busy_worst", "copied_share_busy",
         "source_bytes_vs_bound_slow_disk", "copied_share_slow_disk",
     },
@@ -86,7 +87,8 @@ FIGURES = {
         "source_ops_vs_plain",
     },
     "peers": {
-        "cluster_source_vs_dataset", "rank_spread", "batch_p99_vs_median", "later_vs_torch",
+        "cluster_source_vs_dataset", "first_cold_vs_limit", "first_saved_vs_limit", "rank_spread",
+        "batch_p99_vs_median", "later_vs_torch",
         "later_vs_torch_bytes", "local_share", "peer_vs_ucx_perftest",
         "peer_default_vs_ucx_perftest", "peer_vs_link", "locate_ns", "etcd_lookup_us",
     },

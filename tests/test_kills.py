@@ -220,6 +220,16 @@ class World:
         limit = _hang_limit(self._pulse)
         assert longest < limit, f"client {client.seed} waited {longest:.1f} s for a batch"
 
+    @staticmethod
+    def _left(node: Path) -> list[Path]:
+        """Files of a node where everybody is dead."""
+        # All who could have noticed a daemon's death may be dead.
+        forebay._forebay.SharedEngine.clear_dead(str(node / "forebay"))
+        left = [p for p in node.rglob("*") if p.is_file() or p.is_socket()]
+        # The log of a daemon that was killed stays, if there is something in it.
+        logs = [p for p in left if p.name == "forebayd.log" and p.stat().st_size]
+        return [] if left == logs else left
+
     def close(self) -> None:
         """Everybody is gone at the end, and has left nothing."""
         try:
@@ -229,12 +239,11 @@ class World:
             for node in self._nodes:
                 folder = node / "forebay"
                 _await(lambda f=folder: _daemons(f) == [], f"a daemon in {node} does not end", 20)
-                # All who could have noticed a daemon's death may be dead.
-                forebay._forebay.SharedEngine.clear_dead(str(folder))
-                # The log of a daemon that was killed stays, if there is something in it.
-                left = [p for p in node.rglob("*") if p.is_file() or p.is_socket()]
-                logs = [p for p in left if p.name == "forebayd.log" and p.stat().st_size]
-                assert left == logs, f"left behind: {left}"
+                # One that is being started has no name yet, and ends when it finds nobody.
+                until = time.monotonic() + 20
+                while left := self._left(node):
+                    assert time.monotonic() < until, f"left behind: {left}"
+                    time.sleep(0.1)
         finally:
             if self._etcd is not None:
                 self._etcd.close()
