@@ -3,15 +3,17 @@
 # the duration of each, what did not run, and one line of counts.
 #
 #   make test                           all phases
-#   make test PHASES="checks dev"       some of: build checks dev bench-check pytest asan-ubsan tsan fuzz
+#   make test PHASES="checks dev"       some of: build checks dev bench-check pytest asan-build asan-ubsan
+#                                       tsan-build tsan fuzz
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 cd "$ROOT"
 use_venv
 
-# The build is first: mypy reads the stub that it makes. bench-check is alone on the machine: from pytest
-# on, the next builds run behind the tests.
-all_phases=(build checks dev bench-check pytest asan-ubsan tsan fuzz)
+# The build is first: mypy reads the stub that it makes.
+all_phases=(build checks dev bench-check pytest asan-build asan-ubsan tsan-build tsan fuzz)
+# Tests wait about as much as they compute.
+at_once=$((JOBS + 1))
 read -ra phases <<<"${PHASES:-${all_phases[*]}}"
 reports=build/reports
 rm -rf "$reports"
@@ -36,8 +38,8 @@ build_package() {
   SKBUILD_CMAKE_DEFINE="FOREBAY_PYTHON=ON;FOREBAY_TESTS=ON;FOREBAY_WERROR=ON;FOREBAY_PCH=ON" scripts/build.sh
 }
 
-cpp_tests() {
-  local preset="$1" log="build/reports/cpp-$1.log" folder="build/$1"
+cpp_build() {
+  local preset="$1" log="build/reports/cpp-$1-build.log" folder="build/$1"
   shift
   if [ "$preset" = dev ]; then
     build_package
@@ -47,7 +49,14 @@ cpp_tests() {
     cmake --preset "$preset" >"$log" 2>&1 || { cat "$log"; return 1; }
   fi
   "$@" cmake --build "$folder" -j "$JOBS" --target forebay_tests >"$log" 2>&1 || { cat "$log"; return 1; }
-  if ! "$@" ctest --test-dir "$folder" -j "$JOBS" --timeout 300 --output-on-failure --no-tests=error \
+}
+# Builds first what is not built yet.
+cpp_tests() {
+  local preset="$1" log="build/reports/cpp-$1.log" folder="build/$1"
+  cpp_build "$@"
+  shift
+  [ "$preset" != dev ] || folder=build/python
+  if ! "$@" ctest --test-dir "$folder" -j "$at_once" --timeout 300 --output-on-failure --no-tests=error \
     --output-junit "$ROOT/$reports/cpp-$preset.xml" >"$log" 2>&1; then
     grep -vE '^ *(Start +[0-9]+:|[0-9]+/[0-9]+ Test .* Passed )' "$log" || true
     return 1
@@ -64,44 +73,25 @@ run_dev() { cpp_tests dev; }
 run_build() { build_package; }
 run_pytest() {
   build_package # never against an older build
-  # Two at a time, a file of tests to each: they wait nearly as much as they compute. The folder's name
-  # is short, since sockets lie below it.
+  # A file of tests to each. The folder's name is short, since sockets lie below it.
   local folder rc=0
   folder="$(mktemp -d /tmp/fb.XXXXXX)"
-  timeout --foreground --kill-after=20 1200 python -m pytest tests -q -p no:cacheprovider -n 2 --dist loadfile \
+  timeout --foreground --kill-after=20 1200 python -m pytest tests -q -p no:cacheprovider -n "$at_once" --dist loadfile \
     --basetemp="$folder/t" -o junit_family=xunit1 --junitxml="$reports/pytest.xml" || rc=$?
   rm -rf "$folder"
   return "$rc"
 }
+run_asan-build() { cpp_build asan-ubsan; }
 run_asan-ubsan() { cpp_tests asan-ubsan; }
-run_tsan() {
+run_tsan-build() {
   have clang++-14 || { warn "clang-14 is not installed: the thread sanitizer cannot run"; return 1; }
-  cpp_tests tsan "${plain_addresses[@]}"
+  cpp_build tsan "${plain_addresses[@]}"
 }
+run_tsan() { cpp_tests tsan "${plain_addresses[@]}"; }
 run_fuzz() {
   [ -x fuzz/run.sh ] || { warn "fuzz/run.sh is missing"; return 1; }
   timeout --foreground --kill-after=20 900 fuzz/run.sh "${FUZZ_SECONDS:-6}"
 }
-
-# The tests wait more than they compute: meanwhile the next builds go on, behind them. What fails there
-# fails again, and is told, in its own phase.
-background=
-build_meanwhile() {
-  {
-    for preset in asan-ubsan tsan; do
-      cmake --preset "$preset" && "${plain_addresses[@]}" nice -n 19 cmake --build "build/$preset" -j "$JOBS" \
-        --target forebay_tests || true
-      touch "build/reports/meanwhile.$preset"
-    done
-  } >build/reports/meanwhile.log 2>&1 &
-  background=$!
-}
-# Until what the phase needs is built.
-wait_for_build() {
-  [ -n "$background" ] || return 0
-  while [ ! -e "build/reports/meanwhile.$1" ] && kill -0 "$background" 2>/dev/null; do sleep 0.5; done
-}
-trap 'if [ -n "$background" ]; then kill "$background" 2>/dev/null || true; fi' EXIT
 
 summary=()
 failed=()
@@ -117,10 +107,6 @@ for phase in "${phases[@]}"; do
   esac
   say "test: $phase"
   start=$SECONDS
-  case "$phase" in
-    pytest) case " ${phases[*]} " in *" pytest asan-ubsan tsan "*) build_meanwhile ;; esac ;;
-    asan-ubsan | tsan) wait_for_build "$phase" ;;
-  esac
   # A subshell in a condition would switch -e off inside it; this way each phase keeps it.
   set +e
   (

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import forebay
 import pytest
+from data_sets import make_folder
 from forebay import _forebay
 from forebay.testing import SlowFs
 
@@ -60,12 +61,10 @@ def truth(data) -> dict[int, int]:
 
 
 def copies(cache: Path) -> set[tuple[int, int]]:
-    """(data set, sample) of every copy."""
+    """The name of every copy."""
     folder = _forebay.CacheFolder.open(str(cache))
     return {
-        (each["dataset"], sample)
-        for each in folder.datasets()
-        for sample in folder.samples(each["dataset"])
+        name for each in folder.datasets() for name in map(tuple, folder.samples(each["dataset"]))
     }
 
 
@@ -102,6 +101,46 @@ def test_a_cache_that_is_too_small_keeps_what_it_has(large_folder, tmp_path):
     assert held <= copies(cache)
 
 
+def test_a_file_that_is_added_or_replaced_is_one_new_copy(tmp_path):
+    data = make_folder(tmp_path / "data", files=60)
+    cache = tmp_path / "cache"
+    assert run_job(data.root, cache).reads == len(data)
+    before = copies(cache)
+    assert len(before) == len(data)
+    # First in the order: every other sample has another number from now on.
+    first = min(data.root.iterdir()) / "000"
+    first.write_bytes(b"new")
+    job = run_job(data.root, cache)
+    assert job.reads == 1
+    assert job.samples[0] == zlib.crc32(b"new")
+    assert [job.samples[i + 1] for i in range(len(data))] == list(truth(data).values())
+    # Replaced by one of its size: its time tells.
+    other = data.root / "other"
+    other.write_bytes(b"two")
+    os.utime(other, ns=(1, first.stat().st_mtime_ns + 1))
+    os.replace(other, first)
+    job = run_job(data.root, cache)
+    assert (job.reads, job.samples[0]) == (1, zlib.crc32(b"two"))
+    assert before < copies(cache)
+    assert len(copies(cache)) == len(data) + 2
+
+
+def test_data_sets_with_the_same_files_share_copies(tmp_path):
+    data = make_folder(tmp_path / "data", files=60)
+    cache = tmp_path / "cache"
+    run_job(data.root, cache)
+    (tmp_path / "link").symlink_to(data.root)
+    again = run_job(tmp_path / "link", cache)
+    assert (again.reads, again.samples) == (0, truth(data))
+    # A folder of it alone: other labels and numbers, the same files.
+    one = next(data.root.rglob("er"))
+    part = run_job(one, cache)
+    assert part.reads == 0
+    assert sorted(part.samples.values()) == sorted(
+        zlib.crc32(path.read_bytes()) for path in one.rglob("*") if path.is_file()
+    )
+
+
 @pytest.mark.parametrize("kind", ["webdataset", "tfrecord"])
 def test_shards(kind, request, tmp_path):
     data = request.getfixturevalue(kind)
@@ -121,7 +160,7 @@ def test_corrupt_copies_are_fetched_again(folder, tmp_path):
     segment.write_bytes(content)
     cache = _forebay.CacheFolder.open(str(tmp_path))
     (dataset,) = (each["dataset"] for each in cache.datasets())
-    damaged, _ = cache.check(dataset, cache.samples(dataset))
+    damaged, _ = cache.check(cache.samples(dataset))
     assert 2 <= len(damaged) < len(folder)
     del cache
     job = run_job(folder.root, tmp_path)

@@ -1,5 +1,5 @@
 #include "common.h"
-
+#include "handles.h"
 #include "tier/folder_admin.h"
 
 namespace forebay::python {
@@ -8,6 +8,9 @@ namespace {
 struct CacheHandle {
   FolderAdmin admin;
 };
+
+using Name = std::pair<uint64_t, uint32_t>;
+TierKey KeyOf(const Name& name) { return {.group = 0, .name = name.first, .check = name.second}; }
 
 }  // namespace
 
@@ -32,11 +35,11 @@ void BindCache(nb::module_& m) {
           "datasets",
           [](const CacheHandle& c) {
             nb::list all;
-            for (const CachedDataset& each : c.admin.datasets()) {
+            for (const CachedGroup& each : c.admin.groups()) {
               nb::dict one;
-              one["dataset"] = each.dataset;
+              one["dataset"] = each.group;
               one["path"] = FileText(each.path);
-              one["samples"] = each.samples;
+              one["samples"] = each.copies;
               one["bytes"] = each.bytes;
               one["last_used"] = each.last_used_s;
               all.append(one);
@@ -45,38 +48,48 @@ void BindCache(nb::module_& m) {
           },
           "What it holds: dataset, path, samples, bytes, last_used (seconds since 1970).")
       .def(
+          "held",
+          [](const CacheHandle& c, const CatalogHandle& catalog) {
+            WaitUnlocked unlocked;
+            const FolderAdmin::Held held = c.admin.HeldOf(catalog.catalog);
+            return std::pair(held.copies, held.bytes);
+          },
+          nb::arg("catalog"), "(samples of a data set that it has, their bytes)")
+      .def(
           "samples",
-          [](const CacheHandle& c, uint64_t dataset) { return c.admin.Samples(dataset); },
-          nb::arg("dataset"))
+          [](const CacheHandle& c, uint64_t dataset) {
+            std::vector<Name> names;
+            for (const TierKey& key : c.admin.Keys(dataset))
+              names.emplace_back(key.name, key.check);
+            return names;
+          },
+          nb::arg("dataset"), "The names of its copies, each a pair of numbers.")
       .def(
           "check",
-          [](CacheHandle& c, uint64_t dataset, const std::vector<uint32_t>& samples) {
-            std::vector<uint32_t> bad;
+          [](CacheHandle& c, const std::vector<Name>& samples) {
+            std::vector<Name> bad;
             uint64_t read = 0;
             Status status;
             {
               WaitUnlocked unlocked;
-              for (const uint32_t sample : samples) {
+              for (const Name& name : samples) {
                 uint64_t bytes = 0;
-                Result<bool> good = c.admin.Check(dataset, sample, &bytes);
+                Result<bool> good = c.admin.Check(KeyOf(name), &bytes);
                 if (!good) {
                   status = good.error();
                   break;
                 }
                 read += bytes;
-                if (!*good) bad.push_back(sample);
+                if (!*good) bad.push_back(name);
               }
             }
             Raise(status);
             return std::pair(bad, read);
           },
-          nb::arg("dataset"), nb::arg("samples"), "(those whose copy is bad, bytes read)")
+          nb::arg("samples"), "(those whose copy is bad, bytes read)")
       .def(
-          "drop",
-          [](CacheHandle& c, uint64_t dataset, uint32_t sample) {
-            Raise(c.admin.Drop(dataset, sample));
-          },
-          nb::arg("dataset"), nb::arg("sample"))
+          "drop", [](CacheHandle& c, const Name& sample) { Raise(c.admin.Drop(KeyOf(sample))); },
+          nb::arg("sample"))
       .def(
           "clear",
           [](CacheHandle& c, std::optional<uint64_t> dataset) {

@@ -124,15 +124,14 @@ def run_warm(arguments: argparse.Namespace) -> int:
         del loader, engine
         skipped = metrics["forebay_tier_skipped_writes_total"]
         # What a disk that hung made it skip is there in another pass, whose other reads are local.
-        written = sum(e["samples"] for e in _held(folder, catalog.root))
+        written, _ = CacheFolder.open(folder).held(catalog)
         if problem:
             raise StorageError(f"{problem}\nheld so far: {written:,} of {_samples(total)}")
         if skipped == 0 or written == before:
             break
         before = written
     took = time.monotonic() - start
-    held = _held(folder, catalog.root)
-    size = format_bytes(sum(each["bytes"] for each in held))
+    size = format_bytes(CacheFolder.open(folder).held(catalog)[1])
     print(f"{catalog.root}: {written:,} of {_samples(total)} in {folder}, {size}, in {took:.1f} s")
     if written < total:
         if skipped:
@@ -143,12 +142,6 @@ def run_warm(arguments: argparse.Namespace) -> int:
                 "of megabytes, raise --memory"
             )
     return 0
-
-
-def _held(folder: str, root: str) -> list[dict]:
-    """The newest content under this path: a data set that changed has copies of its own."""
-    found = [each for each in CacheFolder.open(folder).datasets() if each["path"] == root]
-    return sorted(found, key=lambda each: each["last_used"])[-1:]
 
 
 def run_verify(arguments: argparse.Namespace) -> int:
@@ -164,9 +157,9 @@ def run_verify(arguments: argparse.Namespace) -> int:
     with counting("verifying") as progress:
         for each in datasets:
             samples = cache.samples(each["dataset"])
-            wrong: list[int] = []
+            wrong: list[tuple[int, int]] = []
             for first in range(0, len(samples), _AT_ONCE):
-                found, size = cache.check(each["dataset"], samples[first : first + _AT_ONCE])
+                found, size = cache.check(samples[first : first + _AT_ONCE])
                 wrong += found
                 read += size
                 done += len(samples[first : first + _AT_ONCE])
@@ -175,7 +168,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
             if wrong:
                 print(f"  {_name(each)}: {len(wrong):,} of {_samples(len(samples))} damaged")
             for sample in [] if arguments.dry_run else wrong:
-                cache.drop(each["dataset"], sample)
+                cache.drop(sample)
     took = time.monotonic() - start
     print(f"{_samples(done)}, {format_bytes(read)} checked in {took:.1f} s")
     if bad == 0:

@@ -83,7 +83,7 @@ class FileSizes {
   FileSizes(const ImageView& view, std::vector<OwnedFd> folders)
       : view_(view), folders_(std::move(folders)) {}
 
-  Result<uint32_t> LookUp(SampleId sample) const {
+  Result<Sizer::Size> LookUp(SampleId sample) const {
     const ObjectId object = view_.samples[sample].object;
     const uint32_t folder = view_.objects[object].folder;
     const OwnedFd& open = folders_[folder];
@@ -104,7 +104,7 @@ class FileSizes {
     }
     const auto size = static_cast<uint64_t>(st.st_size);
     if (size > std::numeric_limits<uint32_t>::max()) return SampleTooLarge(Path(object), size);
-    return static_cast<uint32_t>(size);
+    return Sizer::Size{.length = static_cast<uint32_t>(size), .mtime_ns = MtimeNs(st)};
   }
 
  private:
@@ -143,7 +143,7 @@ Result<std::unique_ptr<Catalog>> BuildFolder(const std::string& root, FolderList
     for (size_t i = 0; i < folder->sizes.size(); ++i) {
       const std::string_view names = folder->names;
       writer.AddFile(id, names.substr(begin, folder->name_ends[i] - begin), folder->sizes[i],
-                     folder->label);
+                     folder->times[i], folder->label);
       begin = folder->name_ends[i];
     }
     folder->names = std::string();
@@ -353,7 +353,7 @@ Result<std::unique_ptr<Catalog>> BuildFileList(std::span<const std::string> path
       const uint32_t id = writer.AddFolder(CatalogWriter::kRootFolder, below, 0);
       it = folders.emplace(folder, id).first;
     }
-    writer.AddFile(it->second, BaseName(files[i]), sizes[i], -1);
+    writer.AddFile(it->second, BaseName(files[i]), sizes[i], times[i], -1);
   }
   return std::move(writer).Finish();
 }

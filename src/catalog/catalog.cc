@@ -160,6 +160,12 @@ Format Catalog::format() const { return impl_->view.format(); }
 bool Catalog::knows_times() const {
   return format() != Format::kFileList || impl_->view.times[0] != 0;
 }
+bool Catalog::has_object_times() const { return impl_->view.HasObjectTimes(); }
+int64_t Catalog::ObjectTime(ObjectId object) const {
+  const ImageView& view = impl_->view;
+  if (view.HasObjectTimes()) return view.times[view.folders.size() + object];
+  return view.times[format() == Format::kFileList ? 0 : view.objects[object].folder];
+}
 const std::string& Catalog::root() const { return impl_->root; }
 size_t Catalog::size() const { return impl_->view.samples.size(); }
 size_t Catalog::object_count() const { return impl_->view.objects.size(); }
@@ -214,6 +220,15 @@ std::string Catalog::SampleName(SampleId sample) const {
   return name;
 }
 
+std::string Catalog::FolderBelow(uint32_t folder) const {
+  const ImageView& view = impl_->view;
+  std::string path;
+  for (uint32_t f = folder; f != 0; f = view.folders[f]) {
+    path = path.empty() ? std::string(view.FolderName(f)) : JoinPath(view.FolderName(f), path);
+  }
+  return path;
+}
+
 std::string Catalog::Impl::FolderPath(uint32_t folder) const {
   std::string path;
   for (uint32_t f = folder; f != 0; f = view.folders[f]) {
@@ -221,6 +236,12 @@ std::string Catalog::Impl::FolderPath(uint32_t folder) const {
   }
   return JoinPath(root, path);
 }
+
+std::string_view Catalog::ObjectName(ObjectId object) const {
+  return impl_->view.ObjectName(object);
+}
+uint32_t Catalog::folder(ObjectId object) const { return impl_->view.objects[object].folder; }
+size_t Catalog::folder_count() const { return impl_->view.folders.size(); }
 
 std::string Catalog::ObjectPath(ObjectId object) const {
   const ImageView& view = impl_->view;

@@ -7,8 +7,8 @@
 //
 // One that was built with BuildOptions::sizes_later knows its names and labels at once and its
 // lengths later. Until it is complete() nothing that depends on them may be asked, with two
-// exceptions: a single sample's length and extent, by who has learned from the Sizer that they are
-// known; and total_bytes, max_length, fingerprint, image, Save and Verify, which wait.
+// exceptions: a single sample's length, extent and time, by who has learned from the Sizer that
+// they are known; and total_bytes, max_length, fingerprint, image, Save and Verify, which wait.
 #pragma once
 
 #include <cstdint>
@@ -91,6 +91,10 @@ class Catalog {
 
   // False: an old kFileList, which has no modification times at all.
   bool knows_times() const;
+  // Of its last modification when the catalog was made, in nanoseconds. An image of an older
+  // version has that of the folder, or of the list, for each of its files.
+  int64_t ObjectTime(ObjectId object) const;
+  bool has_object_times() const;  // false: it is of such an older version
 
   Format format() const;
   const std::string& root() const;  // absolute
@@ -109,7 +113,11 @@ class Catalog {
   int64_t label(SampleId sample) const;
   // The path relative to root; "shard.tar/key"; "file@offset".
   std::string SampleName(SampleId sample) const;
-  std::string ObjectPath(ObjectId object) const;  // absolute
+  std::string ObjectPath(ObjectId object) const;       // absolute
+  std::string_view ObjectName(ObjectId object) const;  // in its folder
+  uint32_t folder(ObjectId object) const;              // that it lies in; below folder_count()
+  size_t folder_count() const;
+  std::string FolderBelow(uint32_t folder) const;  // its path below the root; of the root empty
   uint64_t ObjectSize(ObjectId object) const;
   std::vector<FieldView> Fields(SampleId sample) const;
   std::vector<std::string> Classes() const;  // kFolder: class folders in ImageFolder's order

@@ -254,7 +254,7 @@ TEST(Catalog, AtMost64BytesASampleAndItsNames) {
   for (int c = 0; c < 100; ++c) {
     const uint32_t id = folder.AddFolder(0, StrCat("class", c), 0);
     folder.AddClass(id);
-    for (int i = 0; i < 100; ++i) folder.AddFile(id, StrCat(i, ".jpg"), 1, c);
+    for (int i = 0; i < 100; ++i) folder.AddFile(id, StrCat(i, ".jpg"), 1, 0, c);
   }
   check(**std::move(folder).Finish());
 }
@@ -624,7 +624,8 @@ TEST(Catalog, ReopensAMillionFiles) {
     const uint32_t folder = writer.AddFolder(0, name, 1000 * kSecond);
     writer.AddClass(folder);
     for (int i = 0; i < 1000; ++i) {
-      writer.AddFile(folder, StrCat(name, "_", i, ".JPEG"), static_cast<uint32_t>(100000 + i), c);
+      writer.AddFile(folder, StrCat(name, "_", i, ".JPEG"), static_cast<uint32_t>(100000 + i), 0,
+                     c);
     }
   }
   auto built = std::move(writer).Finish();

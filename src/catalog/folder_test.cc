@@ -3,11 +3,16 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstdlib>
+#include <cstring>
 
+#include "base/crc32c.h"
 #include "catalog/catalog.h"
 #include "catalog/image.h"
 #include "catalog/lister.h"
+#include "catalog/paths.h"
 #include "catalog/test_data.h"
 
 namespace forebay {
@@ -307,6 +312,86 @@ TEST(FileList, KeepsTheOrderGiven) {
   EXPECT_TRUE((*catalog)->CheckFresh().ok());
 }
 
+// The image as version 1 had it: no times of single files.
+std::vector<std::byte> OldImage(const Catalog& catalog) {
+  const std::span<const std::byte> from = catalog.image();
+  const ImageView view = *ParseImage(from, "new");
+  ImageHeader header = *view.header;
+  header.version = 1;
+  std::vector<std::byte> out(sizeof(ImageHeader) + kSectionCount * sizeof(SectionRecord));
+  std::array<SectionRecord, kSectionCount> sections = view.sections;
+  for (SectionRecord& section : sections) {
+    std::span<const std::byte> bytes = from.subspan(section.offset, section.bytes);
+    if (section.id == static_cast<uint32_t>(SectionId::kTimes)) {
+      bytes = bytes.first(view.folders.size() * sizeof(int64_t));
+    }
+    out.resize((out.size() + 7) & ~size_t{7});
+    section.offset = out.size();
+    section.bytes = bytes.size();
+    section.crc = Crc32c(bytes);
+    out.insert(out.end(), bytes.begin(), bytes.end());
+  }
+  header.image_bytes = out.size();
+  header.crc = 0;
+  header.crc = Crc32c(std::as_bytes(std::span(sections)),
+                      Crc32c(std::as_bytes(std::span<const ImageHeader>(&header, 1))));
+  std::memcpy(out.data(), &header, sizeof header);
+  std::memcpy(out.data() + sizeof header, sections.data(), sizeof sections);
+  return out;
+}
+
+TEST(FolderCatalog, KnowsTheTimesOfItsFiles) {
+  TempFolder t;
+  const std::string file = t.Write("a/1.jpg", "1");
+  t.Write("a/2.jpg", "22");
+  const timespec times[2] = {{1, 0}, {1234, 567}};
+  ASSERT_EQ(::utimensat(AT_FDCWD, file.c_str(), times, 0), 0);
+  for (const bool later : {false, true}) {
+    BuildOptions options;
+    options.sizes_later = later;
+    auto built = BuildCatalog(t.path(), options);
+    ASSERT_TRUE(built) << built.status().ToString();
+    ASSERT_TRUE((*built)->WaitComplete().ok());
+    EXPECT_EQ((*built)->ObjectTime(0), 1'234'000'000'567);
+    EXPECT_NE((*built)->ObjectTime(1), 0);
+    // Also once it is saved and loaded: its checksums cover them.
+    const std::span<const std::byte> image = (*built)->image();
+    auto loaded = Catalog::FromImage({image.begin(), image.end()});
+    ASSERT_TRUE(loaded) << loaded.status().ToString();
+    EXPECT_TRUE((*loaded)->has_object_times());
+    EXPECT_EQ((*loaded)->ObjectTime(0), 1'234'000'000'567);
+    EXPECT_EQ((*loaded)->ObjectTime(1), (*built)->ObjectTime(1));
+  }
+}
+
+TEST(FolderCatalog, AnOlderVersionHasItsFoldersTimes) {
+  TempFolder t;
+  t.Write("a/1.jpg", "1");
+  auto built = BuildCatalog(t.path(), {});
+  ASSERT_TRUE(built) << built.status().ToString();
+  auto old = Catalog::FromImage(OldImage(**built));
+  ASSERT_TRUE(old) << old.status().ToString();
+  EXPECT_FALSE((*old)->has_object_times());
+  EXPECT_TRUE((*old)->knows_times());
+  struct stat st {};
+  ASSERT_EQ(::stat((t / "a").c_str(), &st), 0);
+  EXPECT_EQ((*old)->ObjectTime(0), MtimeNs(st));
+  EXPECT_EQ((*old)->SampleName(0), "a/1.jpg");
+  EXPECT_EQ((*old)->fingerprint(), (*built)->fingerprint());
+  // A saved one is not used: copies and peers go by the times of files.
+  TempFolder cache;
+  ::setenv("FOREBAY_CACHE_DIR", (cache / "c").c_str(), 1);
+  ASSERT_TRUE((*old)->Save(DefaultCatalogFile(t.path(), {}), Catalog::Access::kOwner).ok());
+  auto opened = OpenOrBuild(t.path(), {});
+  auto again = OpenOrBuild(t.path(), {});
+  ::unsetenv("FOREBAY_CACHE_DIR");
+  ASSERT_TRUE(opened && again);
+  EXPECT_TRUE(opened->rebuilt);
+  EXPECT_NE(opened->note.find("older version"), std::string::npos) << opened->note;
+  EXPECT_FALSE(again->rebuilt);
+  EXPECT_TRUE(again->catalog->has_object_times());
+}
+
 TEST(FileList, CoversTheTimesOfItsFiles) {
   TempFolder t;
   const std::vector<std::string> paths = {t.Write("1.bin", "1"), t.Write("2.bin", "2")};
@@ -324,7 +409,7 @@ TEST(FileList, CoversTheTimesOfItsFiles) {
   EXPECT_NE(image(), before);
   // As older builds wrote them.
   CatalogWriter old(Format::kFileList, t.path(), 0);
-  old.AddFile(CatalogWriter::kRootFolder, "1.bin", 1, -1);
+  old.AddFile(CatalogWriter::kRootFolder, "1.bin", 1, 0, -1);
   auto catalog = std::move(old).Finish();
   ASSERT_TRUE(catalog) << catalog.status().ToString();
   EXPECT_FALSE((*catalog)->knows_times());

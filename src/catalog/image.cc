@@ -7,7 +7,6 @@
 
 #include "base/crc32c.h"
 #include "catalog/catalog_impl.h"
-#include "catalog/sizer.h"
 
 namespace forebay {
 namespace {
@@ -56,10 +55,10 @@ class Parser {
     const auto* header = reinterpret_cast<const ImageHeader*>(bytes_.data());
     if (header->magic != kImageMagic) return Bad("not a Forebay catalog");
     if (header->byte_order != kByteOrder) return Bad("written by a machine of other byte order");
-    if (header->version != kImageVersion) {
-      return Status(Code::kUnimplemented,
-                    StrCat("catalog ", name_, ": version ", header->version,
-                           ", this build reads version ", kImageVersion, "; build it again"));
+    if (header->version < kOldestVersion || header->version > kImageVersion) {
+      return Status(Code::kUnimplemented, StrCat("catalog ", name_, ": version ", header->version,
+                                                 ", this build reads versions ", kOldestVersion,
+                                                 " to ", kImageVersion, "; build it again"));
     }
     std::memcpy(view_.sections.data(), bytes_.data() + sizeof(ImageHeader),
                 kTableEnd - sizeof(ImageHeader));
@@ -143,8 +142,9 @@ class Parser {
   }
 
   Status Folders() {
-    const uint64_t times = view_.folders.size() + (view_.IsShards() ? view_.objects.size() : 0);
-    if (view_.times.size() != times) return Bad("its times do not match its folders");
+    const uint64_t times =
+        view_.folders.size() + (view_.HasObjectTimes() ? view_.objects.size() : 0);
+    if (view_.times.size() != times) return Bad("its times do not match its folders and files");
     if (view_.folders[0] != 0 || !view_.FolderName(0).empty()) return Bad("its root folder is odd");
     std::vector<uint16_t> depth(view_.folders.size());
     for (size_t i = 1; i < view_.folders.size(); ++i) {
@@ -258,9 +258,11 @@ uint32_t CatalogWriter::AddFolder(uint32_t parent, std::string_view name, int64_
 
 void CatalogWriter::AddClass(uint32_t folder) { classes_.push_back(folder); }
 
-void CatalogWriter::AddFile(uint32_t folder, std::string_view name, uint32_t size, int32_t label) {
+void CatalogWriter::AddFile(uint32_t folder, std::string_view name, uint32_t size, int64_t mtime_ns,
+                            int32_t label) {
   const auto object = static_cast<uint32_t>(objects_.size());
   objects_.push_back({.size = size, .folder = folder, .reserved = 0});
+  object_times_.push_back(mtime_ns);
   object_names_.Add(name);
   samples_.push_back({.place = 0, .length = size, .object = object, .label = label, .aux = 0});
 }
@@ -379,7 +381,7 @@ void SealImage(std::span<std::byte> image) {
   auto* const header = reinterpret_cast<ImageHeader*>(image.data());
   const std::span<SectionRecord> sections(
       reinterpret_cast<SectionRecord*>(image.data() + sizeof(ImageHeader)), kSectionCount);
-  for (const SectionId id : {SectionId::kObjects, SectionId::kSamples}) {
+  for (const SectionId id : {SectionId::kTimes, SectionId::kObjects, SectionId::kSamples}) {
     SectionRecord& section = sections[static_cast<size_t>(id)];
     section.crc = Crc32c(image.subspan(section.offset, section.bytes));
   }
@@ -407,13 +409,16 @@ Result<std::unique_ptr<Catalog>> CatalogWriter::FinishUnsized(
   std::byte* const bytes = impl.memory->data();
   auto* const objects = reinterpret_cast<ObjectRecord*>(bytes + offset(SectionId::kObjects));
   auto* const samples = reinterpret_cast<SampleRecord*>(bytes + offset(SectionId::kSamples));
+  auto* const times =
+      reinterpret_cast<int64_t*>(bytes + offset(SectionId::kTimes)) + impl.view.folders.size();
   Sizer::Work work;
   work.samples = impl.view.samples.size();
   work.threads = threads;
   work.look = make_look(impl.view);
-  work.set = [objects, samples](SampleId s, uint32_t length) {
-    objects[samples[s].object].size = length;
-    samples[s].length = length;
+  work.set = [objects, samples, times](SampleId s, const Sizer::Size& size) {
+    objects[samples[s].object].size = size.length;
+    times[samples[s].object] = size.mtime_ns;
+    samples[s].length = size.length;
   };
   work.finish = [memory = impl.memory, save = impl.late_save,
                  root = impl.root](const Status& error) {

@@ -22,14 +22,16 @@
 #include "base/status.h"
 #include "catalog/catalog.h"
 #include "catalog/shard.h"
+#include "catalog/sizer.h"
 
 namespace forebay {
 
 enum class SectionId : uint32_t {
   kRoot = 0,     // path bytes
   kFolders,      // u32 parent of each folder; folder 0 is the root, parents come before children
-  kTimes,        // i64 mtime in ns of each folder and, in shard formats, of each object; of a
-                 // kFileList the root's is a hash of all files' and not 0, the others are 0
+  kTimes,        // i64 mtime in ns of each folder, then of each object. Those of a kFileList's
+                 // folders are 0, but the root's, which is a hash of all files' and not 0. In
+                 // version 1 objects have one in shard formats only
   kObjects,      // ObjectRecord
   kSamples,      // SampleRecord
   kFields,       // FieldRecord, in the samples' order
@@ -43,7 +45,8 @@ inline constexpr size_t kSectionCount = 11;
 
 inline constexpr std::array<char, 8> kImageMagic = {'F', 'B', 'C', 'A', 'T', 'L', 'O', 'G'};
 inline constexpr uint32_t kByteOrder = 0x01020304;
-inline constexpr uint32_t kImageVersion = 1;
+inline constexpr uint32_t kImageVersion = 2;
+inline constexpr uint32_t kOldestVersion = 1;
 inline constexpr uint32_t kFlagSingleShard = 1;  // built from one shard file, not from a folder
 
 struct ImageHeader {
@@ -114,6 +117,8 @@ struct ImageView {
 
   Format format() const { return static_cast<Format>(header->format); }
   bool IsShards() const { return format() == Format::kWebDataset || format() == Format::kTfRecord; }
+  // Whether each object has a time of its own.
+  bool HasObjectTimes() const { return header->version > kOldestVersion || IsShards(); }
   size_t key_count() const { return format() == Format::kWebDataset ? samples.size() : 0; }
 
   std::string_view Name(size_t index) const {
@@ -136,7 +141,7 @@ struct ImageView {
 // messages.
 Result<ImageView> ParseImage(std::span<const std::byte> bytes, std::string_view name);
 
-// Totals and checksums of an image of files whose lengths were set in place.
+// Totals and checksums of an image of files whose lengths and times were set in place.
 void SealImage(std::span<std::byte> image);
 
 // Collects a data set in catalog order and makes the image. Limits are checked by Finish.
@@ -149,7 +154,8 @@ class CatalogWriter {
   uint32_t AddFolder(uint32_t parent, std::string_view name, int64_t mtime_ns);
   void AddClass(uint32_t folder);
   // An object that is one sample.
-  void AddFile(uint32_t folder, std::string_view name, uint32_t size, int32_t label);
+  void AddFile(uint32_t folder, std::string_view name, uint32_t size, int64_t mtime_ns,
+               int32_t label);
   // An object of the root folder that holds samples.
   void AddShard(std::string_view name, uint64_t size, int64_t mtime_ns, const ShardIndex& index);
   void set_single_shard() { flags_ |= kFlagSingleShard; }
@@ -158,8 +164,8 @@ class CatalogWriter {
 
   Result<std::unique_ptr<Catalog>> Finish() &&;
   // The same, of files that were added with no size: `make_look` gets the image that outlives the
-  // catalog, and returns what looks up the length of one.
-  using LookUp = std::function<Result<uint32_t>(SampleId)>;
+  // catalog, and returns what looks up the size of one.
+  using LookUp = std::function<Result<Sizer::Size>(SampleId)>;
   Result<std::unique_ptr<Catalog>> FinishUnsized(
       size_t threads, const std::function<LookUp(const ImageView&)>& make_look) &&;
 

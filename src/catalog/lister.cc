@@ -141,7 +141,8 @@ class FolderWalk {
     std::unique_ptr<ListedFolder> out;
     OwnedFd fd;
     std::vector<Entry> entries;
-    std::vector<int64_t> sizes;   // one for each entry
+    std::vector<int64_t> sizes;  // one for each entry
+    std::vector<int64_t> times;
     std::vector<size_t> to_stat;  // entries
     std::atomic<size_t> chunks_left = 0;
   };
@@ -201,6 +202,7 @@ class FolderWalk {
       return;
     }
     visit->sizes.assign(n, kNotAFile);
+    visit->times.assign(n, 0);
     for (size_t i = 0; i < n; ++i) {
       if (options_.sizes_later && !NeedsStat(visit->entries[i])) {
         visit->sizes[i] = 0;
@@ -227,7 +229,7 @@ class FolderWalk {
       FOREBAY_RETURN_IF_ERROR(StatEntry(visit, visit->to_stat[i]));
       ++watch_.objects_done;
     }
-    // acq_rel: the last one sees what the others wrote to sizes.
+    // acq_rel: the last one sees what the others wrote to sizes and times.
     if (visit->chunks_left.fetch_sub(1, std::memory_order_acq_rel) == 1) Gather(visit);
     return Status();
   }
@@ -254,6 +256,7 @@ class FolderWalk {
       return ErrnoStatus(EACCES, StrCat("read ", path()));
     }
     visit->sizes[i] = st.st_size;
+    visit->times[i] = MtimeNs(st);
     return Status();
   }
 
@@ -264,10 +267,12 @@ class FolderWalk {
       out.names.append(visit->entries[i].name);
       out.name_ends.push_back(out.names.size());
       out.sizes.push_back(options_.sizes_later ? 0 : static_cast<uint32_t>(visit->sizes[i]));
+      out.times.push_back(options_.sizes_later ? 0 : visit->times[i]);
     }
     watch_.samples += out.sizes.size();
     std::vector<Entry>().swap(visit->entries);
     std::vector<int64_t>().swap(visit->sizes);
+    std::vector<int64_t>().swap(visit->times);
     std::vector<size_t>().swap(visit->to_stat);
     if (options_.sizes_later && !out.sizes.empty() && kept_open_.fetch_add(1) < kKeptOpen) {
       out.fd = std::move(visit->fd);

@@ -59,6 +59,7 @@ struct ListedFolder {
   std::string names;
   std::vector<uint64_t> name_ends;
   std::vector<uint32_t> sizes;  // with sizes_later all 0
+  std::vector<int64_t> times;   // of modification, in ns; likewise
   OwnedFd fd;  // with sizes_later, of the first few: spares the lookup of the folder's name
 };
 

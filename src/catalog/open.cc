@@ -81,6 +81,10 @@ std::unique_ptr<Catalog> LoadFresh(const std::string& file, const std::string& p
   const bool ours =
       catalog.root() == path || (catalog.object_count() == 1 && catalog.ObjectPath(0) == path);
   if (!ours) return nullptr;
+  if (!catalog.has_object_times()) {
+    note = StrCat(file, " is of an older version: ", path, " is listed again");
+    return nullptr;
+  }
   const Status fresh = catalog.CheckFresh();
   if (!fresh.ok()) {
     note = fresh.message();

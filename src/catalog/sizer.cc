@@ -121,12 +121,12 @@ struct Sizer::State : std::enable_shared_from_this<State> {
       looks[sample] = Look::kUnderWay;
       ++under_way;
       lock.native().unlock();
-      Result<uint32_t> length = LookUp(sample);
+      Result<Size> size = LookUp(sample);
       lock.native().lock();
       --under_way;
       if (stopping) break;
       if (!again) --left;
-      Record(sample, std::move(length));
+      Record(sample, std::move(size));
     }
     if (left == 0 && under_way == 0 && !finishing && !stopping) {
       finishing = true;
@@ -142,28 +142,28 @@ struct Sizer::State : std::enable_shared_from_this<State> {
     changed.notify_all();
   }
 
-  Result<uint32_t> LookUp(SampleId sample) {
+  Result<Size> LookUp(SampleId sample) {
     for (const Nanos pause : kPauses) {
-      Result<uint32_t> length = work.look(sample);
-      if (length || !MayPass(length.error())) return length;
+      Result<Size> size = work.look(sample);
+      if (size || !MayPass(size.error())) return size;
       MutexLock lock(mutex);
       changed.wait_for(lock.native(), std::chrono::nanoseconds(pause),
                        [&]() NO_THREAD_SAFETY_ANALYSIS { return stopping; });
-      if (stopping) return length;
+      if (stopping) return size;
     }
     return work.look(sample);
   }
 
-  void Record(SampleId sample, Result<uint32_t> length) REQUIRES(mutex) {
+  void Record(SampleId sample, Result<Size> size) REQUIRES(mutex) {
     Found entry{.sample = sample, .length = 0, .status = Status()};
-    if (length) {
+    if (size) {
       looks[sample] = Look::kKnown;
-      lengths[sample] = entry.length = *length;
+      lengths[sample] = entry.length = size->length;
       errors.erase(sample);
-      work.set(sample, *length);
+      work.set(sample, *size);
     } else {
       looks[sample] = Look::kFailed;
-      entry.status = length.error();
+      entry.status = size.error();
       errors.insert_or_assign(sample, entry.status);
       if (error.ok()) error = entry.status;
     }

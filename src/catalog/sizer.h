@@ -28,14 +28,19 @@ class Sizer {
     uint32_t length = 0;
     Status status;  // not ok: there is no length; who wants it asks again
   };
+  // What a lookup brings.
+  struct Size {
+    uint32_t length = 0;
+    int64_t mtime_ns = 0;
+  };
   struct Work {
     size_t samples = 0;
     size_t threads = 64;
     // One lookup. Many threads; may hang for as long as the storage does, and may still run when
     // the Sizer is gone.
-    std::function<Result<uint32_t>(SampleId)> look;
-    // Takes the length over into the catalog; a lock is held.
-    std::function<void(SampleId, uint32_t)> set;
+    std::function<Result<Size>(SampleId)> look;
+    // Takes it over into the catalog; a lock is held.
+    std::function<void(SampleId, const Size&)> set;
     // Every sample was looked up once; `first_error` tells whether all have their length. On a
     // thread of the Sizer, without a lock; may still run when the Sizer is gone.
     std::function<void(const Status& first_error)> finish;

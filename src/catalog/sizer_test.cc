@@ -64,12 +64,16 @@ struct Storage {
 
 std::unique_ptr<Sizer> Make(const std::shared_ptr<Storage>& storage, size_t n, size_t threads) {
   storage->set.assign(n, 0);
-  return std::make_unique<Sizer>(
-      Sizer::Work{.samples = n,
-                  .threads = threads,
-                  .look = [storage](SampleId s) { return storage->Look(s); },
-                  .set = [storage](SampleId s, uint32_t length) { storage->set[s] = length; },
-                  .finish = [storage](const Status&) { ++storage->finished; }});
+  return std::make_unique<Sizer>(Sizer::Work{
+      .samples = n,
+      .threads = threads,
+      .look = [storage](SampleId s) -> Result<Sizer::Size> {
+        const Result<uint32_t> length = storage->Look(s);
+        if (!length) return length.error();
+        return Sizer::Size{.length = *length, .mtime_ns = 0};
+      },
+      .set = [storage](SampleId s, const Sizer::Size& size) { storage->set[s] = size.length; },
+      .finish = [storage](const Status&) { ++storage->finished; }});
 }
 
 // Waits on the descriptor, as an engine does, until so many were found.

@@ -318,16 +318,16 @@ Status Engine::OpenCache() {
   return Status();
 }
 
-Result<std::unique_ptr<TieredSource>> Engine::ThroughCache(const Catalog& catalog,
-                                                           std::unique_ptr<Source> inner) {
-  const uint64_t name = TierDataset(catalog);
-  cache_->store->Use(name, catalog.root());
+Result<std::unique_ptr<TieredSource>> Engine::ThroughCache(
+    const std::shared_ptr<const Catalog>& catalog, std::unique_ptr<Source> inner) {
+  CopyNames names(catalog);
+  cache_->store->Use(names.group(), catalog->root());
   // Small folders are known at once; what is not found in time is read from the source.
   (void)cache_->store->WaitScanned(kSecond);
   Result<std::unique_ptr<Tier>> tier =
       FolderStore::MakeTier(cache_->store, inner->capacity() + TieredSource::kMostWrites);
   if (!tier) return tier.error();
-  return TieredSource::Make(std::move(inner), *std::move(tier), name, cache_->buffer,
+  return TieredSource::Make(std::move(inner), *std::move(tier), std::move(names), cache_->buffer,
                             cache_->metrics);
 }
 
@@ -389,10 +389,17 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
     source = *std::move(wrapped);
   }
   if (own && cache_ != nullptr && MayOutliveTheJob(*catalog)) {
-    Result<std::unique_ptr<TieredSource>> through = ThroughCache(*catalog, std::move(source));
+    Result<std::unique_ptr<TieredSource>> through = ThroughCache(catalog, std::move(source));
     if (!through) return through.error();
     tiered = through->get();
     source = *std::move(through);
+  }
+  std::vector<SampleId> copied;  // that the folder has
+  if (tiered != nullptr) {
+    for (SampleId s = 0; s < catalog->size(); ++s) {
+      if (tiered->Holds(s)) copied.push_back(s);
+    }
+    cache_->store->AskedForAll(tiered->group());
   }
   std::vector<uint32_t> lengths(catalog->size());
   uint64_t bytes = 0;
@@ -436,9 +443,7 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
     scheduler_.SetTier(id, {.present = true,
                             .holds_all = copies <= tiered->tier().capacity_bytes(),
                             .largest = cache_->buffer.bytes()});
-    for (SampleId s = 0; s < lengths.size(); ++s) {
-      if (tiered->Holds(s)) scheduler_.OnStored(id, s);
-    }
+    for (const SampleId s : copied) scheduler_.OnStored(id, s);
     UpdateFolderRoom();
   }
   if (const auto share = early_shares_.find(id); share != early_shares_.end()) {

@@ -333,7 +333,7 @@ class Engine {
   void FinishCopies();
   void NoteCopies() REQUIRES(mutex_);
   Status OpenCache();
-  Result<std::unique_ptr<TieredSource>> ThroughCache(const Catalog& catalog,
+  Result<std::unique_ptr<TieredSource>> ThroughCache(const std::shared_ptr<const Catalog>& catalog,
                                                      std::unique_ptr<Source> inner);
   void SignalProgress();
   // The number of a stream that is closed for long, to be used again.

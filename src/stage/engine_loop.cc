@@ -181,6 +181,7 @@ bool Engine::StoreDue(std::span<DatasetState* const> datasets, bool* arrived) {
     StoreAction action;
     uint32_t reserved = 0;
     bool refused = false;
+    bool held = false;
   };
   std::vector<Copy> copies;
   {
@@ -198,14 +199,17 @@ bool Engine::StoreDue(std::span<DatasetState* const> datasets, bool* arrived) {
   if (copies.empty()) return false;
   for (Copy& copy : copies) {
     const StoreAction& store = copy.action;
-    copy.refused = !datasets[store.dataset]->tiered->Store(
-        copy.reserved, store.sample, {arena_.data() + store.offset, store.length}, store.crc);
+    TieredSource& tiered = *datasets[store.dataset]->tiered;
+    copy.refused = !tiered.Store(copy.reserved, store.sample,
+                                 {arena_.data() + store.offset, store.length}, store.crc);
+    // Another data set, or the same file under another number, has put it there.
+    copy.held = copy.refused && tiered.Holds(store.sample);
   }
   MutexLock lock(mutex_);
   for (const Copy& copy : copies) {
     scheduler_.OnStoreTaken(copy.action);
     if (!copy.refused) continue;
-    scheduler_.OnStoreEnded(copy.action.dataset, copy.action.sample, false);
+    scheduler_.OnStoreEnded(copy.action.dataset, copy.action.sample, copy.held);
     *arrived = true;  // for whoever waited for it
   }
   for (StreamId id = 0; *arrived && id < streams_.size(); ++id) {

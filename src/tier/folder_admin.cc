@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/trusted_files.h"
+#include "tier/copy_names.h"
 #include "tier/folder_files.h"
 
 namespace forebay {
@@ -43,7 +44,7 @@ Result<FolderAdmin> FolderAdmin::Open(const std::string& folder, bool change) {
     if (change) (void)log->Cut();
     admin.log_.push_back(*std::move(log));
   } else if (log.error().code() == Code::kDataLoss ||
-             (log.error().code() == Code::kNotFound && !DatasetFolders(at).empty())) {
+             (log.error().code() == Code::kNotFound && !GroupFolders(at).empty())) {
     admin.foreign_ = StrCat("the cache folder ", folder, " is of another format");
   } else if (log.error().code() != Code::kNotFound) {
     return log.error();
@@ -51,27 +52,40 @@ Result<FolderAdmin> FolderAdmin::Open(const std::string& folder, bool change) {
   return admin;
 }
 
-std::vector<CachedDataset> FolderAdmin::datasets() const {
-  std::vector<CachedDataset> all;
-  for (const auto& [number, dataset] : index_.datasets()) {
-    if (dataset.samples == 0) continue;
-    all.push_back({number, dataset.path, dataset.samples, dataset.bytes, dataset.last_used_s});
+std::vector<CachedGroup> FolderAdmin::groups() const {
+  std::vector<CachedGroup> all;
+  for (const FolderIndex::Group& group : index_.groups()) {
+    if (group.copies == 0) continue;
+    all.push_back({group.id, group.path, group.copies, group.bytes, group.last_used_s});
   }
   return all;
 }
 
-Result<bool> FolderAdmin::Check(uint64_t dataset, uint32_t sample, uint64_t* bytes) {
-  const TierKey key{dataset, sample};
+FolderAdmin::Held FolderAdmin::HeldOf(const std::shared_ptr<const Catalog>& catalog) const {
+  const CopyNames names(catalog);
+  Held held;
+  for (SampleId sample = 0; sample < catalog->size(); ++sample) {
+    const CopyEntry* copy = index_.Find(names.Of(sample));
+    if (copy == nullptr || !copy->held()) continue;
+    ++held.copies;
+    held.bytes += copy->length;
+  }
+  return held;
+}
+
+Result<bool> FolderAdmin::Check(const TierKey& key, uint64_t* bytes) {
   const CopyEntry* copy = std::as_const(index_).Find(key);
   *bytes = 0;
   if (copy == nullptr || !copy->held()) return false;
   if (buffer_.size() < copy->length) buffer_.resize(copy->length);
+  TierKey at = key;
+  at.group = index_.IdOf(*copy);
   int error = 0;
   const CopyRead read =
-      ReadCopy(fd_.get(), key, *copy, std::span(buffer_).first(copy->length), &error);
+      ReadCopy(fd_.get(), at, *copy, std::span(buffer_).first(copy->length), &error);
   *bytes = copy->length;
   if (read == CopyRead::kFailed) {
-    return ErrnoStatus(error, StrCat("read ", folder_, "/", NameOf(key, *copy).data()));
+    return ErrnoStatus(error, StrCat("read ", folder_, "/", NameOf(at, *copy).data()));
   }
   return read == CopyRead::kGood;
 }
@@ -84,28 +98,27 @@ Status FolderAdmin::Append(const LogRecord& record) {
   return ErrnoStatus(error, StrCat("write ", folder_, "/", FolderLog::kName));
 }
 
-Status FolderAdmin::Drop(uint64_t dataset, uint32_t sample) {
-  const TierKey key{dataset, sample};
+Status FolderAdmin::Drop(const TierKey& key) {
   const CopyEntry* found = std::as_const(index_).Find(key);
   if (found == nullptr || !found->held()) return Status();
   const CopyEntry copy = *found;
-  LogRecord record;
-  record.dataset = dataset;
-  record.sample = sample;
+  LogRecord record = index_.RecordOf(key, copy);
   record.kind = LogRecord::Kind::kDrop;
+  TierKey at = key;
+  at.group = record.group;
   FOREBAY_RETURN_IF_ERROR(Append(record));
   index_.Clear(key);
-  RemoveCopy(fd_.get(), key, copy);
+  RemoveCopy(fd_.get(), at, copy);
   return Status();
 }
 
-Status FolderAdmin::Clear(uint64_t dataset) {
+Status FolderAdmin::Clear(uint64_t group) {
   LogRecord record;
-  record.dataset = dataset;
+  record.group = group;
   record.kind = LogRecord::Kind::kForget;
   FOREBAY_RETURN_IF_ERROR(Append(record));
-  RemoveDataset(fd_.get(), dataset);
-  index_.Forget(dataset);
+  RemoveGroup(fd_.get(), group);
+  index_.Forget(group);
   return Status();
 }
 
@@ -121,7 +134,7 @@ Status FolderAdmin::ClearAll() {
   log_.clear();
   log_.push_back(*std::move(log));
   foreign_.clear();
-  for (const uint64_t dataset : DatasetFolders(fd_.get())) RemoveDataset(fd_.get(), dataset);
+  for (const uint64_t group : GroupFolders(fd_.get())) RemoveGroup(fd_.get(), group);
   return Status();
 }
 

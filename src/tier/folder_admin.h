@@ -3,21 +3,24 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/owned.h"
 #include "base/status.h"
+#include "catalog/catalog.h"
 #include "tier/folder_index.h"
 #include "tier/folder_lock.h"
 #include "tier/folder_log.h"
 
 namespace forebay {
 
-struct CachedDataset {
-  uint64_t dataset = 0;
+// The copies that were put for one data folder.
+struct CachedGroup {
+  uint64_t group = 0;
   std::string path;  // empty: not known
-  uint64_t samples = 0;
+  uint64_t copies = 0;
   uint64_t bytes = 0;
   int64_t last_used_s = 0;  // since 1970; 0: not known
 };
@@ -31,18 +34,24 @@ class FolderAdmin {
 
   // Not empty: the content is of another format, and only ClearAll can deal with it.
   const std::string& foreign() const { return foreign_; }
-  std::vector<CachedDataset> datasets() const;
+  std::vector<CachedGroup> groups() const;
   uint64_t used_bytes() const { return index_.used(); }
   uint64_t limit_bytes() const { return index_.limit(); }
   // "process 123 on host", empty when nobody writes. Ourselves are somebody.
   std::string writer() const { return FolderLock::Holder(fd_.get()); }
 
-  // The samples of a data set that are held, in order.
-  std::vector<uint32_t> Samples(uint64_t dataset) const { return index_.Samples(dataset); }
+  // How much of a data set is held.
+  struct Held {
+    uint64_t copies = 0;
+    uint64_t bytes = 0;
+  };
+  Held HeldOf(const std::shared_ptr<const Catalog>& catalog) const;
+  // What is held of a group.
+  std::vector<TierKey> Keys(uint64_t group) const { return index_.Keys(group); }
   // False: the copy is gone, torn or has a wrong checksum. `bytes` is what was read.
-  Result<bool> Check(uint64_t dataset, uint32_t sample, uint64_t* bytes);
-  Status Drop(uint64_t dataset, uint32_t sample);
-  Status Clear(uint64_t dataset);
+  Result<bool> Check(const TierKey& key, uint64_t* bytes);
+  Status Drop(const TierKey& key);
+  Status Clear(uint64_t group);
   // Of whatever format. Files that are not ours stay.
   Status ClearAll();
 

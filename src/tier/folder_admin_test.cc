@@ -20,12 +20,12 @@ TEST(FolderAdminTest, ListsChecksDropsAndClears) {
     store->Use(9, "/data/train");
     auto tier = *FolderStore::MakeTier(store, 4);
     for (uint32_t i = 0; i < 20; ++i) ASSERT_TRUE(Put(*tier, {9, i}).stored);
-    ASSERT_TRUE(Put(*tier, {10, 5}, Bytes(70'000, std::byte{1})).stored);
+    ASSERT_TRUE(Put(*tier, {10, 5, 10}, Bytes(70'000, std::byte{1})).stored);
     // Read while somebody writes, but not changed.
     auto read = FolderAdmin::Open(folder.path(), false);
     ASSERT_TRUE(read.has_value()) << read.status().ToString();
     EXPECT_NE(read->writer().find(std::to_string(getpid())), std::string::npos) << read->writer();
-    EXPECT_EQ(read->datasets().size(), 2u);
+    EXPECT_EQ(read->groups().size(), 2u);
     EXPECT_FALSE(read->Clear(9).ok());
     const auto change = FolderAdmin::Open(folder.path(), true);
     ASSERT_EQ(change.status().code(), Code::kUnavailable);
@@ -34,28 +34,29 @@ TEST(FolderAdminTest, ListsChecksDropsAndClears) {
   auto admin = FolderAdmin::Open(folder.path(), true);
   ASSERT_TRUE(admin.has_value()) << admin.status().ToString();
   EXPECT_EQ(admin->limit_bytes(), 1u << 20);
-  const auto datasets = admin->datasets();
+  const auto datasets = admin->groups();
   ASSERT_EQ(datasets.size(), 2u);
   EXPECT_EQ(datasets[0].path, "/data/train");
-  EXPECT_EQ(datasets[0].samples, 20u);
+  EXPECT_EQ(datasets[0].copies, 20u);
   EXPECT_GT(datasets[0].last_used_s, 1'600'000'000);
   EXPECT_EQ(datasets[1].bytes, 70'000u);
-  EXPECT_GE(admin->used_bytes(), datasets[0].bytes + 70'000 + 21 * 32);
-  EXPECT_LE(admin->used_bytes(), datasets[0].bytes + 70'000 + 21 * (32 + 4096));
+  EXPECT_GE(admin->used_bytes(), datasets[0].bytes + 70'000 + 21 * 40);
+  EXPECT_LE(admin->used_bytes(), datasets[0].bytes + 70'000 + 21 * (40 + 4096));
 
-  ASSERT_EQ(admin->Samples(10), std::vector<uint32_t>{5});
+  const TierKey key{10, 5, 10};
+  ASSERT_EQ(admin->Keys(10), std::vector<TierKey>{key});
   uint64_t bytes = 0;
-  EXPECT_TRUE(*admin->Check(10, 5, &bytes));
+  EXPECT_TRUE(*admin->Check(key, &bytes));
   EXPECT_EQ(bytes, 70'000u);
   ASSERT_EQ(truncate(folder.Files(".bin").front().c_str(), 100), 0);
   for (const fs::path& file : folder.Files(".bin")) ASSERT_EQ(truncate(file.c_str(), 100), 0);
-  EXPECT_FALSE(*admin->Check(10, 5, &bytes));
-  EXPECT_TRUE(admin->Drop(10, 5).ok());
-  EXPECT_EQ(admin->datasets().size(), 1u);
+  EXPECT_FALSE(*admin->Check(key, &bytes));
+  EXPECT_TRUE(admin->Drop(key).ok());
+  EXPECT_EQ(admin->groups().size(), 1u);
   EXPECT_TRUE(admin->Clear(9).ok());
   EXPECT_TRUE(folder.Files(".seg").empty());
   admin = FolderAdmin::Open(folder.path(), false);
-  EXPECT_TRUE(admin->datasets().empty()) << "the log says the same";
+  EXPECT_TRUE(admin->groups().empty()) << "the log says the same";
 }
 
 TEST(FolderAdminTest, FoldersThatAreNone) {

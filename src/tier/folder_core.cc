@@ -95,7 +95,8 @@ size_t FolderCore::Submit(FolderPort& port, std::span<const TierOp> ops, size_t 
   const size_t taken = std::min(ops.size(), most - port.in_flight);
   for (const TierOp& op : ops.first(taken)) {
     Job job{.op = op, .port = &port, .copy = {}};
-    index_.At(op.key.dataset).used = true;
+    index_.At(op.key.group).used = true;
+    if (op.kind == TierOp::Kind::kGet) (void)index_.Need(op.key);
     if (op.kind != TierOp::Kind::kGet) {
       Enqueue(std::move(job));
       continue;
@@ -133,24 +134,30 @@ void FolderCore::Close(FolderPort& port) {
   while (port.running > 0) idle_.wait(lock.native());
 }
 
-void FolderCore::Use(uint64_t dataset, const std::string& path) {
+void FolderCore::Use(uint64_t group, const std::string& path) {
   MutexLock lock(mutex_);
-  index_.At(dataset).used = true;
+  FolderIndex::Group& named = index_.At(group);
+  named.used = true;
+  named.sorted = false;
   // One that only reads notes it when it becomes the writer.
-  const auto noted = std::find_if(uses_.begin(), uses_.end(),
-                                  [&](const auto& use) { return use.first == dataset; });
+  const auto noted =
+      std::find_if(uses_.begin(), uses_.end(), [&](const auto& use) { return use.first == group; });
   if (noted == uses_.end()) {
-    uses_.emplace_back(dataset, path);
+    uses_.emplace_back(group, path);
   } else if (!path.empty()) {
     noted->second = path;
   }
   if (writer_ && idle_writer_) writes_.notify_one();
 }
 
-bool FolderCore::Has(const TierKey& key) const {
+void FolderCore::AskedForAll(uint64_t group) {
   MutexLock lock(mutex_);
-  const CopyEntry* entry = index_.Find(key);
-  return entry != nullptr && entry->held();
+  index_.At(group).sorted = true;
+}
+
+bool FolderCore::Has(const TierKey& key) {
+  MutexLock lock(mutex_);
+  return index_.Need(key);
 }
 
 bool FolderCore::HasRoom(uint64_t bytes) const {
@@ -160,7 +167,8 @@ bool FolderCore::HasRoom(uint64_t bytes) const {
     return false;
   }
   uint64_t oldest = 0;
-  return index_.used() + reserved_ + charge <= Limit() || index_.Oldest(&oldest);
+  return index_.used() + reserved_ + charge <= Limit() || index_.Oldest(&oldest) ||
+         index_.HasSpare();
 }
 
 uint64_t FolderCore::used_bytes() const {
@@ -213,20 +221,22 @@ TierDone FolderCore::Get(const TierOp& op) {
   TierDone done;
   done.tag = op.tag;
   CopyEntry copy;
+  TierKey key = op.key;
   {
     MutexLock lock(mutex_);
-    if (const CopyEntry* entry = index_.Find(op.key); entry != nullptr) copy = *entry;
+    if (const CopyEntry* entry = index_.Find(key); entry != nullptr) copy = *entry;
     if (!copy.held()) {
       ++stats_.misses;
       return done;
     }
+    key.group = index_.IdOf(copy);
   }
   int error = 0;
   const CopyRead read = copy.length == op.bytes.size()
-                            ? ReadCopy(folder_.get(), op.key, copy, op.bytes, &error)
+                            ? ReadCopy(folder_.get(), key, copy, op.bytes, &error)
                             : CopyRead::kDamaged;
   if (read == CopyRead::kFailed) {
-    const CopyName name = NameOf(op.key, copy);
+    const CopyName name = NameOf(key, copy);
     done.status = ErrnoStatus(error, StrCat("read ", folder(), "/", name.data()));
   }
   MutexLock lock(mutex_);
@@ -235,12 +245,12 @@ TierDone FolderCore::Get(const TierOp& op) {
   ++(done.hit ? stats_.hits : stats_.misses);
   if (done.hit) return done;
   // Removed, or put elsewhere, while it was being read: not damaged, only gone.
-  const CopyEntry* now = index_.Find(op.key);
-  if (now == nullptr || *now != copy) return done;
+  const CopyEntry* now = index_.Find(key);
+  if (now == nullptr || !now->Same(copy)) return done;
   stats_.damaged += read == CopyRead::kDamaged ? 1 : 0;
   // A copy that cannot be read is no better than a damaged one; a lack of descriptors passes.
   const bool passes = error == EMFILE || error == ENFILE || error == ENOMEM;
-  if (!(read == CopyRead::kFailed && passes)) DropLater(op.key);
+  if (!(read == CopyRead::kFailed && passes)) DropLater(key);
   return done;
 }
 
@@ -252,6 +262,7 @@ void FolderCore::DropLater(const TierKey& key) {
   Job job;
   job.op.kind = TierOp::Kind::kDrop;
   job.op.key = key;
+  job.op.key.group = index_.IdOf(copy);
   job.copy = copy;
   Enqueue(std::move(job));
 }

@@ -57,8 +57,9 @@ class FolderCore {
   size_t Submit(FolderPort& port, std::span<const TierOp> ops, size_t most) EXCLUDES(mutex_);
   size_t Reap(FolderPort& port, std::span<TierDone> out) EXCLUDES(mutex_);
   void Close(FolderPort& port) EXCLUDES(mutex_);
-  void Use(uint64_t dataset, const std::string& path) EXCLUDES(mutex_);
-  bool Has(const TierKey& key) const EXCLUDES(mutex_);
+  void Use(uint64_t group, const std::string& path) EXCLUDES(mutex_);
+  void AskedForAll(uint64_t group) EXCLUDES(mutex_);
+  bool Has(const TierKey& key) EXCLUDES(mutex_);
   bool HasRoom(uint64_t bytes) const EXCLUDES(mutex_);
   uint64_t used_bytes() const EXCLUDES(mutex_);
   uint64_t capacity_bytes() const EXCLUDES(mutex_);
@@ -108,9 +109,16 @@ class FolderCore {
   void Gather(MutexLock& lock) REQUIRES(mutex_);
   void RunBatch(std::span<Job> jobs) EXCLUDES(mutex_);
   void NoteUses(std::vector<std::pair<uint64_t, std::string>> uses) EXCLUDES(mutex_);
-  size_t AdmitPuts(std::span<Job> jobs, std::vector<Pending>* admitted,
-                   std::optional<uint64_t>* leaving) EXCLUDES(mutex_);
-  void Evict(uint64_t dataset) EXCLUDES(mutex_);
+  // What must go before the next put can be admitted.
+  struct Leaving {
+    std::optional<uint64_t> group;
+    std::vector<Job> copies;
+  };
+  size_t AdmitPuts(std::span<Job> jobs, std::vector<Pending>* admitted, Leaving* leaving)
+      EXCLUDES(mutex_);
+  void Evict(uint64_t group) EXCLUDES(mutex_);
+  // Copies that nobody here needs, until `bytes` are free or there are no more.
+  std::vector<Job> TakeSpare(uint64_t bytes) REQUIRES(mutex_);
   void WritePacked(std::span<Pending> puts) EXCLUDES(mutex_);
   int WriteTogether(std::span<Pending> puts) EXCLUDES(mutex_);
   void Publish(std::span<Pending> puts) EXCLUDES(mutex_);

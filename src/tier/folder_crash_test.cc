@@ -24,7 +24,7 @@ namespace {
 using namespace tier_testing;
 
 // The samples of a data set that the folder's log names, as it lies there.
-std::vector<uint32_t> NamedByTheLog(const std::string& path, uint64_t dataset) {
+std::vector<uint32_t> NamedByTheLog(const std::string& path, uint64_t group) {
   const OwnedFd folder(open(path.c_str(), O_RDONLY | O_DIRECTORY));
   Result<FolderLog> log = FolderLog::Open(folder.get(), false);
   FolderIndex index;
@@ -33,7 +33,9 @@ std::vector<uint32_t> NamedByTheLog(const std::string& path, uint64_t dataset) {
     for (const LogRecord& record : records) index.Apply(record);
   }),
             0);
-  return index.Samples(dataset);
+  std::vector<uint32_t> named;
+  for (const TierKey& key : index.Keys(group)) named.push_back(static_cast<uint32_t>(key.name));
+  return named;
 }
 
 // A child fills the tier and is killed; whatever is found afterwards is right, and nothing that
@@ -50,7 +52,8 @@ TEST(FolderCrashTest, KilledWritersLeaveNoWrongByte) {
     ASSERT_EQ(pipe2(pipes, O_CLOEXEC), 0);
     const OwnedFd from(pipes[0]);
     OwnedFd to(pipes[1]);
-    const auto dataset = static_cast<uint64_t>(seed % 3);
+    const auto dataset = static_cast<uint32_t>(seed % 3);
+    const auto key = [dataset](uint32_t sample) { return TierKey{dataset, sample, dataset}; };
     const pid_t child = fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
@@ -59,11 +62,11 @@ TEST(FolderCrashTest, KilledWritersLeaveNoWrongByte) {
       for (uint32_t i = 0;; i += 8) {
         std::vector<Bytes> all;
         std::vector<TierOp> ops;
-        for (uint32_t s = i; s < i + 8; ++s) all.push_back(BytesOf({dataset, s % 400}));
+        for (uint32_t s = i; s < i + 8; ++s) all.push_back(BytesOf(key(s % 400)));
         for (uint32_t s = 0; s < 8; ++s) {
           ops.push_back({.tag = s,
                          .kind = Kind::kPut,
-                         .key = {dataset, (i + s) % 400},
+                         .key = key((i + s) % 400),
                          .bytes = all[s],
                          .crc = Crc32c(all[s])});
         }
@@ -74,7 +77,7 @@ TEST(FolderCrashTest, KilledWritersLeaveNoWrongByte) {
           (void)!write(to.get(), &sample, sizeof sample);
         }
         // Others come and go.
-        const TierKey brief{dataset, 1000 + i / 8 % 5};
+        const TierKey brief = key(1000 + i / 8 % 5);
         if (tier->Has(brief)) Drop(*tier, brief);
         if (!Put(*tier, brief).stored) _exit(3);
       }
@@ -96,14 +99,14 @@ TEST(FolderCrashTest, KilledWritersLeaveNoWrongByte) {
     ASSERT_TRUE(tier->health().ok()) << tier->health().ToString();
     EXPECT_TRUE(folder_.Files(".tmp").empty());
     for (uint32_t s = 0; s < 1005; ++s) {
-      const bool had = tier->Has({dataset, s});
-      const bool hit = Hits(*tier, {dataset, s});
+      const bool had = tier->Has(key(s));
+      const bool hit = Hits(*tier, key(s));
       EXPECT_EQ(had, hit) << "seed " << seed << ": a copy that is visible is whole";
       EXPECT_TRUE(hit || !stored.contains(s)) << "seed " << seed << " lost sample " << s;
       found += hit ? 1 : 0;
     }
     for (const uint32_t s : named) {
-      EXPECT_TRUE(Hits(*tier, {dataset, s})) << "seed " << seed << " lost sample " << s;
+      EXPECT_TRUE(Hits(*tier, key(s))) << "seed " << seed << " lost sample " << s;
     }
     EXPECT_GE(named.size(), stored.size()) << "seed " << seed;
     EXPECT_EQ(NamedByTheLog(folder_.path(), dataset), named) << "seed " << seed;

@@ -88,11 +88,20 @@ int WriteAll(int fd, std::span<iovec> parts, uint64_t offset) {
   return 0;
 }
 
+// The name of a copy in a file of its own, of this format or an older one.
+bool IsCopy(std::string_view file) {
+  const std::string_view name = file.substr(0, file.find('.'));
+  const bool ours = file.ends_with(".bin") || file.ends_with(".fb");
+  return ours && (ParseHex<uint32_t>(name, 8) ||
+                  (name.size() == 24 && ParseHex<uint64_t>(name.substr(0, 16), 16) &&
+                   ParseHex<uint32_t>(name.substr(16), 8)));
+}
+
 int Publish(int folder, const char* temporary, const CopyName& name) {
   if (renameat(folder, temporary, folder, name.data()) == 0) return 0;
   if (errno != ENOENT) return errno;
   CopyName above = name;
-  for (const size_t slash : {size_t{16}, size_t{16 + 1 + 8}}) {
+  for (const size_t slash : {size_t{16}, size_t{16 + 1 + 2}}) {
     above = name;
     above[slash] = '\0';
     if (const int error = MakeFolder(folder, above.data()); error != 0) return error;
@@ -102,29 +111,29 @@ int Publish(int folder, const char* temporary, const CopyName& name) {
 
 }  // namespace
 
-CopyName DatasetName(uint64_t dataset) {
+CopyName GroupName(uint64_t group) {
   CopyName name;
-  std::snprintf(name.data(), name.size(), "%016llx", static_cast<unsigned long long>(dataset));
+  std::snprintf(name.data(), name.size(), "%016llx", static_cast<unsigned long long>(group));
   return name;
 }
 
 CopyName FileName(const TierKey& key) {
   CopyName name;
-  std::snprintf(name.data(), name.size(), "%016llx/%08x/%08x.bin",
-                static_cast<unsigned long long>(key.dataset),
-                key.sample / FolderIndex::kPageSamples, key.sample);
+  std::snprintf(name.data(), name.size(), "%016llx/%02x/%016llx%08x.bin",
+                static_cast<unsigned long long>(key.group), static_cast<unsigned>(key.name >> 56),
+                static_cast<unsigned long long>(key.name), key.check);
   return name;
 }
 
-CopyName SegmentName(uint64_t dataset, uint32_t segment) {
+CopyName SegmentName(uint64_t group, uint32_t segment) {
   CopyName name;
   std::snprintf(name.data(), name.size(), "%016llx/%08x.seg",
-                static_cast<unsigned long long>(dataset), segment);
+                static_cast<unsigned long long>(group), segment);
   return name;
 }
 
 CopyName NameOf(const TierKey& key, const CopyEntry& copy) {
-  return copy.packed ? SegmentName(key.dataset, copy.segment) : FileName(key);
+  return copy.packed ? SegmentName(key.group, copy.segment) : FileName(key);
 }
 
 CopyRead ReadCopy(int folder, const TierKey& key, const CopyEntry& copy, std::span<std::byte> bytes,
@@ -192,8 +201,8 @@ void RemoveCopy(int folder, const TierKey& key, const CopyEntry& copy) {
   (void)fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, copy.offset, copy.length);
 }
 
-void RemoveDataset(int folder, uint64_t dataset) {
-  const CopyName name = DatasetName(dataset);
+void RemoveGroup(int folder, uint64_t group) {
+  const CopyName name = GroupName(group);
   {
     Listing below(folder, name.data());
     while (const char* entry = below.Next()) {
@@ -201,16 +210,12 @@ void RemoveDataset(int folder, uint64_t dataset) {
       if (text.ends_with(".seg") && ParseHex<uint32_t>(text.substr(0, text.size() - 4), 8)) {
         (void)unlinkat(below.fd(), entry, 0);
       }
-      if (!ParseHex<uint32_t>(text, 8)) continue;
+      // Two digits; in older formats eight.
+      if (!ParseHex<uint32_t>(text, 2) && !ParseHex<uint32_t>(text, 8)) continue;
       {
         Listing page(below.fd(), entry);
         while (const char* file = page.Next()) {
-          const std::string_view copy = file;
-          const size_t dot = copy.find('.');
-          const bool ours = copy.ends_with(".bin") || copy.ends_with(".fb");
-          if (ours && ParseHex<uint32_t>(copy.substr(0, dot), 8)) {
-            (void)unlinkat(page.fd(), file, 0);
-          }
+          if (IsCopy(file)) (void)unlinkat(page.fd(), file, 0);
         }
       }
       (void)unlinkat(below.fd(), entry, AT_REMOVEDIR);
@@ -226,14 +231,14 @@ void RemoveLeftovers(int folder) {
   }
 }
 
-std::vector<uint64_t> DatasetFolders(int folder) {
+std::vector<uint64_t> GroupFolders(int folder) {
   std::vector<uint64_t> found;
   Listing all(folder, ".");
   while (const char* name = all.Next()) {
-    const std::optional<uint64_t> dataset = ParseHex<uint64_t>(name, 16);
+    const std::optional<uint64_t> group = ParseHex<uint64_t>(name, 16);
     struct stat st {};
-    if (dataset && fstatat(all.fd(), name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode)) {
-      found.push_back(*dataset);
+    if (group && fstatat(all.fd(), name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode)) {
+      found.push_back(*group);
     }
   }
   return found;
@@ -257,9 +262,9 @@ void TightenFolder(int folder) {
   if (only_ours) (void)fchmod(folder, 0700);
 }
 
-int SegmentWriter::Append(int folder, uint64_t dataset, std::span<iovec> parts, uint64_t bytes,
+int SegmentWriter::Append(int folder, uint64_t group, std::span<iovec> parts, uint64_t bytes,
                           uint32_t* next, uint16_t* segment, uint32_t* offset) {
-  auto it = open_.find(dataset);
+  auto it = open_.find(group);
   if (it != open_.end()) {
     struct stat st {};
     const bool there = fstat(it->second.fd.get(), &st) == 0 && st.st_nlink > 0;
@@ -273,13 +278,13 @@ int SegmentWriter::Append(int folder, uint64_t dataset, std::span<iovec> parts, 
     bool above = false;
     while (!made.fd.valid()) {
       if (*next > UINT16_MAX) return EMLINK;
-      const CopyName name = SegmentName(dataset, *next);
+      const CopyName name = SegmentName(group, *next);
       made.fd = OpenPrivateFile(folder, name.data(), O_WRONLY | O_CREAT | O_EXCL);
       if (made.fd.valid()) break;
       if (errno == EEXIST) {
         ++*next;
       } else if (errno == ENOENT && !std::exchange(above, true)) {
-        if (const int error = MakeFolder(folder, DatasetName(dataset).data()); error != 0) {
+        if (const int error = MakeFolder(folder, GroupName(group).data()); error != 0) {
           return error;
         }
       } else {
@@ -288,7 +293,7 @@ int SegmentWriter::Append(int folder, uint64_t dataset, std::span<iovec> parts, 
     }
     made.number = static_cast<uint16_t>((*next)++);
     if (open_.size() >= kMostOpen) open_.erase(open_.begin());
-    it = open_.emplace(dataset, std::move(made)).first;
+    it = open_.emplace(group, std::move(made)).first;
   }
   Segment& open = it->second;
   const int error = WriteAll(open.fd.get(), parts, open.end);
@@ -302,8 +307,8 @@ int SegmentWriter::Append(int folder, uint64_t dataset, std::span<iovec> parts, 
   return 0;
 }
 
-bool SegmentWriter::IsOpen(uint64_t dataset, uint16_t segment) const {
-  const auto it = open_.find(dataset);
+bool SegmentWriter::IsOpen(uint64_t group, uint16_t segment) const {
+  const auto it = open_.find(group);
   return it != open_.end() && it->second.number == segment;
 }
 

@@ -1,12 +1,13 @@
 // The files of a cache folder that hold copies: names, writing, reading, removing.
 //
-//   <dataset>/<sample / 1024>/<sample>.bin  one sample's bytes and nothing else, so that a
-//                                           descriptor of it can stand for the original
-//   <dataset>/<number>.seg                  small samples, one behind the other, only appended
-//   writing/<pid>-<n>.tmp                   copies being written
+//   <group>/<name, first two>/<name>.bin  one copy's bytes and nothing else, so that a descriptor
+//                                         of it can stand for the original
+//   <group>/<number>.seg                  small copies, one behind the other, only appended
+//   writing/<pid>-<n>.tmp                 copies being written
 //
-// Numbers are 16, 8 and 8 hex digits. Errors are errno values, 0 for none. Files have mode 0600 and
-// folders 0700, whatever the source's have. What is not a regular file of this user is not read.
+// Groups have 16 hex digits, names 24 and segments 8. A key says in `group` where its copy lies.
+// Errors are errno values, 0 for none. Files have mode 0600 and folders 0700, whatever the source's
+// have. What is not a regular file of this user is not read.
 #pragma once
 
 #include <sys/uio.h>
@@ -27,9 +28,9 @@ namespace forebay {
 inline constexpr uint64_t kSegmentBytes = 32 << 20;
 
 using CopyName = std::array<char, 64>;
-CopyName DatasetName(uint64_t dataset);
+CopyName GroupName(uint64_t group);
 CopyName FileName(const TierKey& key);
-CopyName SegmentName(uint64_t dataset, uint32_t segment);
+CopyName SegmentName(uint64_t group, uint32_t segment);
 // Where a copy lies, for messages.
 CopyName NameOf(const TierKey& key, const CopyEntry& copy);
 
@@ -43,29 +44,29 @@ int WriteFile(int folder, const TierKey& key, std::span<const std::byte> bytes, 
 
 // Gives the bytes of a copy back to the disk; of a packed one, whole blocks.
 void RemoveCopy(int folder, const TierKey& key, const CopyEntry& copy);
-// Removes what looks like ours below a data set's folder, of older formats too; leaves the rest.
-void RemoveDataset(int folder, uint64_t dataset);
+// Removes what looks like ours below a group's folder, of older formats too; leaves the rest.
+void RemoveGroup(int folder, uint64_t group);
 // What dead writers left.
 void RemoveLeftovers(int folder);
-// The folders that have a data set's name.
-std::vector<uint64_t> DatasetFolders(int folder);
+// The folders that have a group's name.
+std::vector<uint64_t> GroupFolders(int folder);
 
 // What an older Forebay made readable for others is so no longer. Where the folder holds other
 // things beside copies, its own mode stays, and only the folders below it are closed.
 void TightenFolder(int folder);
 
-// The segments that a writer appends to: one open for each of a few data sets.
+// The segments that a writer appends to: one open for each of a few groups.
 class SegmentWriter {
  public:
-  // Appends `parts`, together `bytes` long, at the end of a segment of `dataset`, and says where.
+  // Appends `parts`, together `bytes` long, at the end of a segment of `group`, and says where.
   // A new segment gets `*next`, or the first number after it that no file has; `*next` moves on.
   // After an error nothing was appended. EMLINK: no numbers are left.
-  int Append(int folder, uint64_t dataset, std::span<iovec> parts, uint64_t bytes, uint32_t* next,
+  int Append(int folder, uint64_t group, std::span<iovec> parts, uint64_t bytes, uint32_t* next,
              uint16_t* segment, uint32_t* offset);
-  // The next append to the data set starts a new segment.
-  void Seal(uint64_t dataset) { open_.erase(dataset); }
+  // The next append to the group starts a new segment.
+  void Seal(uint64_t group) { open_.erase(group); }
   // Whether this segment is appended to.
-  bool IsOpen(uint64_t dataset, uint16_t segment) const;
+  bool IsOpen(uint64_t group, uint16_t segment) const;
 
  private:
   static constexpr size_t kMostOpen = 8;

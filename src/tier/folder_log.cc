@@ -14,18 +14,18 @@
 namespace forebay {
 namespace {
 
-constexpr std::array<char, 8> kMagic = {'F', 'B', 'I', 'N', 'D', 'E', 'X', '1'};
+constexpr std::array<char, 8> kMagic = {'F', 'B', 'I', 'N', 'D', 'E', 'X', '2'};
 constexpr size_t kPiece = 12;
 constexpr size_t kLongestPath = 4096;
-constexpr size_t kAtOnce = 8192;  // records: 256 KiB
+constexpr size_t kAtOnce = 8192;  // records: 320 KiB
 
 struct LogHeader {
   std::array<char, 8> magic = kMagic;
   uint32_t record_bytes = sizeof(LogRecord);
-  std::array<uint32_t, 4> zero = {};
+  std::array<uint32_t, 6> zero = {};
   uint32_t check = 0;
 };
-static_assert(sizeof(LogHeader) == sizeof(LogRecord), "pages of 4 KiB hold whole records");
+static_assert(sizeof(LogHeader) == sizeof(LogRecord));
 
 template <typename T>
 uint32_t CheckOf(const T& value) {
@@ -59,9 +59,9 @@ ssize_t ReadAt(int fd, std::span<std::byte> bytes, uint64_t offset) {
 
 }  // namespace
 
-LogRecord UseRecord(uint64_t dataset, int64_t seconds) {
+LogRecord UseRecord(uint64_t group, int64_t seconds) {
   LogRecord record = LimitRecord(static_cast<uint64_t>(seconds));
-  record.dataset = dataset;
+  record.group = group;
   record.kind = LogRecord::Kind::kUse;
   return record;
 }
@@ -74,17 +74,17 @@ LogRecord LimitRecord(uint64_t bytes) {
   return record;
 }
 
-uint64_t NumberOf(const LogRecord& record) { return uint64_t{record.crc} << 32 | record.length; }
+uint64_t ValueOf(const LogRecord& record) { return uint64_t{record.crc} << 32 | record.length; }
 
-std::vector<LogRecord> PathRecords(uint64_t dataset, std::string_view path) {
+std::vector<LogRecord> PathRecords(uint64_t group, std::string_view path) {
   path = path.substr(0, kLongestPath);
   std::vector<LogRecord> pieces;
   do {
     const std::string_view piece = path.substr(0, kPiece);
     LogRecord record;
-    record.dataset = dataset;
+    record.group = group;
     record.kind = LogRecord::Kind::kPath;
-    record.sample = static_cast<uint32_t>(pieces.size());
+    record.name = pieces.size();
     record.count = static_cast<uint8_t>(piece.size());
     std::memcpy(reinterpret_cast<char*>(&record) + offsetof(LogRecord, length), piece.data(),
                 piece.size());

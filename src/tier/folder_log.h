@@ -1,7 +1,7 @@
-// The index log of a cache folder: which sample's copy lies where, with its length and checksum.
+// The index log of a cache folder: which copy lies where, with its length and checksum.
 //
-// A header and records of 32 bytes, each with its own CRC-32C, in the order in which things
-// happened; a later record about a sample replaces an earlier one. A record is appended only when
+// A header and records of 40 bytes, each with its own CRC-32C, in the order in which things
+// happened; a later record about a copy replaces an earlier one. A record is appended only when
 // the bytes it speaks of are completely written, so what the log names is whole, whenever a writer
 // dies. A torn tail is cut off by the next writer; a record that is damaged in the middle is left
 // out, and the ones after it still count, as all have one size. Bytes are in the machine's order,
@@ -26,16 +26,16 @@ struct LogRecord {
   enum class Kind : uint8_t {
     kFile = 1,  // a copy in a file of its own
     kPacked,    // a copy in a segment, at `offset`
-    kDrop,      // no copy of this sample any more
-    kForget,    // no copy of this data set any more
-    kUse,       // somebody named the data set at a time
-    kPath,      // a piece of the data set's path, for people
-    kLimit,     // the folder's limit in bytes, for people
+    kDrop,      // no such copy any more
+    kForget,    // no copy of this group any more
+    kUse,       // somebody named the group at a time: ValueOf tells, in seconds since 1970
+    kPath,      // a piece of the group's path, for people: PathPiece
+    kLimit,     // the folder's limit, for people: ValueOf, in bytes
   };
-  uint64_t dataset = 0;
-  uint32_t sample = 0;  // kPath: number of the piece
-  uint32_t length =
-      0;  // with `crc`, kUse: seconds since 1970; kLimit: bytes. The next three, kPath: text
+  uint64_t name = 0;  // with `name_check`: what it is a copy of. kPath: number of the piece
+  uint64_t group = 0;
+  uint32_t name_check = 0;
+  uint32_t length = 0;
   uint32_t crc = 0;
   uint32_t offset = 0;
   uint16_t segment = 0;
@@ -43,14 +43,14 @@ struct LogRecord {
   uint8_t count = 0;   // kPath: bytes of text here
   uint32_t check = 0;  // CRC-32C of the bytes before; Append fills it in
 };
-static_assert(sizeof(LogRecord) == 32);
+static_assert(sizeof(LogRecord) == 40);
 
-LogRecord UseRecord(uint64_t dataset, int64_t seconds);
+LogRecord UseRecord(uint64_t group, int64_t seconds);
 LogRecord LimitRecord(uint64_t bytes);
 // The number of the two.
-uint64_t NumberOf(const LogRecord& record);
+uint64_t ValueOf(const LogRecord& record);
 // As many pieces as the text takes, at most 4096 bytes of it.
-std::vector<LogRecord> PathRecords(uint64_t dataset, std::string_view path);
+std::vector<LogRecord> PathRecords(uint64_t group, std::string_view path);
 std::string_view PathPiece(const LogRecord& record);
 
 // Not safe for concurrent use. Errors are errno values, 0 for none.

@@ -6,7 +6,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
+#include <deque>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -52,8 +54,8 @@ class FolderLogTest : public testing::Test {
     SplitMix64 rng(seed);
     std::vector<LogRecord> records(count);
     for (LogRecord& record : records) {
-      record.dataset = rng.Below(3);
-      record.sample = static_cast<uint32_t>(rng.Below(5000));
+      record.group = rng.Below(3);
+      record.name = rng.Below(5000);
       const uint64_t draw = rng.Below(40);
       record.kind = draw == 0   ? RecordKind::kForget
                     : draw < 5  ? RecordKind::kDrop
@@ -110,7 +112,7 @@ TEST_F(FolderLogTest, PathsAndTimes) {
     EXPECT_EQ(index.At(7).path, path.substr(0, 4096));
   }
   for (const int64_t seconds : {int64_t{0}, int64_t{1'700'000'000}, int64_t{1} << 40}) {
-    EXPECT_EQ(NumberOf(UseRecord(1, seconds)), static_cast<uint64_t>(seconds));
+    EXPECT_EQ(ValueOf(UseRecord(1, seconds)), static_cast<uint64_t>(seconds));
   }
 }
 
@@ -177,7 +179,7 @@ TEST_F(FolderLogTest, GarbageFromASeed) {
     if (!log) continue;
     FolderIndex index;
     for (const LogRecord& record : ReadAll(*log)) index.Apply(record);
-    EXPECT_LE(index.samples(), 200u);
+    EXPECT_LE(index.copies(), 200u);
   }
 }
 
@@ -194,27 +196,86 @@ TEST_F(FolderLogTest, AnotherLogInItsPlaceIsNoticed) {
   EXPECT_EQ(FolderLog::Open(fd_.get(), false).status().code(), Code::kNotFound);
 }
 
+TEST(FolderIndexTest, WhatIsNeededStaysAndTheRestIsSpare) {
+  FolderIndex index;
+  const auto copy = [&](uint64_t group, uint32_t length) {
+    CopyEntry entry;
+    entry.length = length;
+    entry.group = index.NumberOf(group) & (FolderIndex::kMostGroups - 1);
+    return entry;
+  };
+  for (uint64_t i = 0; i < 10; ++i) ASSERT_TRUE(index.Set({7, i, 1}, copy(7, 100)));
+  for (uint64_t i = 0; i < 10; ++i) ASSERT_TRUE(index.Set({8, i, 2}, copy(8, 100)));
+  TierKey key;
+  EXPECT_FALSE(index.HasSpare()) << "nobody uses a group";
+  EXPECT_FALSE(index.Spare(&key));
+  index.At(7).used = true;
+  EXPECT_FALSE(index.Spare(&key)) << "nobody has said what is needed";
+  // A copy is found by its name, whichever group it was put for.
+  for (uint64_t i = 0; i < 4; ++i) EXPECT_TRUE(index.Need({99, i, 1}));
+  EXPECT_FALSE(index.Need({7, 4, 9}));
+  index.At(7).sorted = true;
+  std::vector<uint64_t> spare;
+  while (index.Spare(&key)) {
+    EXPECT_EQ(key.group, 7u);
+    spare.push_back(key.name);
+    index.Clear(key);
+  }
+  std::sort(spare.begin(), spare.end());
+  EXPECT_EQ(spare, (std::vector<uint64_t>{4, 5, 6, 7, 8, 9}));
+  EXPECT_EQ(index.copies(), 14u);
+  // Of another index, read from the log meanwhile.
+  FolderIndex fresh;
+  index.Write([&](const LogRecord& record) { fresh.Apply(record); });
+  fresh.TakeOverUses(index);
+  EXPECT_TRUE(fresh.At(7).used && !fresh.At(8).used);
+  EXPECT_FALSE(fresh.HasSpare());
+  EXPECT_EQ(fresh.At(7).needed, 4u);
+}
+
+// Names that come and go for ever do not make the table grow.
+TEST(FolderIndexTest, AbsentNamesAreForgotten) {
+  FolderIndex index;
+  CopyEntry entry;
+  entry.length = 1;
+  entry.group = index.NumberOf(1) & (FolderIndex::kMostGroups - 1);
+  SplitMix64 rng(3);
+  std::deque<TierKey> held;
+  for (int i = 0; i < 200'000; ++i) {
+    held.push_back({1, rng.Next(), static_cast<uint32_t>(rng.Next())});
+    ASSERT_TRUE(index.Set(held.back(), entry));
+    if (held.size() <= 500) continue;
+    index.Clear(held.front());
+    held.pop_front();
+  }
+  EXPECT_EQ(index.copies(), held.size());
+  for (const TierKey& key : held) ASSERT_NE(index.Find(key), nullptr);
+  EXPECT_EQ(index.Keys(1).size(), held.size());
+  EXPECT_LE(index.slots(), 4096u);
+}
+
 // The index agrees with a plain map, and writes records that make it again.
 TEST(FolderIndexTest, FollowsTheRecords) {
   SplitMix64 rng(9);
   FolderIndex index;
-  std::map<std::pair<uint64_t, uint32_t>, LogRecord> truth;
+  std::map<std::pair<uint64_t, uint64_t>, LogRecord> truth;
   for (int i = 0; i < 20'000; ++i) {
     LogRecord record;
-    record.dataset = rng.Below(3);
-    record.sample = static_cast<uint32_t>(rng.Below(3000));
+    record.group = rng.Below(3);
+    record.name = rng.Below(3000);
+    record.name_check = static_cast<uint32_t>(record.group);
     const uint64_t draw = rng.Below(2000);
     if (draw == 0) {
       record.kind = RecordKind::kForget;
-      std::erase_if(truth, [&](const auto& each) { return each.first.first == record.dataset; });
+      std::erase_if(truth, [&](const auto& each) { return each.first.first == record.group; });
     } else if (draw < 500) {
       record.kind = RecordKind::kDrop;
-      truth.erase({record.dataset, record.sample});
+      truth.erase({record.group, record.name});
     } else {
       record.kind = draw % 2 ? RecordKind::kFile : RecordKind::kPacked;
       record.length = static_cast<uint32_t>(rng.Below(1000));
       record.segment = record.kind == RecordKind::kPacked ? 3 : 0;
-      truth[{record.dataset, record.sample}] = record;
+      truth[{record.group, record.name}] = record;
     }
     index.Apply(record);
   }
@@ -224,16 +285,17 @@ TEST(FolderIndexTest, FollowsTheRecords) {
   for (const FolderIndex* each : {&std::as_const(index), &std::as_const(again)}) {
     uint64_t used = 0;
     for (const auto& [key, record] : truth) {
-      const CopyEntry* entry = each->Find({key.first, key.second});
+      const CopyEntry* entry =
+          each->Find({key.first, key.second, static_cast<uint32_t>(key.first)});
       ASSERT_TRUE(entry != nullptr && entry->held());
       EXPECT_EQ(entry->length, record.length);
       EXPECT_EQ(entry->packed, record.kind == RecordKind::kPacked);
       used += FolderIndex::Charge(record.length);
     }
-    EXPECT_EQ(each->samples(), truth.size());
+    EXPECT_EQ(each->copies(), truth.size());
     EXPECT_EQ(each->used(), used);
     size_t listed = 0;
-    for (uint64_t d = 0; d < 3; ++d) listed += each->Samples(d).size();
+    for (uint64_t d = 0; d < 3; ++d) listed += each->Keys(d).size();
     EXPECT_EQ(listed, truth.size());
   }
 }

@@ -13,7 +13,7 @@
 
 namespace forebay {
 
-static_assert(FolderStore::kBytesASample == sizeof(CopyEntry));
+static_assert(FolderStore::kOverheadASample == sizeof(LogRecord));
 
 Status FolderTierOptions::Validate() const {
   if (folder.empty()) return Status(Code::kInvalidArgument, "the cache folder has no name");
@@ -115,7 +115,8 @@ Result<std::unique_ptr<Tier>> FolderStore::MakeTier(std::shared_ptr<FolderStore>
       std::make_unique<FolderTier>(std::move(store), max_in_flight, std::move(event_fd)));
 }
 
-void FolderStore::Use(uint64_t dataset, const std::string& path) { core_->Use(dataset, path); }
+void FolderStore::Use(uint64_t group, const std::string& path) { core_->Use(group, path); }
+void FolderStore::AskedForAll(uint64_t group) { core_->AskedForAll(group); }
 bool FolderStore::WaitScanned(Nanos at_most) const { return core_->WaitScanned(at_most); }
 bool FolderStore::Has(const TierKey& key) const { return core_->Has(key); }
 uint64_t FolderStore::used_bytes() const { return core_->used_bytes(); }

@@ -3,7 +3,7 @@
 //   <folder>/forebay.lock   flock: one writer a folder, others only read; says who writes. When it
 //                           ends, one of the others is the next
 //   <folder>/index.log      what is held where (folder_log.h)
-//   <folder>/<dataset>/...  the copies (folder_files.h)
+//   <folder>/<group>/...    the copies (folder_files.h)
 //   <folder>/writing/...    what is being written
 //
 // A copy counts once the log names it, and the log names it once its bytes are written: a process
@@ -29,7 +29,7 @@ struct FolderTierOptions {
   // Made, with its parents, when it does not exist. One that exists is this user's, and nobody else
   // may write to it (OpenPrivateFolder).
   std::string folder;
-  // Bytes of samples, and 32 more for each. What the disk rounds files up by is not counted: half a
+  // Bytes of samples, and 40 more for each. What the disk rounds files up by is not counted: half a
   // block for each sample in a file of its own. 0: four fifths of what the disk has free and the
   // folder holds already.
   uint64_t capacity_bytes = 0;
@@ -52,10 +52,11 @@ class FolderCore;
 // Safe for concurrent use by multiple threads.
 class FolderStore {
  public:
-  // Memory that the store takes for each sample it holds.
-  static constexpr size_t kBytesASample = 16;
+  // Memory that the store takes for each sample it holds: 28 bytes, in a table that is 7/16 to 7/8
+  // full.
+  static constexpr size_t kBytesASample = 48;
   // What a copy takes of the capacity beside its bytes.
-  static constexpr size_t kOverheadASample = 32;
+  static constexpr size_t kOverheadASample = 40;
 
   // The log is read in the background; until that is done nothing is written. A folder that cannot
   // be written, or has another writer, is read until it can, or that writer has ended; health()
@@ -72,10 +73,13 @@ class FolderStore {
   static Result<std::unique_ptr<Tier>> MakeTier(std::shared_ptr<FolderStore> store,
                                                 size_t max_in_flight);
 
-  // Copies of this data set are never dropped to make room. Those of data sets that nobody has
-  // named, here, are: least recently used first. Any op of a tier names its data set too. `path` is
-  // where the data set lies, for people who list the folder.
-  void Use(uint64_t dataset, const std::string& path = "");
+  // Copies of this group are not dropped to make room for others. Those of groups that nobody has
+  // named, here, are: least recently used first. Any op of a tier names its group, too. `path` is
+  // where the data lie, for people who list the folder.
+  void Use(uint64_t group, const std::string& path = "");
+  // All that is needed of the group has been asked for (Has): what else it holds, of files that
+  // changed or are gone, is dropped when room is needed, after the groups that nobody named.
+  void AskedForAll(uint64_t group);
   // True: all content is known.
   bool WaitScanned(Nanos at_most) const;
 

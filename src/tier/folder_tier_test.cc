@@ -86,10 +86,10 @@ TEST_F(FolderTierTest, AFileIsTheSampleAndNothingElse) {
   ASSERT_TRUE(Put(*tier, kSmall, SmallBytes()).stored);
   ASSERT_TRUE(Put(*tier, kLarge, LargeBytes()).stored);
   const auto file = folder_.Files(".bin").at(0);
-  EXPECT_EQ(file.string(), folder_.path() + "/0000000000000009/00000000/00000002.bin");
+  EXPECT_EQ(file.string(), folder_.path() + "/0000000000000009/00/000000000000000200000000.bin");
   EXPECT_EQ(fs::file_size(file), LargeBytes().size());
   EXPECT_EQ(fs::file_size(folder_.Files(".seg").at(0)), SmallBytes().size());
-  EXPECT_EQ(tier->used_bytes(), 5'000u + 70'000u + 2 * 32u);
+  EXPECT_EQ(tier->used_bytes(), 5'000u + 70'000u + 2 * 40u);
 }
 
 TEST_F(FolderTierTest, EachBitIsChecked) {
@@ -157,7 +157,7 @@ TEST_F(FolderTierTest, CopiesThatChangedPlacesAreNotBelieved) {
     ASSERT_TRUE(Put(*tier, {9, 3}, Bytes(70'000, std::byte{3})).stored);
   }
   const fs::path page = folder_.Files(".bin").at(0).parent_path();
-  fs::rename(page / "00000002.bin", page / "00000003.bin");
+  fs::rename(page / "000000000000000200000000.bin", page / "000000000000000300000000.bin");
   auto tier = OpenFolder(folder_.path());
   Bytes bytes(70'000);
   EXPECT_FALSE(Get(*tier, kLarge, bytes).hit);
@@ -171,18 +171,16 @@ TEST_F(FolderTierTest, StrangersAreLeftAlone) {
     ASSERT_TRUE(Put(*tier, kLarge, LargeBytes()).stored);
   }
   const fs::path page = folder_.Files(".bin").at(0).parent_path();
-  const std::vector<fs::path> strangers = {folder_.path() + "/notes.txt",
-                                           page / "readme.bin",
-                                           page / "0000000A.bin",
-                                           page.parent_path() / "x",
-                                           folder_.path() + "/writing/mine",
-                                           folder_.path() + "/0123456789abcdef"};
+  const std::vector<fs::path> strangers = {
+      folder_.path() + "/notes.txt",         page / "readme.bin",
+      page / "00000000000000000000000A.bin", page.parent_path() / "x",
+      folder_.path() + "/writing/mine",      folder_.path() + "/0123456789abcdef"};
   for (const fs::path& stranger : strangers) {
     const OwnedFd fd(open(stranger.c_str(), O_WRONLY | O_CREAT, 0600));
     ASSERT_TRUE(fd.valid()) << stranger;
     ASSERT_EQ(write(fd.get(), "text", 4), 4);
   }
-  fs::create_symlink("/etc/passwd", page / "00000006.bin");
+  fs::create_symlink("/etc/passwd", page / "000000000000000600000000.bin");
   {
     auto tier = OpenFolder(folder_.path());
     Bytes bytes(70'000);
@@ -366,8 +364,8 @@ TEST_F(FolderTierTest, AQuotaBindsWhatComesAndLeavesWhatIsThere) {
 
 TEST_F(FolderTierTest, TheNextWriterKnowsWhatItsJobUses) {
   auto writer = OpenFolder(folder_.path(), 100'000);
-  ASSERT_TRUE(Put(*writer, {1, 0}, Bytes(50'000)).stored);
-  ASSERT_TRUE(Put(*writer, {2, 0}, Bytes(40'000)).stored);
+  ASSERT_TRUE(Put(*writer, {1, 0, 1}, Bytes(50'000)).stored);
+  ASSERT_TRUE(Put(*writer, {2, 0, 2}, Bytes(40'000)).stored);
   auto opened = FolderStore::Open({.folder = folder_.path(),
                                    .capacity_bytes = 100'000,
                                    .follow_every = kMilli,
@@ -377,14 +375,14 @@ TEST_F(FolderTierTest, TheNextWriterKnowsWhatItsJobUses) {
   writer.reset();
   ASSERT_TRUE(Soon([&] { return (*opened)->health().ok(); }));
   auto tier = *FolderStore::MakeTier(*opened, 4);
-  EXPECT_TRUE(Put(*tier, {3, 0}, Bytes(45'000)).stored);
-  EXPECT_TRUE(tier->Has({1, 0})) << "used here";
-  EXPECT_FALSE(tier->Has({2, 0})) << "was the writer's";
+  EXPECT_TRUE(Put(*tier, {3, 0, 3}, Bytes(45'000)).stored);
+  EXPECT_TRUE(tier->Has({1, 0, 1})) << "used here";
+  EXPECT_FALSE(tier->Has({2, 0, 2})) << "was the writer's";
   tier.reset();
   opened->reset();
   const auto admin = FolderAdmin::Open(folder_.path(), false);
   ASSERT_TRUE(admin.has_value());
-  EXPECT_EQ(admin->datasets().at(0).path, "/data/one");
+  EXPECT_EQ(admin->groups().at(0).path, "/data/one");
 }
 
 // Two processes must never append to one log.
@@ -407,8 +405,8 @@ TEST_F(FolderTierTest, AWriterThatLostItsLockTouchesNothing) {
   const Bytes large(100'000, std::byte{9});  // has a file of its own
   {
     auto before = OpenFolder(folder_.path());
-    ASSERT_TRUE(Put(*before, {8, 1}, small).stored);
-    ASSERT_TRUE(Put(*before, {8, 2}, large).stored);
+    ASSERT_TRUE(Put(*before, {8, 1, 8}, small).stored);
+    ASSERT_TRUE(Put(*before, {8, 2, 8}, large).stored);
   }
   auto first = OpenFolder(folder_.path(), 300'000);
   ASSERT_TRUE(Put(*first, {9, 1}, small).stored);
@@ -423,30 +421,30 @@ TEST_F(FolderTierTest, AWriterThatLostItsLockTouchesNothing) {
   EXPECT_FALSE(Put(*first, {9, 4}, Bytes(150'000)).stored);
   EXPECT_FALSE(first->health().ok());
   for (const TierKey key :
-       {TierKey{8, 1}, TierKey{8, 2}, TierKey{9, 1}, TierKey{9, 2}, TierKey{9, 3}}) {
-    Bytes bytes(key.sample == 1 ? small.size() : large.size());
-    EXPECT_TRUE(Get(*second, key, bytes).hit) << key.dataset << " " << key.sample;
+       {TierKey{8, 1, 8}, TierKey{8, 2, 8}, TierKey{9, 1}, TierKey{9, 2}, TierKey{9, 3}}) {
+    Bytes bytes(key.name == 1 ? small.size() : large.size());
+    EXPECT_TRUE(Get(*second, key, bytes).hit) << key.group << " " << key.name;
   }
 }
 
 TEST_F(FolderTierTest, DataSetsThatNobodyUsesMakeRoom) {
-  constexpr uint64_t kCapacity = 40 * 132;
+  constexpr uint64_t kCapacity = 40 * 140;
   {
     auto tier = OpenFolder(folder_.path(), kCapacity);
-    for (uint32_t i = 0; i < 30; ++i) ASSERT_TRUE(Put(*tier, {1, i * 1024}, Bytes(100)).stored);
-    ASSERT_TRUE(Put(*tier, {2, 0}, Bytes(100)).stored);
+    for (uint32_t i = 0; i < 30; ++i) ASSERT_TRUE(Put(*tier, {1, i * 1024, 1}, Bytes(100)).stored);
+    ASSERT_TRUE(Put(*tier, {2, 0, 2}, Bytes(100)).stored);
   }
   auto store = OpenStore(folder_.path(), kCapacity);
   store->Use(2, "/data/two");
   auto tier = *FolderStore::MakeTier(store, 4);
   EXPECT_TRUE(tier->HasRoom(100));
   for (uint32_t i = 0; i < 39; ++i) {
-    EXPECT_TRUE(Put(*tier, {3, i}, Bytes(100)).stored) << i;
+    EXPECT_TRUE(Put(*tier, {3, i, 3}, Bytes(100)).stored) << i;
     EXPECT_LE(tier->used_bytes(), kCapacity);
   }
   EXPECT_FALSE(tier->HasRoom(100));
-  EXPECT_FALSE(Put(*tier, {3, 99}, Bytes(100)).stored) << "what is used is never given up";
-  EXPECT_TRUE(tier->Has({2, 0}));
+  EXPECT_FALSE(Put(*tier, {3, 99, 3}, Bytes(100)).stored) << "what is used is never given up";
+  EXPECT_TRUE(tier->Has({2, 0, 2}));
   EXPECT_FALSE(fs::exists(folder_.path() + "/0000000000000001"));
   EXPECT_EQ(folder_.Files(".seg").size(), 2u);
   tier.reset();
@@ -455,8 +453,41 @@ TEST_F(FolderTierTest, DataSetsThatNobodyUsesMakeRoom) {
   EXPECT_EQ(store->used_bytes(), kCapacity) << "the log says the same";
 }
 
+TEST_F(FolderTierTest, CopiesThatNobodyNeedsMakeRoom) {
+  constexpr uint64_t kCapacity = 20 * 1040;
+  {
+    auto tier = OpenFolder(folder_.path(), kCapacity);
+    for (uint32_t i = 0; i < 20; ++i) ASSERT_TRUE(Put(*tier, {9, i}, Bytes(1000)).stored);
+  }
+  auto store = OpenStore(folder_.path(), kCapacity);
+  store->Use(9, "/data/nine");
+  auto tier = *FolderStore::MakeTier(store, 4);
+  // Half of the files have changed: they have other names now.
+  for (uint32_t i = 0; i < 10; ++i) ASSERT_TRUE(tier->Has({9, i}));
+  EXPECT_FALSE(Put(*tier, {9, 100}, Bytes(1000)).stored) << "the rest may be needed yet";
+  store->AskedForAll(9);
+  EXPECT_TRUE(tier->HasRoom(1000));
+  for (uint32_t i = 0; i < 10; ++i) {
+    EXPECT_TRUE(Put(*tier, {9, 100 + i}, Bytes(1000)).stored) << i;
+    EXPECT_LE(tier->used_bytes(), kCapacity);
+  }
+  EXPECT_FALSE(tier->HasRoom(1000));
+  EXPECT_FALSE(Put(*tier, {9, 200}, Bytes(1000)).stored);
+  for (uint32_t i = 0; i < 10; ++i) {
+    Bytes bytes(1000);
+    EXPECT_TRUE(Get(*tier, {9, i}, bytes).hit);
+    EXPECT_TRUE(Get(*tier, {9, 100 + i}, bytes).hit);
+    EXPECT_FALSE(tier->Has({9, 10 + i}));
+  }
+  tier.reset();
+  store.reset();
+  store = OpenStore(folder_.path(), kCapacity);
+  EXPECT_TRUE(store->Has({9, 5}) && store->Has({9, 105}) && !store->Has({9, 15}))
+      << "the log says the same";
+}
+
 TEST_F(FolderTierTest, TheDataSetNamedLongestAgoGoesFirst) {
-  constexpr uint64_t kCapacity = 3 * 10'032;
+  constexpr uint64_t kCapacity = 3 * 10'040;
   {
     auto log = FolderLog::Create(OwnedFd(open(folder_.path().c_str(), O_RDONLY)).get(),
                                  [](const FolderLog::Emit& emit) {
@@ -466,13 +497,14 @@ TEST_F(FolderTierTest, TheDataSetNamedLongestAgoGoesFirst) {
                                  });
     ASSERT_TRUE(log.has_value()) << log.status().ToString();
     auto tier = OpenFolder(folder_.path(), kCapacity);
-    for (uint64_t d = 1; d <= 3; ++d) ASSERT_TRUE(Put(*tier, {d, 0}, Bytes(10'000)).stored);
+    for (uint64_t d = 1; d <= 3; ++d)
+      ASSERT_TRUE(Put(*tier, {d, 0, static_cast<uint32_t>(d)}, Bytes(10'000)).stored);
   }
   auto tier = OpenFolder(folder_.path(), kCapacity);
-  ASSERT_TRUE(Put(*tier, {4, 0}, Bytes(10'000)).stored);
-  EXPECT_TRUE(tier->Has({1, 0}) && !tier->Has({2, 0}) && tier->Has({3, 0}));
-  ASSERT_TRUE(Put(*tier, {4, 1}, Bytes(10'000)).stored);
-  EXPECT_TRUE(!tier->Has({1, 0}) && tier->Has({3, 0}));
+  ASSERT_TRUE(Put(*tier, {4, 0, 4}, Bytes(10'000)).stored);
+  EXPECT_TRUE(tier->Has({1, 0, 1}) && !tier->Has({2, 0, 2}) && tier->Has({3, 0, 3}));
+  ASSERT_TRUE(Put(*tier, {4, 1, 4}, Bytes(10'000)).stored);
+  EXPECT_TRUE(!tier->Has({1, 0, 1}) && tier->Has({3, 0, 3}));
 }
 
 TEST_F(FolderTierTest, AFullDisk) {

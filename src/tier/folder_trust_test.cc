@@ -135,7 +135,7 @@ TEST_F(FolderTrustTest, OthersCannotReadCopiesWhateverTheUmask) {
       EXPECT_EQ(ModeOf(here + "/writing"), 0700u);
     }
     auto admin = FolderAdmin::Open(here, true);
-    EXPECT_TRUE(admin.has_value() && admin->Drop(9, kSmall.sample).ok());
+    EXPECT_TRUE(admin.has_value() && admin->Drop(kSmall).ok());
     umask(before);
     EXPECT_EQ(ModeOf(above) & 022, 0u);
     EXPECT_EQ(ModeOf(here), 0700u);

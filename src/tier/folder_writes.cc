@@ -14,7 +14,8 @@ namespace forebay {
 namespace {
 
 constexpr size_t kMostAtOnce = 256;  // jobs of one batch
-constexpr int64_t kUseEvery = 60;    // seconds between notes that a data set is used
+constexpr int64_t kUseEvery = 60;    // seconds between notes that a group is used
+constexpr size_t kMostSpare = 64;    // copies that leave at once
 
 // Other errors mean that the next write would fare no better.
 bool MayPass(int error) {
@@ -74,27 +75,27 @@ void FolderCore::LoadAsWriter(Result<FolderLog> log, int error) {
   }
   // Folders that no record speaks of: an older format, or what a dead writer had begun to remove.
   size_t removed = 0;
-  std::vector<uint64_t> folders = DatasetFolders(folder_.get());
+  std::vector<uint64_t> folders = GroupFolders(folder_.get());
   std::sort(folders.begin(), folders.end());
-  for (const uint64_t dataset : folders) {
+  for (const uint64_t group : folders) {
     {
       MutexLock lock(mutex_);
-      if (index_.At(dataset).samples > 0) continue;
+      if (index_.Holds(group)) continue;
     }
-    RemoveDataset(folder_.get(), dataset);
+    RemoveGroup(folder_.get(), group);
     ++removed;
   }
   if (log) error = log->Cut();
   bool tidy = false;
   {
     MutexLock lock(mutex_);
-    for (const auto& [number, dataset] : index_.datasets()) {
-      if (dataset.samples > 0 && !std::binary_search(folders.begin(), folders.end(), number)) {
-        index_.Forget(number);
+    for (const FolderIndex::Group& group : index_.groups()) {
+      if (group.copies > 0 && !std::binary_search(folders.begin(), folders.end(), group.id)) {
+        index_.Forget(group.id);
       }
     }
     if (log) {
-      tidy = error == 0 && log->damaged() == 0 && log->records() <= 2 * index_.samples() + 4096;
+      tidy = error == 0 && log->damaged() == 0 && log->records() <= 2 * index_.copies() + 4096;
       if (log->damaged() > 0) {
         note_ = StrCat(log->damaged(), " records of the cache folder ", folder(),
                        " were damaged: the samples are fetched again");
@@ -115,8 +116,8 @@ void FolderCore::LoadAsWriter(Result<FolderLog> log, int error) {
 }
 
 // A log of what the index has. While the file is written the lock is not held: meanwhile others
-// look copies up, mark some as dropped, for which the queue gets a job, and name data sets. Only
-// this thread adds and removes pages.
+// look copies up, mark some as dropped, for which the queue gets a job, and name groups. Only this
+// thread adds entries.
 Result<FolderLog> FolderCore::NewLog() {
   constexpr size_t kGroup = 4096;
   const auto fill = [this](const FolderLog::Emit& emit) NO_THREAD_SAFETY_ANALYSIS {
@@ -203,9 +204,7 @@ void FolderCore::ReadOthersLog() {
 }
 
 void FolderCore::ReplaceIndex(FolderIndex fresh) {
-  for (const auto& [number, dataset] : index_.datasets()) {
-    if (dataset.used) fresh.At(number).used = true;
-  }
+  fresh.TakeOverUses(index_);
   index_ = std::move(fresh);
 }
 
@@ -302,19 +301,19 @@ void FolderCore::NoteUses(std::vector<std::pair<uint64_t, std::string>> uses) {
   {
     MutexLock lock(mutex_);
     if (!writing_) return;
-    for (const auto& [number, path] : uses) {
-      FolderIndex::Dataset& dataset = index_.At(number);
+    for (const auto& [id, path] : uses) {
+      FolderIndex::Group& group = index_.At(id);
       const auto now = static_cast<int64_t>(std::time(nullptr));
-      if (now - dataset.last_used_s >= kUseEvery) {
-        dataset.last_used_s = now;
-        records.push_back(UseRecord(number, now));
+      if (now - group.last_used_s >= kUseEvery) {
+        group.last_used_s = now;
+        records.push_back(UseRecord(group.id, now));
       }
-      if (path.empty() || path == dataset.path) continue;
-      dataset.path = path;
-      for (const LogRecord& piece : PathRecords(number, path)) records.push_back(piece);
+      if (path.empty() || path == group.path) continue;
+      group.path = path;
+      for (const LogRecord& piece : PathRecords(group.id, path)) records.push_back(piece);
     }
   }
-  // Without it the data set is only listed without a name, and evicted early.
+  // Without it the group is only listed without a path, and evicted early.
   if (!records.empty()) (void)AppendLog(records);
 }
 
@@ -327,9 +326,10 @@ void FolderCore::RunBatch(std::span<Job> jobs) {
       jobs = jobs.subspan(1);
       continue;
     }
-    std::optional<uint64_t> leaving;
+    Leaving leaving;
     jobs = jobs.subspan(AdmitPuts(jobs, &admitted, &leaving));
-    if (leaving) Evict(*leaving);
+    if (leaving.group) Evict(*leaving.group);
+    for (Job& job : leaving.copies) Drop(job);
   }
   std::vector<Pending> files;
   std::vector<Pending> packed;
@@ -345,19 +345,19 @@ void FolderCore::RunBatch(std::span<Job> jobs) {
   }
   Publish(files);
   while (!packed.empty()) {
-    const uint64_t dataset = packed.front().job->op.key.dataset;
+    const uint64_t group = packed.front().job->op.key.group;
     const auto rest = std::stable_partition(packed.begin(), packed.end(), [&](const Pending& put) {
-      return put.job->op.key.dataset == dataset;
+      return put.job->op.key.group == group;
     });
     WritePacked(std::span(packed.begin(), rest));
     packed.erase(packed.begin(), rest);
   }
 }
 
-// Reserves room for puts, up to the first drop, or to the first that needs a data set to leave
-// that nobody here uses. Returns how many it dealt with.
+// Reserves room for puts, up to the first drop, or to the first that needs others to leave: a group
+// that nobody here uses, or else copies that nobody here needs. Returns how many it dealt with.
 size_t FolderCore::AdmitPuts(std::span<Job> jobs, std::vector<Pending>* admitted,
-                             std::optional<uint64_t>* leaving) {
+                             Leaving* leaving) {
   MutexLock lock(mutex_);
   for (size_t i = 0; i < jobs.size(); ++i) {
     Job& job = jobs[i];
@@ -373,9 +373,11 @@ size_t FolderCore::AdmitPuts(std::span<Job> jobs, std::vector<Pending>* admitted
       uint64_t oldest = 0;
       if (charge <= Limit() && index_.Oldest(&oldest)) {
         index_.At(oldest).leaving = true;
-        *leaving = oldest;
+        leaving->group = oldest;
         return i;
       }
+      if (charge <= Limit()) leaving->copies = TakeSpare(charge);
+      if (!leaving->copies.empty()) return i;
       ++stats_.full;
       continue;
     }
@@ -389,6 +391,9 @@ size_t FolderCore::AdmitPuts(std::span<Job> jobs, std::vector<Pending>* admitted
     Pending& put = admitted->emplace_back();
     put.job = &job;
     put.charge = charge;
+    put.copy.needed = 1;
+    put.copy.group = index_.NumberOf(job.op.key.group) & (FolderIndex::kMostGroups - 1);
+    job.op.key.group = index_.IdOf(put.copy);
     put.copy.packed = Packed(job.op.bytes.size());
     put.copy.length = static_cast<uint32_t>(job.op.bytes.size());
     put.copy.crc = job.op.crc;
@@ -396,22 +401,37 @@ size_t FolderCore::AdmitPuts(std::span<Job> jobs, std::vector<Pending>* admitted
   return jobs.size();
 }
 
-// The data set is marked as leaving.
-void FolderCore::Evict(uint64_t dataset) {
+std::vector<FolderCore::Job> FolderCore::TakeSpare(uint64_t bytes) {
+  std::vector<Job> out;
+  uint64_t freed = 0;
+  TierKey key;
+  while (freed < bytes && out.size() < kMostSpare && index_.Spare(&key)) {
+    Job& job = out.emplace_back();
+    job.op.kind = TierOp::Kind::kDrop;
+    job.op.key = key;
+    job.copy = *index_.Find(key);
+    freed += FolderIndex::Charge(job.copy.length);
+    index_.Clear(key, CopyEntry::kBusy);
+  }
+  return out;
+}
+
+// The group is marked as leaving.
+void FolderCore::Evict(uint64_t group) {
   LogRecord forget;
-  forget.dataset = dataset;
+  forget.group = group;
   forget.kind = LogRecord::Kind::kForget;
   if (MayTouch()) {
     (void)AppendLog(std::span(&forget, 1));
-    segments_.Seal(dataset);
-    RemoveDataset(folder_.get(), dataset);
+    segments_.Seal(group);
+    RemoveGroup(folder_.get(), group);
   }
   MutexLock lock(mutex_);
-  index_.Forget(dataset);
-  index_.At(dataset).leaving = false;
+  index_.Forget(group);
+  index_.At(group).leaving = false;
 }
 
-// All are small, and of one data set.
+// All are small, and of one group.
 void FolderCore::WritePacked(std::span<Pending> puts) {
   int error = WriteTogether(puts);
   if (error == 0) {
@@ -422,7 +442,7 @@ void FolderCore::WritePacked(std::span<Pending> puts) {
     const std::span<Pending> one(&put, 1);
     // Too long for the segment under a limit on the size of files: perhaps not for a new one.
     if (error == EFBIG) {
-      segments_.Seal(put.job->op.key.dataset);
+      segments_.Seal(put.job->op.key.group);
       error = WriteTogether(one);
       if (error == 0) {
         Publish(one);
@@ -444,7 +464,7 @@ void FolderCore::WritePacked(std::span<Pending> puts) {
 
 int FolderCore::WriteTogether(std::span<Pending> puts) {
   if (const int error = HoldLock(); error != 0) return error;
-  const uint64_t dataset = puts.front().job->op.key.dataset;
+  const uint64_t group = puts.front().job->op.key.group;
   std::vector<iovec> parts;
   uint64_t bytes = 0;
   for (const Pending& put : puts) {
@@ -455,14 +475,13 @@ int FolderCore::WriteTogether(std::span<Pending> puts) {
   uint32_t next = 0;
   {
     MutexLock lock(mutex_);
-    next = index_.At(dataset).next_segment;
+    next = index_.At(group).next_segment;
   }
   uint16_t segment = 0;
   uint32_t offset = 0;
-  const int error =
-      segments_.Append(folder_.get(), dataset, parts, bytes, &next, &segment, &offset);
+  const int error = segments_.Append(folder_.get(), group, parts, bytes, &next, &segment, &offset);
   MutexLock lock(mutex_);
-  index_.At(dataset).next_segment = next;
+  index_.At(group).next_segment = next;
   if (error != 0) return error;
   for (Pending& put : puts) {
     put.copy.segment = segment;
@@ -475,8 +494,11 @@ int FolderCore::WriteTogether(std::span<Pending> puts) {
 void FolderCore::Publish(std::span<Pending> puts) {
   if (puts.empty()) return;
   std::vector<LogRecord> records;
-  for (const Pending& put : puts) {
-    records.push_back(FolderIndex::RecordOf(put.job->op.key, put.copy));
+  {
+    MutexLock lock(mutex_);
+    for (const Pending& put : puts) {
+      records.push_back(index_.RecordOf(put.job->op.key, put.copy));
+    }
   }
   if (const int error = AppendLog(records); error != 0) {
     for (Pending& put : puts) {
@@ -515,13 +537,14 @@ void FolderCore::StopWriting(Status why) {
 }
 
 void FolderCore::Drop(Job& job) {
-  const TierKey& key = job.op.key;
+  TierKey& key = job.op.key;
   {
     MutexLock lock(mutex_);
     if (job.port != nullptr) {
       const CopyEntry* entry = index_.Find(key);
       if (entry == nullptr || !entry->held()) return;
       job.copy = *entry;
+      key.group = index_.IdOf(job.copy);
       index_.Clear(key, CopyEntry::kBusy);
     }
   }
@@ -529,8 +552,9 @@ void FolderCore::Drop(Job& job) {
   if (touch) {
     // First the record: what the log names is there.
     LogRecord drop;
-    drop.dataset = key.dataset;
-    drop.sample = key.sample;
+    drop.name = key.name;
+    drop.name_check = key.check;
+    drop.group = key.group;
     drop.kind = LogRecord::Kind::kDrop;
     (void)AppendLog(std::span(&drop, 1));
     RemoveCopy(folder_.get(), key, job.copy);
@@ -540,11 +564,11 @@ void FolderCore::Drop(Job& job) {
     MutexLock lock(mutex_);
     index_.Clear(key);
     if (!health_.ok()) capacity_bytes_ = index_.used();
-    const std::vector<uint32_t>& packed = index_.At(key.dataset).packed;
+    const std::vector<uint32_t>& packed = index_.At(key.group).packed;
     empty = job.copy.packed && job.copy.segment < packed.size() && packed[job.copy.segment] == 0;
   }
-  if (touch && empty && !segments_.IsOpen(key.dataset, job.copy.segment)) {
-    (void)unlinkat(folder_.get(), SegmentName(key.dataset, job.copy.segment).data(), 0);
+  if (touch && empty && !segments_.IsOpen(key.group, job.copy.segment)) {
+    (void)unlinkat(folder_.get(), SegmentName(key.group, job.copy.segment).data(), 0);
   }
 }
 

@@ -53,7 +53,7 @@ class MemoryTier final : public Tier {
   size_t capacity() const override { return max_in_flight_; }
   bool Has(const TierKey& key) const override {
     MutexLock lock(mutex_);
-    return copies_.contains({key.dataset, key.sample});
+    return copies_.contains({key.name, key.check});
   }
   bool HasRoom(uint64_t bytes) const override {
     MutexLock lock(mutex_);
@@ -79,7 +79,7 @@ class MemoryTier final : public Tier {
 
   TierDone Execute(const TierOp& op) REQUIRES(mutex_) {
     TierDone done{.tag = op.tag};
-    const auto found = copies_.find({op.key.dataset, op.key.sample});
+    const auto found = copies_.find({op.key.name, op.key.check});
     switch (op.kind) {
       case TierOp::Kind::kPut:
         done.stored = found != copies_.end() || Store(op);
@@ -111,7 +111,7 @@ class MemoryTier final : public Tier {
       ++stats_.full;
       return false;
     }
-    copies_.emplace(std::pair(op.key.dataset, op.key.sample),
+    copies_.emplace(std::pair(op.key.name, op.key.check),
                     Copy{{op.bytes.begin(), op.bytes.end()}, op.crc});
     used_ += op.bytes.size();
     ++stats_.writes;

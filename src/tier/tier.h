@@ -14,9 +14,11 @@
 namespace forebay {
 
 struct TierKey {
-  uint64_t dataset = 0;  // which bytes a sample number stands for; see TierDataset
-  uint32_t sample = 0;
-  bool operator==(const TierKey&) const = default;
+  uint64_t group = 0;  // the data folder that a put is for; a copy is found whichever it was
+  // What it is a copy of: 96 bits of a hash (copy_names.h).
+  uint64_t name = 0;
+  uint32_t check = 0;
+  bool operator==(const TierKey& other) const { return name == other.name && check == other.check; }
 };
 
 struct TierOp {
@@ -67,7 +69,7 @@ class Tier {
   // Most ops in flight.
   virtual size_t capacity() const = 0;
 
-  // True: a kGet submitted now most likely hits.
+  // True: a kGet submitted now most likely hits. Who asks needs the copy: it stays, if it can.
   virtual bool Has(const TierKey& key) const = 0;
   // True: a kPut of so many bytes submitted now is most likely stored. Spares a caller the copy.
   virtual bool HasRoom(uint64_t bytes) const = 0;

@@ -29,7 +29,7 @@ inline constexpr Nanos kLong = 60 * kSecond;
 
 // The bytes that a key stands for, of a length that is the key's too.
 inline Bytes BytesOf(const TierKey& key, size_t most = 20'000) {
-  SplitMix64 rng(key.dataset * 1'000'003 + key.sample);
+  SplitMix64 rng(key.group * 1'000'003 + key.name);
   const uint64_t draw = rng.Below(8);
   // None, one for a file of its own, and small ones.
   Bytes bytes(draw == 0 ? 0 : draw == 1 ? (64 << 10) + rng.Below(40'000) : rng.Below(most));
@@ -121,7 +121,7 @@ inline bool Hits(Tier& tier, const TierKey& key) {
   Bytes bytes(truth.size(), std::byte{0x5a});
   const TierDone done = Get(tier, key, bytes);
   if (done.hit) {
-    EXPECT_TRUE(bytes == truth) << "wrong bytes for sample " << key.sample;
+    EXPECT_TRUE(bytes == truth) << "wrong bytes for sample " << key.name;
     EXPECT_EQ(done.crc, Crc32c(truth));
   }
   return done.hit;

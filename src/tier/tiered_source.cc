@@ -61,19 +61,19 @@ TierMetrics::TierMetrics(Mechanism& mechanism)
 
 Result<std::unique_ptr<TieredSource>> TieredSource::Make(std::unique_ptr<Source> inner,
                                                          std::unique_ptr<Tier> tier,
-                                                         uint64_t dataset, WriteBuffer& buffer,
+                                                         CopyNames names, WriteBuffer& buffer,
                                                          TierMetrics& metrics) {
   Result<WakeFd> wake = WakeFd::Make();
   if (!wake) return wake.error();
   FOREBAY_RETURN_IF_ERROR(wake->Watch(inner->event_fd()));
   FOREBAY_RETURN_IF_ERROR(wake->Watch(tier->event_fd()));
-  return std::unique_ptr<TieredSource>(new TieredSource(std::move(inner), std::move(tier), dataset,
-                                                        buffer, metrics, *std::move(wake)));
+  return std::unique_ptr<TieredSource>(new TieredSource(
+      std::move(inner), std::move(tier), std::move(names), buffer, metrics, *std::move(wake)));
 }
 
 TieredSource::TieredSource(std::unique_ptr<Source> inner, std::unique_ptr<Tier> tier,
-                           uint64_t dataset, WriteBuffer& buffer, TierMetrics& metrics, WakeFd wake)
-    : dataset_(dataset),
+                           CopyNames names, WriteBuffer& buffer, TierMetrics& metrics, WakeFd wake)
+    : names_(std::move(names)),
       creator_(getpid()),
       buffer_(buffer),
       metrics_(metrics),
@@ -113,7 +113,7 @@ size_t TieredSource::Submit(std::span<const SourceRead> reads) {
     const uint32_t index = free_.back();
     free_.pop_back();
     slots_[index] = {read, now};
-    const TierKey key{dataset_, read.sample};
+    const TierKey key = names_.Of(read.sample);
     if (!read.skip_tier && tier_->Has(key)) {
       const TierOp get{
           .tag = index, .kind = TierOp::Kind::kGet, .key = key, .bytes = read.dest, .crc = 0};
@@ -210,7 +210,7 @@ std::optional<uint32_t> TieredSource::ReserveCopy(size_t bytes) {
 
 bool TieredSource::Store(uint32_t reserved, SampleId sample, std::span<const std::byte> bytes,
                          uint32_t crc) {
-  const TierKey key{dataset_, sample};
+  const TierKey key = names_.Of(sample);
   const size_t size = bytes.size();
   Write& write = writes_[reserved];
   if (!tier_->Has(key) && tier_->HasRoom(size)) {

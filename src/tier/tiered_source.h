@@ -22,14 +22,13 @@
 #include "metrics/registry.h"
 #include "source/source.h"
 #include "source/wake_fd.h"
+#include "tier/copy_names.h"
 #include "tier/tier.h"
 
 namespace forebay {
 
-// Names the bytes behind a catalog's sample numbers, to a tier that outlives the job and to other
-// nodes: sizes, names, place, and the modification times that the catalog knows (of folders, of
-// shards, of listed files). A file of a folder that is rewritten in place, with its size unchanged,
-// keeps the name.
+// Names the bytes behind a catalog's sample numbers to other nodes: sizes, names, place, and
+// modification times.
 uint64_t TierDataset(const Catalog& catalog);
 
 // False: the catalog has no modification times at all (an old kFileList), so that copies kept from
@@ -85,7 +84,7 @@ class TieredSource final : public Source {
 
   // `buffer` and `metrics` must outlive the source; samples larger than the buffer are not copied.
   static Result<std::unique_ptr<TieredSource>> Make(std::unique_ptr<Source> inner,
-                                                    std::unique_ptr<Tier> tier, uint64_t dataset,
+                                                    std::unique_ptr<Tier> tier, CopyNames names,
                                                     WriteBuffer& buffer, TierMetrics& metrics);
   // Also waits for copies on their way into the tier, at most two seconds.
   ~TieredSource() override;
@@ -99,8 +98,10 @@ class TieredSource final : public Source {
 
   // Whether completion `i` of the last Reap came from the tier.
   bool FromTier(size_t i) const { return from_tier_[i]; }
+  // Of its copies.
+  uint64_t group() const { return names_.group(); }
   // Whether the tier has the sample, as far as is known.
-  bool Holds(SampleId sample) const { return tier_->Has({dataset_, sample}); }
+  bool Holds(SampleId sample) const { return tier_->Has(names_.Of(sample)); }
 
   // ---- Copies. They are made of the source's own memory: the sample's is free after Store.
   //
@@ -132,7 +133,7 @@ class TieredSource final : public Source {
     SampleId sample = 0;
   };
 
-  TieredSource(std::unique_ptr<Source> inner, std::unique_ptr<Tier> tier, uint64_t dataset,
+  TieredSource(std::unique_ptr<Source> inner, std::unique_ptr<Tier> tier, CopyNames names,
                WriteBuffer& buffer, TierMetrics& metrics, WakeFd wake);
   size_t ReapTier(std::span<SourceDone> out);
   size_t ReapInner(std::span<SourceDone> out);
@@ -140,7 +141,7 @@ class TieredSource final : public Source {
   void EndWrite(const TierDone& done);
   void FreeWrite(uint32_t index);
 
-  const uint64_t dataset_;
+  const CopyNames names_;
   const pid_t creator_;
   WriteBuffer& buffer_;
   TierMetrics& metrics_;

@@ -20,6 +20,7 @@
 #include "base/crc32c.h"
 #include "base/owned.h"
 #include "base/rng.h"
+#include "catalog/image.h"
 #include "source/fault_source.h"
 #include "source/null_source.h"
 #include "tier/folder_tier.h"
@@ -31,7 +32,14 @@ namespace {
 namespace fs = std::filesystem;
 using Bytes = std::vector<std::byte>;
 
-constexpr uint64_t kDataset = 42;
+// Names for as many samples as the tests have.
+CopyNames Names() {
+  CatalogWriter writer(Format::kFileList, "/data", 1);
+  for (int i = 0; i < 20'000; ++i) {
+    writer.AddFile(CatalogWriter::kRootFolder, std::to_string(i), 1, i, -1);
+  }
+  return CopyNames(*std::move(writer).Finish());
+}
 constexpr size_t kSamples = 100;
 
 // Lengths of a null source's samples.
@@ -82,7 +90,7 @@ class TieredSourceTest : public testing::TestWithParam<bool> {
   }
   std::unique_ptr<TieredSource> Make(std::unique_ptr<Source> inner, uint64_t bytes = 64 << 20) {
     auto tier = MakeTier(inner->capacity() + TieredSource::kMostWrites, bytes);
-    auto made = TieredSource::Make(std::move(inner), std::move(tier), kDataset, buffer_, metrics_);
+    auto made = TieredSource::Make(std::move(inner), std::move(tier), Names(), buffer_, metrics_);
     EXPECT_TRUE(made.has_value()) << made.status().ToString();
     return *std::move(made);
   }

@@ -33,7 +33,7 @@ from .run import Context
 from .torch_rival import RawFolder, torch_loader
 
 # What a cache folder counts for each sample beside its bytes.
-_FOLDER_BYTES_A_SAMPLE = 32
+_FOLDER_BYTES_A_SAMPLE = 40
 # How long to wait for a further copy of a finished epoch to arrive in the folder.
 _COPIES_S = 10.0
 

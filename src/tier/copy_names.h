@@ -1,0 +1,50 @@
+// What a copy is called: by what it is a copy of, not by where a data set has it.
+//
+// A name is a hash of the file's real path, its size and modification time, and of the extent. So
+// data sets that share files share copies, whatever their order; a file that is added to a data set
+// is one new copy; and a file that changed has another name. The hash is part of the cache folder's
+// format.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "catalog/catalog.h"
+#include "tier/tier.h"
+
+namespace forebay {
+
+// 128 bits of what was added, in its order.
+class NameHash {
+ public:
+  void Add(uint64_t word);
+  // Its length counts: "ab" and "c" are not "a" and "bc".
+  void Add(std::string_view text);
+  std::array<uint64_t, 2> Finish() const;
+
+ private:
+  uint64_t a_ = 0;
+  uint64_t b_ = 0;
+  uint64_t words_ = 0;
+};
+
+// Immutable; safe for concurrent use by multiple threads.
+class CopyNames {
+ public:
+  // Resolves links on the way to the catalog's root, once. The catalog is complete().
+  explicit CopyNames(std::shared_ptr<const Catalog> catalog);
+
+  // Of the data folder: what is listed, used and given up together.
+  uint64_t group() const { return group_; }
+  TierKey Of(SampleId sample) const;
+
+ private:
+  std::shared_ptr<const Catalog> catalog_;
+  uint64_t group_ = 0;
+  std::vector<NameHash> folders_;  // by number: their paths, and nothing else
+};
+
+}  // namespace forebay
