@@ -1,6 +1,5 @@
 #include "control/http.h"
 
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -9,106 +8,13 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <chrono>
-#include <condition_variable>
 #include <cstring>
-#include <map>
-#include <mutex>
-#include <thread>
-#include <vector>
 
-#include "base/thread.h"
-#include "base/thread_annotations.h"
+#include "base/host_lookup.h"
+#include "base/host_port.h"
 
 namespace forebay::control {
 namespace {
-
-struct Address {
-  sockaddr_storage bytes{};
-  socklen_t size = 0;
-  int family = 0;
-};
-
-struct Addresses {
-  std::vector<Address> list;
-  int error = 0;
-};
-
-Addresses LookUp(const std::string& host, const std::string& port, int flags) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = flags | AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  Addresses out;
-  out.error = getaddrinfo(host.c_str(), port.c_str(), &hints, &found);
-  if (out.error != 0) return out;
-  for (const addrinfo* info = found; info != nullptr; info = info->ai_next) {
-    Address& address = out.list.emplace_back();
-    address.size = info->ai_addrlen;
-    address.family = info->ai_family;
-    std::memcpy(&address.bytes, info->ai_addr, info->ai_addrlen);
-  }
-  freeaddrinfo(found);
-  return out;
-}
-
-// Names are looked up by threads of their own: a name server that is silent makes getaddrinfo wait
-// for longer than any deadline here. One thread a name at most.
-class NameLookups {
- public:
-  static NameLookups& Get() {
-    static NameLookups* lookups = new NameLookups;  // threads may outlive main
-    return *lookups;
-  }
-
-  Result<std::vector<Address>> Find(const std::string& host, uint16_t port, Nanos until) {
-    const std::string number = std::to_string(port);
-    Addresses numeric = LookUp(host, number, AI_NUMERICHOST);
-    if (numeric.error == 0) return std::move(numeric.list);
-    const std::string key = StrCat(host, " ", number);
-    MutexLock lock(mutex_);
-    auto at = running_.find(key);
-    if (at == running_.end()) {
-      // Shared with its thread, which may be the last to hold it.
-      at = running_.emplace(key, std::make_shared<Lookup>()).first;
-      auto started = StartThread<std::thread>(
-          "forebay-lookup", [this, key, host, number, lookup = at->second] {
-            Addresses found = LookUp(host, number, AI_ADDRCONFIG);
-            MutexLock done(mutex_);
-            lookup->found = std::move(found);
-            lookup->done = true;
-            running_.erase(key);
-            changed_.notify_all();
-          });
-      if (!started) {
-        running_.erase(at);
-        return Status(started.error().code(), StrCat(host, ": ", started.error().message()));
-      }
-      started->detach();
-    }
-    const std::shared_ptr<Lookup> lookup = at->second;
-    while (!lookup->done) {
-      const Nanos left = until - SteadyClock().Now();
-      if (left <= 0)
-        return Status(Code::kDeadlineExceeded, StrCat(host, ": no answer of its name"));
-      changed_.wait_for(lock.native(), std::chrono::nanoseconds(left));
-    }
-    if (lookup->found.error != 0) {
-      return Status(Code::kUnavailable, StrCat(host, ": ", gai_strerror(lookup->found.error)));
-    }
-    return lookup->found.list;
-  }
-
- private:
-  struct Lookup {
-    bool done = false;
-    Addresses found;
-  };
-
-  Mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, std::shared_ptr<Lookup>> running_ GUARDED_BY(mutex_);
-};
 
 // Waits until the socket is ready for `events`; false when the time is over.
 Result<bool> Ready(int fd, int16_t events, Nanos until) {
@@ -131,8 +37,8 @@ Status TooLate(const char* what) {
   return Status(Code::kDeadlineExceeded, StrCat(what, ": no answer in time"));
 }
 
-Result<OwnedFd> ConnectTo(const Address& address, Nanos until) {
-  OwnedFd fd(::socket(address.family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+Result<OwnedFd> ConnectTo(const HostAddress& address, Nanos until) {
+  OwnedFd fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return ErrnoStatus(errno, "socket");
   const int on = 1;
   ::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -144,9 +50,7 @@ Result<OwnedFd> ConnectTo(const Address& address, Nanos until) {
   ::setsockopt(fd.get(), IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
   ::setsockopt(fd.get(), IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof(interval));
   ::setsockopt(fd.get(), IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
-  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address.bytes), address.size) == 0) {
-    return fd;
-  }
+  if (::connect(fd.get(), address.get(), address.size) == 0) return fd;
   if (errno != EINPROGRESS) return Gone(errno, "connect");
   const Result<bool> ready = Ready(fd.get(), POLLOUT, until);
   if (!ready) return ready.error();
@@ -187,31 +91,19 @@ Result<HttpEndpoint> HttpEndpoint::Parse(std::string_view text) {
   if (rest.starts_with("https://")) return wrong("TLS is not supported");
   if (rest.starts_with("http://")) rest.remove_prefix(7);
   if (rest.ends_with('/')) rest.remove_suffix(1);
-  HttpEndpoint endpoint;
-  const size_t colon = rest.rfind(':');
-  if (colon == std::string_view::npos) return wrong("the port is missing");
-  std::string_view host = rest.substr(0, colon);
-  const std::string_view port = rest.substr(colon + 1);
-  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
-  if (host.empty() || host.find_first_of("/ @\r\n") != std::string_view::npos) {
-    return wrong("there is no host in it");
-  }
-  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), endpoint.port);
-  if (error != std::errc() || end != port.data() + port.size() || endpoint.port == 0) {
-    return wrong("the port is no number from 1 to 65535");
-  }
-  endpoint.host = host;
-  return endpoint;
+  Result<HostPort> at = ParseHostPort(rest);
+  if (!at) return wrong(at.error().message());
+  return HttpEndpoint{std::move(at->host), at->port};
 }
 
 std::string HttpEndpoint::ToString() const {
-  const bool v6 = host.find(':') != std::string::npos;
-  return v6 ? StrCat("http://[", host, "]:", port) : StrCat("http://", host, ":", port);
+  return StrCat("http://", HostPort{host, port}.ToString());
 }
 
 Result<std::unique_ptr<HttpConnection>> HttpConnection::Connect(const HttpEndpoint& endpoint,
                                                                 Nanos until) {
-  const auto addresses = NameLookups::Get().Find(endpoint.host, endpoint.port, until);
+  const HostPort at{endpoint.host, endpoint.port};
+  const auto addresses = HostLookup(at).Wait(until - SteadyClock().Now());
   if (!addresses) return addresses.error();
   Status last(Code::kUnavailable, "no address");
   for (size_t i = 0; i < addresses->size(); ++i) {
@@ -220,8 +112,7 @@ Result<std::unique_ptr<HttpConnection>> HttpConnection::Connect(const HttpEndpoi
     const Nanos part = (until - now) / static_cast<Nanos>(addresses->size() - i);
     Result<OwnedFd> fd = ConnectTo((*addresses)[i], now + part);
     if (fd) {
-      const std::string host = endpoint.ToString().substr(7);
-      return std::unique_ptr<HttpConnection>(new HttpConnection(*std::move(fd), host));
+      return std::unique_ptr<HttpConnection>(new HttpConnection(*std::move(fd), at.ToString()));
     }
     last = fd.error();
   }

@@ -17,6 +17,13 @@ struct Member {
   uint64_t folder = 0;
   bool alive = true;
   bool suspected = false;  // dead by this node's own word only: it may answer again
+  // What others are told of it.
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.node, m.incarnation, m.memory, m.folder, m.alive);
+    io.ShortText(m.address);
+  }
+  bool Valid() const { return node < kMostNodes; }
   bool operator==(const Member&) const = default;
 };
 

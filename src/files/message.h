@@ -44,6 +44,15 @@ struct Header {
   uint32_t bytes = 0;             // of all that follows
   uint64_t a = 0;
   uint64_t b = 0;
+  // In the order of memory: clients inside of programs send it as it lies there. Which kinds and
+  // answers there are is for who takes it.
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.magic);
+    io.Enum(m.kind, Kind{UINT16_MAX});
+    io.Enum(m.answer, Answer{UINT16_MAX});
+    io(m.count, m.bytes, m.a, m.b);
+  }
 };
 static_assert(sizeof(Header) == 32);
 

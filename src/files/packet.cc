@@ -1,7 +1,8 @@
 #include "files/packet.h"
 
 #include <climits>
-#include <cstring>
+
+#include "base/bytes.h"
 
 namespace forebay::files {
 namespace {
@@ -10,55 +11,47 @@ Status Bad(std::string_view what) {
   return Status(Code::kDataLoss, StrCat("a packet to the file service: ", what));
 }
 
-std::vector<std::byte> Start(const Header& header, size_t body) {
+std::vector<std::byte> Start(const Header& header) {
   std::vector<std::byte> out;
-  out.reserve(sizeof header + body);
-  out.resize(sizeof header);
-  std::memcpy(out.data(), &header, sizeof header);
+  out.reserve(sizeof header + header.bytes);
+  FieldWriter writer(&out);
+  writer(header);
   return out;
 }
 
-template <typename T>
-void Append(std::vector<std::byte>& out, const T* data, size_t count) {
-  const auto* bytes = reinterpret_cast<const std::byte*>(data);
-  out.insert(out.end(), bytes, bytes + count * sizeof(T));
-}
-
-Result<Header> ParseHeader(std::span<const std::byte> packet) {
+// Leaves the body.
+Result<Header> ParseHeader(FieldReader& reader) {
   Header header;
-  if (packet.size() < sizeof header || packet.size() > kMostPacket) return Bad("its length");
-  std::memcpy(&header, packet.data(), sizeof header);
+  if (reader.left() < sizeof header || reader.left() > kMostPacket) return Bad("its length");
+  reader(header);
   if (header.magic != Header::kMagic) return Bad("no magic number");
-  if (header.bytes != packet.size() - sizeof header) return Bad("the length of its body");
+  if (header.bytes != reader.left()) return Bad("the length of its body");
   return header;
 }
 
 }  // namespace
 
 Result<Question> ParseQuestion(std::span<const std::byte> packet) {
-  const Result<Header> header = ParseHeader(packet);
+  FieldReader reader(packet);
+  const Result<Header> header = ParseHeader(reader);
   if (!header) return header.error();
   Question out;
   out.header = *header;
-  std::span<const std::byte> body = packet.subspan(sizeof(Header));
   if (header->kind == Kind::kOrder) {
-    if (body.size() != size_t{header->count} * sizeof(uint32_t)) return Bad("how many numbers");
-    out.numbers.resize(header->count);
-    if (!body.empty()) std::memcpy(out.numbers.data(), body.data(), body.size());
+    reader.Elements(out.numbers, header->count);
+    if (!reader.done()) return Bad("how many numbers");
     return out;
   }
   for (uint32_t i = 0; i < header->count; ++i) {
     uint16_t length = 0;
-    if (body.size() < sizeof length) return Bad("fewer paths than it says");
-    std::memcpy(&length, body.data(), sizeof length);
-    body = body.subspan(sizeof length);
-    if (length == 0 || length >= PATH_MAX || length > body.size()) return Bad("a path's length");
-    const std::string_view path(reinterpret_cast<const char*>(body.data()), length);
+    reader(length);
+    if (!reader.ok()) return Bad("fewer paths than it says");
+    const std::string_view path = reader.View(length);
+    if (length == 0 || length >= PATH_MAX || !reader.ok()) return Bad("a path's length");
     if (path.find('\0') != std::string_view::npos) return Bad("a 0 in a path");
     out.paths.push_back(path);
-    body = body.subspan(length);
   }
-  if (!body.empty()) return Bad("more than its paths");
+  if (!reader.done()) return Bad("more than its paths");
   return out;
 }
 
@@ -72,11 +65,11 @@ std::vector<std::byte> PathsPacket(Kind kind, std::span<const std::string_view> 
   for (const std::string_view path : paths) {
     header.bytes += static_cast<uint32_t>(sizeof(uint16_t) + path.size());
   }
-  std::vector<std::byte> out = Start(header, header.bytes);
+  std::vector<std::byte> out = Start(header);
+  FieldWriter writer(&out);
   for (const std::string_view path : paths) {
-    const auto length = static_cast<uint16_t>(path.size());
-    Append(out, &length, 1);
-    Append(out, path.data(), path.size());
+    writer(static_cast<uint16_t>(path.size()));
+    writer.Elements(path.data(), path.size());
   }
   return out;
 }
@@ -87,8 +80,8 @@ std::vector<std::byte> OrderPacket(uint64_t position, std::span<const uint32_t> 
   header.count = static_cast<uint32_t>(numbers.size());
   header.bytes = static_cast<uint32_t>(numbers.size_bytes());
   header.a = position;
-  std::vector<std::byte> out = Start(header, header.bytes);
-  Append(out, numbers.data(), numbers.size());
+  std::vector<std::byte> out = Start(header);
+  FieldWriter(&out).Elements(numbers.data(), numbers.size());
   return out;
 }
 
@@ -99,17 +92,17 @@ std::vector<std::byte> AnswerPacket(Kind kind, Answer answer, uint64_t a, std::s
   header.answer = answer;
   header.bytes = static_cast<uint32_t>(text.size());
   header.a = a;
-  std::vector<std::byte> out = Start(header, text.size());
-  Append(out, text.data(), text.size());
+  std::vector<std::byte> out = Start(header);
+  FieldWriter(&out).Elements(text.data(), text.size());
   return out;
 }
 
 Result<std::string_view> ParseAnswer(std::span<const std::byte> packet, Header* header) {
-  const Result<Header> parsed = ParseHeader(packet);
+  FieldReader reader(packet);
+  const Result<Header> parsed = ParseHeader(reader);
   if (!parsed) return parsed.error();
   *header = *parsed;
-  return std::string_view(reinterpret_cast<const char*>(packet.data()) + sizeof(Header),
-                          packet.size() - sizeof(Header));
+  return reader.View(reader.left());
 }
 
 size_t PathsThatFit(std::span<const std::string_view> paths) {

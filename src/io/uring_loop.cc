@@ -32,6 +32,7 @@
 
 #include "base/clock.h"
 #include "base/owned.h"
+#include "base/slots.h"
 #include "io/scatter.h"
 
 namespace forebay {
@@ -127,22 +128,19 @@ class Ring {
 
 class UringLoop final : public Loop {
  public:
-  UringLoop(size_t capacity, OwnedFd event_fd) : slots_(capacity), event_fd_(std::move(event_fd)) {
-    free_.reserve(capacity);
-    for (size_t i = capacity; i > 0; --i) free_.push_back(static_cast<uint32_t>(i - 1));
-  }
+  UringLoop(size_t capacity, OwnedFd event_fd) : slots_(capacity), event_fd_(std::move(event_fd)) {}
 
   ~UringLoop() override {
     if (getpid() != creator_) return;
     Completion ignored;
-    while (free_.size() < slots_.size()) {
+    while (slots_.used() > 0) {
       io_uring_submit_and_wait(ring_.get(), 1);
       TakeCompletions(std::span(&ignored, 1));
     }
   }
 
   Status Open() {
-    FOREBAY_RETURN_IF_ERROR(ring_.Open(static_cast<unsigned>(slots_.size())));
+    FOREBAY_RETURN_IF_ERROR(ring_.Open(static_cast<unsigned>(slots_.capacity())));
     if (const int r = io_uring_register_eventfd(ring_.get(), event_fd_.get()); r < 0) {
       return ErrnoStatus(-r, "register an eventfd with io_uring");
     }
@@ -150,12 +148,11 @@ class UringLoop final : public Loop {
   }
 
   size_t Submit(std::span<const ReadOp> ops) override {
-    const size_t taken = std::min(ops.size(), free_.size());
+    const size_t taken = std::min(ops.size(), slots_.left());
     if (taken == 0) return 0;
     const Nanos now = SteadyClock().Now();
     for (const ReadOp& op : ops.first(taken)) {
-      const uint32_t index = free_.back();
-      free_.pop_back();
+      const uint32_t index = slots_.Take();
       Slot& slot = slots_[index];
       slot.op = op;
       slot.done = Completion{.tag = op.tag};
@@ -179,7 +176,7 @@ class UringLoop final : public Loop {
   }
 
   int event_fd() const override { return event_fd_.get(); }
-  size_t capacity() const override { return slots_.size(); }
+  size_t capacity() const override { return slots_.capacity(); }
   const char* name() const override { return "io_uring"; }
 
  private:
@@ -275,7 +272,7 @@ class UringLoop final : public Loop {
       slot.done.latency_ns = SteadyClock().Now() - slot.start;
       Checksum(slot.op, slot.done);
       out[taken++] = slot.done;
-      free_.push_back(index);
+      slots_.Free(index);
     }
     return taken;
   }
@@ -311,8 +308,7 @@ class UringLoop final : public Loop {
   }
 
   const pid_t creator_ = getpid();
-  std::vector<Slot> slots_;  // never resized: the kernel holds pointers into it
-  std::vector<uint32_t> free_;
+  Slots<Slot> slots_;  // the kernel holds pointers into it
   std::vector<std::byte> waste_ = std::vector<std::byte>(kWasteBytes);
   const OwnedFd event_fd_;
   Ring ring_;

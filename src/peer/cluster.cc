@@ -28,11 +28,6 @@ std::optional<uint32_t> Number(std::string_view text, uint32_t most) {
   return value;
 }
 
-bool PlainHost(std::string_view host) {
-  return !host.empty() && host.size() <= 255 &&
-         host.find_first_of(" \t\r\n/,@[]") == std::string_view::npos;
-}
-
 // The environment, with the first variable that made no sense.
 class Variables {
  public:
@@ -230,7 +225,7 @@ Status ParseStatic(const std::string& text, std::optional<uint32_t> port, Cluste
     const size_t end = std::min(text.find(',', begin), text.size());
     const std::string_view one = std::string_view(text).substr(begin, end - begin);
     begin = end + 1;
-    std::optional<HostPort> at = ParseHostPort(one);
+    Result<HostPort> at = ParseHostPort(one);
     if (!at && port) at = ParseHostPort(StrCat(one, ":", *port));
     if (!at) {
       return Wrong("FOREBAY_PEERS", text,
@@ -248,25 +243,6 @@ Status ParseStatic(const std::string& text, std::optional<uint32_t> port, Cluste
 }
 
 }  // namespace
-
-std::string HostPort::ToString() const {
-  return host.find(':') != std::string::npos ? StrCat("[", host, "]:", port)
-                                             : StrCat(host, ":", port);
-}
-
-std::optional<HostPort> ParseHostPort(std::string_view text) {
-  const size_t colon = text.rfind(':');
-  if (colon == std::string_view::npos) return std::nullopt;
-  std::string_view host = text.substr(0, colon);
-  if (host.starts_with('[') && host.ends_with(']') && host.size() > 2) {
-    host = host.substr(1, host.size() - 2);
-  } else if (host.find(':') != std::string_view::npos) {
-    return std::nullopt;
-  }
-  const std::optional<uint32_t> port = Number(text.substr(colon + 1), UINT16_MAX);
-  if (!port || *port == 0 || !PlainHost(host)) return std::nullopt;
-  return HostPort{std::string(host), static_cast<uint16_t>(*port)};
-}
 
 std::string FirstHost(std::string_view nodelist) {
   const size_t stop = nodelist.find_first_of("[,");

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/host_port.h"
 #include "base/status.h"
 #include "core/view.h"
 
@@ -57,13 +58,5 @@ Result<ClusterSpec> ClusterFromEnvironment();
 
 // The first host of SLURM's compact list: "n[01-04,7],m3" gives "n01". Empty: it is no list.
 std::string FirstHost(std::string_view nodelist);
-
-struct HostPort {
-  std::string host;
-  uint16_t port = 0;
-  std::string ToString() const;
-};
-// "host:port" or "[v6]:port".
-std::optional<HostPort> ParseHostPort(std::string_view text);
 
 }  // namespace forebay::peer

@@ -244,16 +244,6 @@ TEST(Cluster, NonsenseIsNamed) {
             "SLURM_JOB_NODELIST"));
 }
 
-TEST(Cluster, HostAndPort) {
-  EXPECT_EQ(ParseHostPort("a:7")->host, "a");
-  EXPECT_EQ(ParseHostPort("[::1]:7")->host, "::1");
-  EXPECT_EQ(ParseHostPort("[::1]:7")->ToString(), "[::1]:7");
-  for (const char* wrong :
-       {"", ":7", "a", "a:", "a:0", "a:65536", "a:7x", "::1:7", "a b:7", "[]:7"}) {
-    EXPECT_FALSE(ParseHostPort(wrong)) << wrong;
-  }
-}
-
 TEST(Cluster, OwnHostIsWhatReachesTheOthers) {
   ClusterSpec spec;
   spec.method = Method::kLauncher;

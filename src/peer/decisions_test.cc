@@ -41,6 +41,28 @@ TEST(HandshakeTest, BothProveTheSecret) {
   EXPECT_EQ(pair.initiator.other().incarnation, 22u);
 }
 
+// As members use it, with messages of their own.
+TEST(HandshakeTest, TheProofsAlone) {
+  Pair pair = MakePair("secret", "secret");
+  EXPECT_FALSE(pair.acceptor.OnProof(Nonce(3)).ok());  // before the greeting
+  EXPECT_FALSE(pair.acceptor.OnAnswer({1, 11}, Nonce(1), Nonce(3)));
+  EXPECT_FALSE(pair.initiator.OnHello({2, 22}, Nonce(2)));
+  EXPECT_FALSE(pair.acceptor.OnHello({4, 11}, Nonce(1)));  // there are four
+  const Result<Digest> theirs = pair.acceptor.OnHello({1, 11}, pair.initiator.nonce());
+  ASSERT_TRUE(theirs) << theirs.error().ToString();
+  EXPECT_FALSE(pair.acceptor.OnHello({1, 11}, pair.initiator.nonce()));            // twice
+  EXPECT_FALSE(pair.initiator.OnAnswer({3, 22}, pair.acceptor.nonce(), *theirs));  // another node
+  EXPECT_FALSE(pair.initiator.OnAnswer({2, 22}, Nonce(9), *theirs));  // of another challenge
+  EXPECT_FALSE(pair.initiator.proven());
+  const Result<Digest> ours = pair.initiator.OnAnswer({2, 22}, pair.acceptor.nonce(), *theirs);
+  ASSERT_TRUE(ours) << ours.error().ToString();
+  EXPECT_TRUE(pair.initiator.proven());
+  EXPECT_EQ(pair.acceptor.OnProof(*theirs).code(), Code::kPermissionDenied);  // sent back
+  EXPECT_TRUE(pair.acceptor.OnProof(*ours).ok());
+  EXPECT_TRUE(pair.acceptor.proven());
+  EXPECT_FALSE(pair.acceptor.OnProof(*ours).ok());  // again
+}
+
 TEST(HandshakeTest, AWrongSecretIsRefusedByWhoeverSeesItFirst) {
   Pair pair = MakePair("secret", "other");
   auto answer = pair.acceptor.OnMessage(pair.initiator.Hello());

@@ -37,64 +37,76 @@ HelloMessage Handshake::Hello() const {
 }
 
 Result<Handshake::Step> Handshake::OnMessage(const Message& message) {
-  if (proven_) return OutOfPlace();
-  if (const auto* hello = std::get_if<HelloMessage>(&message)) return OnHello(*hello);
-  if (const auto* answer = std::get_if<AnswerMessage>(&message)) return OnAnswer(*answer);
-  if (const auto* proof = std::get_if<ProofMessage>(&message)) return OnProof(*proof);
+  if (const auto* hello = std::get_if<HelloMessage>(&message)) {
+    if (hello->protocol != kProtocol) {
+      return Status(Code::kInvalidArgument,
+                    StrCat("node ", hello->node, " speaks protocol ", hello->protocol,
+                           ", this one ", kProtocol, ": run the same version on all nodes"));
+    }
+    const Result<Digest> proof = OnHello({hello->node, hello->incarnation}, hello->nonce);
+    if (!proof) return proof.error();
+    return Step{.reply = AnswerMessage{.node = self_.node,
+                                       .incarnation = self_.incarnation,
+                                       .nonce = nonce_,
+                                       .proof = *proof},
+                .proven = false};
+  }
+  if (const auto* answer = std::get_if<AnswerMessage>(&message)) {
+    const Result<Digest> proof =
+        OnAnswer({answer->node, answer->incarnation}, answer->nonce, answer->proof);
+    if (!proof) return proof.error();
+    return Step{.reply = ProofMessage{*proof}, .proven = true};
+  }
+  if (const auto* proof = std::get_if<ProofMessage>(&message)) {
+    FOREBAY_RETURN_IF_ERROR(OnProof(proof->proof));
+    return Step{.reply = std::nullopt, .proven = true};
+  }
   return OutOfPlace();
 }
 
-Result<Handshake::Step> Handshake::OnHello(const HelloMessage& hello) {
+Result<Digest> Handshake::OnHello(const Identity& other, const Digest& nonce) {
   if (initiator_ || greeted_) return OutOfPlace();
-  if (hello.protocol != kProtocol) {
+  if (other.node >= nodes_ || other.node == self_.node) {
     return Status(Code::kInvalidArgument,
-                  StrCat("node ", hello.node, " speaks protocol ", hello.protocol, ", this one ",
-                         kProtocol, ": run the same version on all nodes"));
-  }
-  if (hello.node >= nodes_ || hello.node == self_.node) {
-    return Status(Code::kInvalidArgument,
-                  StrCat("a peer calls itself node ", hello.node, " of ", nodes_));
+                  StrCat("a peer calls itself node ", other.node, " of ", nodes_));
   }
   greeted_ = true;
-  other_ = {hello.node, hello.incarnation};
-  challenge_ = {.initiator = hello.nonce,
+  other_ = other;
+  challenge_ = {.initiator = nonce,
                 .acceptor = nonce_,
-                .initiator_node = hello.node,
+                .initiator_node = other.node,
                 .acceptor_node = self_.node};
-  return Step{.reply = AnswerMessage{.node = self_.node,
-                                     .incarnation = self_.incarnation,
-                                     .nonce = nonce_,
-                                     .proof = Proof(secret_, challenge_, false)},
-              .proven = false};
+  return Proof(secret_, challenge_, false);
 }
 
-Result<Handshake::Step> Handshake::OnAnswer(const AnswerMessage& answer) {
-  if (!initiator_) return OutOfPlace();
-  if (answer.node != other_.node) {
+Result<Digest> Handshake::OnAnswer(const Identity& other, const Digest& nonce,
+                                   const Digest& proof) {
+  if (!initiator_ || proven_) return OutOfPlace();
+  if (other.node != other_.node) {
     return Status(Code::kInvalidArgument,
-                  StrCat("node ", answer.node, " answers in the place of node ", other_.node));
+                  StrCat("node ", other.node, " answers in the place of node ", other_.node));
   }
-  other_.incarnation = answer.incarnation;
+  other_.incarnation = other.incarnation;
   challenge_ = {.initiator = nonce_,
-                .acceptor = answer.nonce,
+                .acceptor = nonce,
                 .initiator_node = self_.node,
-                .acceptor_node = answer.node};
-  if (!SameDigest(answer.proof, Proof(secret_, challenge_, false))) {
+                .acceptor_node = other.node};
+  if (!SameDigest(proof, Proof(secret_, challenge_, false))) {
     return Status(Code::kPermissionDenied,
-                  StrCat("node ", answer.node, " does not know the job's secret"));
+                  StrCat("node ", other.node, " does not know the job's secret"));
   }
   proven_ = true;
-  return Step{.reply = ProofMessage{Proof(secret_, challenge_, true)}, .proven = true};
+  return Proof(secret_, challenge_, true);
 }
 
-Result<Handshake::Step> Handshake::OnProof(const ProofMessage& proof) {
-  if (initiator_ || !greeted_) return OutOfPlace();
-  if (!SameDigest(proof.proof, Proof(secret_, challenge_, true))) {
+Status Handshake::OnProof(const Digest& proof) {
+  if (initiator_ || !greeted_ || proven_) return OutOfPlace();
+  if (!SameDigest(proof, Proof(secret_, challenge_, true))) {
     return Status(Code::kPermissionDenied,
                   StrCat("node ", other_.node, " does not know the job's secret"));
   }
   proven_ = true;
-  return Step{.reply = std::nullopt, .proven = true};
+  return Status();
 }
 
 }  // namespace forebay::peer

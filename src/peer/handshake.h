@@ -1,4 +1,5 @@
-// The first messages of a connection: each side proves the job's secret to the other.
+// The first messages of a connection, of engines (message.h) and of members
+// (membership_message.h) alike: each side proves the job's secret to the other.
 //
 // initiator: Hello (nonce)  ->  acceptor
 //            Answer (nonce, proof)  <-
@@ -30,14 +31,21 @@ class Handshake {
                             const Digest& nonce);
   static Handshake Accept(std::string secret, Identity self, uint32_t nodes, const Digest& nonce);
 
-  // The initiator's first message.
+  // This side's, for its Hello or its Answer.
+  const Digest& nonce() const { return nonce_; }
+  // What the other side has said. The results are this side's proofs, to be sent. An error ends the
+  // connection: kPermissionDenied for a proof that is wrong, kInvalidArgument for what has no place
+  // here.
+  Result<Digest> OnHello(const Identity& other, const Digest& nonce);
+  Result<Digest> OnAnswer(const Identity& other, const Digest& nonce, const Digest& proof);
+  Status OnProof(const Digest& proof);
+
+  // The same in the messages of engines.
   HelloMessage Hello() const;
   struct Step {
     std::optional<Message> reply;
     bool proven = false;  // once the reply is sent
   };
-  // An error ends the connection: kPermissionDenied for a proof that is wrong, kInvalidArgument for
-  // what has no place here.
   Result<Step> OnMessage(const Message& message);
 
   bool proven() const { return proven_; }
@@ -46,9 +54,6 @@ class Handshake {
 
  private:
   Handshake(std::string secret, Identity self, uint32_t nodes, bool initiator, const Digest& nonce);
-  Result<Step> OnHello(const HelloMessage& hello);
-  Result<Step> OnAnswer(const AnswerMessage& answer);
-  Result<Step> OnProof(const ProofMessage& proof);
 
   std::string secret_;
   Identity self_;

@@ -1,48 +1,21 @@
 #include "peer/membership_hosts.h"
 
-#include <arpa/inet.h>
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <array>
 #include <cerrno>
-#include <chrono>
-#include <condition_variable>
 #include <cstring>
 #include <optional>
-#include <thread>
-#include <utility>
 
 #include "base/owned.h"
-#include "base/thread.h"
-#include "base/thread_annotations.h"
 
 namespace forebay::peer {
 namespace {
 
 using Found = Result<std::vector<HostAddress>>;
-
-Found LookUp(const HostPort& at, int flags, int* error) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = flags | AI_NUMERICSERV;
-  addrinfo* found = nullptr;
-  *error = ::getaddrinfo(at.host.c_str(), std::to_string(at.port).c_str(), &hints, &found);
-  if (*error != 0) {
-    return Status(Code::kUnavailable, StrCat("host ", at.host, ": ", ::gai_strerror(*error)));
-  }
-  std::vector<HostAddress> out;
-  for (const addrinfo* info = found; info != nullptr; info = info->ai_next) {
-    HostAddress& address = out.emplace_back();
-    address.size = info->ai_addrlen;
-    std::memcpy(&address.bytes, info->ai_addr, info->ai_addrlen);
-  }
-  ::freeaddrinfo(found);
-  return out;
-}
 
 // The address that packets to `to` leave from. No packet is sent.
 std::optional<HostAddress> RouteTo(const HostAddress& to) {
@@ -131,71 +104,6 @@ std::array<HostAddress, 2> AllAddresses(uint16_t port) {
 
 }  // namespace
 
-bool HostAddress::loopback() const {
-  if (family() == AF_INET) {
-    const auto* four = reinterpret_cast<const sockaddr_in*>(&bytes);
-    return (ntohl(four->sin_addr.s_addr) >> 24) == 127;
-  }
-  const auto* six = reinterpret_cast<const sockaddr_in6*>(&bytes);
-  return IN6_IS_ADDR_LOOPBACK(&six->sin6_addr);
-}
-
-std::string HostAddress::host() const {
-  std::array<char, 128> text{};
-  if (::getnameinfo(get(), size, text.data(), text.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
-    return "?";
-  }
-  return text.data();
-}
-
-struct HostLookup::State {
-  Mutex mutex;
-  std::condition_variable changed;
-  std::optional<Found> found GUARDED_BY(mutex);
-};
-
-HostLookup::HostLookup(const HostPort& at) : state_(std::make_shared<State>()) {
-  int error = 0;
-  Found numeric = LookUp(at, AI_NUMERICHOST, &error);
-  if (error == 0) {
-    MutexLock lock(state_->mutex);
-    state_->found = std::move(numeric);
-    return;
-  }
-  auto started = StartThread<std::thread>("forebay-lookup", [at, state = state_] {
-    int ignored = 0;
-    Found found = LookUp(at, AI_ADDRCONFIG, &ignored);
-    // A host without any network but loopback has no configured address.
-    if (ignored != 0) found = LookUp(at, 0, &ignored);
-    MutexLock lock(state->mutex);
-    state->found = std::move(found);
-    state->changed.notify_all();
-  });
-  if (started) {
-    started->detach();
-    return;
-  }
-  MutexLock lock(state_->mutex);
-  state_->found = Found(
-      Status(started.error().code(), StrCat("host ", at.host, ": ", started.error().message())));
-}
-
-std::optional<Found> HostLookup::Poll() const {
-  MutexLock lock(state_->mutex);
-  return state_->found;
-}
-
-Found HostLookup::Wait(Nanos wait) const {
-  const Nanos until = SteadyClock().Now() + wait;
-  MutexLock lock(state_->mutex);
-  while (!state_->found) {
-    const Nanos left = until - SteadyClock().Now();
-    if (left <= 0) return Status(Code::kDeadlineExceeded, "no answer from the name server");
-    state_->changed.wait_for(lock.native(), std::chrono::nanoseconds(left));
-  }
-  return *state_->found;
-}
-
 Result<OwnedFd> ListenAt(const HostPort& at, const std::vector<HostAddress>& addresses,
                          uint32_t node) {
   const Status taken(Code::kUnavailable,
@@ -222,7 +130,7 @@ Result<OwnedFd> ListenAt(const HostPort& at, const std::vector<HostAddress>& add
 Result<std::string> OwnHost(const ClusterSpec& cluster, Nanos wait) {
   if (!cluster.listen.empty()) {
     // With or without a port.
-    const std::optional<HostPort> at = ParseHostPort(cluster.listen);
+    const Result<HostPort> at = ParseHostPort(cluster.listen);
     const Found found = HostLookup(HostPort{at ? at->host : cluster.listen, 1}).Wait(wait);
     if (!found) return found.error();
     return found->front().host();
@@ -241,7 +149,7 @@ Result<std::string> OwnHost(const ClusterSpec& cluster, Nanos wait) {
       text = cluster.etcd.substr(0, cluster.etcd.find(','));
       break;
   }
-  const std::optional<HostPort> at = ParseHostPort(text);
+  const Result<HostPort> at = ParseHostPort(text);
   if (!at) return Status(Code::kInvalidArgument, StrCat("'", text, "' is not host:port"));
   const Found found = HostLookup(*at).Wait(wait);
   if (!found) return found.error();
@@ -251,9 +159,8 @@ Result<std::string> OwnHost(const ClusterSpec& cluster, Nanos wait) {
     if (!own) continue;
     // Everything is on this host when the address itself is a loopback one. A host's own name that
     // leads to loopback (127.0.1.1) says nothing of where others see it.
-    int error = 0;
-    const bool numeric = LookUp(*at, AI_NUMERICHOST, &error).has_value();
-    const bool all_here = address.loopback() && (numeric || at->host == "localhost") &&
+    const bool all_here = address.loopback() &&
+                          (IsNumericHost(at->host) || at->host == "localhost") &&
                           cluster.method != ClusterSpec::Method::kEtcd;
     if (!own->loopback() || all_here) return own->host();
   }

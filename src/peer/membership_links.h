@@ -14,11 +14,11 @@
 #include "base/clock.h"
 #include "base/owned.h"
 #include "base/status.h"
+#include "peer/handshake.h"
 #include "peer/membership.h"
 #include "peer/membership_hosts.h"
 #include "peer/membership_message.h"
 #include "peer/membership_view.h"
-#include "peer/secret.h"
 
 namespace forebay::peer {
 
@@ -42,7 +42,7 @@ struct Link {
   Phase phase = Phase::kHello;
   uint32_t node = 0;  // the other
   uint64_t incarnation = 0;
-  Challenge challenge;
+  std::optional<Handshake> handshake;  // once Hello was sent or came
   Nanos deadline = 0;  // of the phase; kReady: when the other is silent for too long
   Nanos next_beat = 0;
   uint64_t sent = 0;       // version of the table that the other has
@@ -102,6 +102,7 @@ class Links {
   // Who has not proven itself, or sends what nobody sends.
   void Refuse(uint64_t id);
   void Close(uint64_t id, const Status& why);
+  Identity self() const { return {options_.cluster.node, options_.self.incarnation}; }
   // What this node says of itself.
   frame::Register Own() const;
   // Both have registered.

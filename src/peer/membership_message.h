@@ -25,11 +25,19 @@ inline constexpr size_t kLongest = 2 << 20;  // all members, with the longest ad
 inline constexpr size_t kLongestAddress = 255;
 inline constexpr size_t kLongestText = 255;
 
+// Each node once.
+bool InOrder(const std::vector<Member>& members);
+
 struct Hello {
   uint32_t protocol = kProtocol;
   uint32_t node = 0;
   uint64_t incarnation = 0;
   Digest nonce{};
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io.Literal("forebay");
+    io(m.protocol, m.node, m.incarnation, m.nonce);
+  }
   bool operator==(const Hello&) const = default;
 };
 struct Answer {
@@ -38,10 +46,18 @@ struct Answer {
   uint64_t version = 0;  // of its view
   Digest nonce{};
   Digest proof{};
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.node, m.incarnation, m.version, m.nonce, m.proof);
+  }
   bool operator==(const Answer&) const = default;
 };
 struct ProofOf {
   Digest proof{};
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.proof);
+  }
   bool operator==(const ProofOf&) const = default;
 };
 struct Register {
@@ -49,29 +65,55 @@ struct Register {
   Member member;
   uint64_t version = 0;       // the last that the sender knows
   std::vector<Member> known;  // its view, where the registrar's is older: that one was started anew
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.nodes, m.member, m.version, m.known);
+  }
+  bool Valid() const { return InOrder(known); }
   bool operator==(const Register&) const = default;
 };
 struct Changes {
   uint64_t version = 0;
   std::vector<Member> members;  // since the last message; the first one has them all
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.version, m.members);
+  }
+  bool Valid() const { return InOrder(members); }
   bool operator==(const Changes&) const = default;
 };
 struct Beat {
   bool reply = false;  // others are answered with one
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.reply);
+  }
   bool operator==(const Beat&) const = default;
 };
 struct Suspicion {
   uint32_t node = 0;
   uint64_t incarnation = 0;
   std::string why;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.node, m.incarnation);
+    io.ShortText(m.why);
+  }
   bool operator==(const Suspicion&) const = default;
 };
 struct Leave {
+  template <typename Self, typename Io>
+  static void Fields(Self&, Io&) {}
   bool operator==(const Leave&) const = default;
 };
 struct Refused {
   bool final = false;  // asking again is of no use
   std::string why;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.final);
+    io.ShortText(m.why);
+  }
   bool operator==(const Refused&) const = default;
 };
 

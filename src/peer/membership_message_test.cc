@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/bytes_testing.h"
 #include "base/rng.h"
 
 namespace forebay::peer::frame {
@@ -46,6 +47,78 @@ TEST(MembershipMessage, ComesBack) {
   Append(whole, &bytes);
   rest = bytes;
   EXPECT_EQ(**Take(&rest, kLongest), whole);
+}
+
+// The layout is the protocol: a change of it wants another kProtocol.
+TEST(MembershipMessage, GoldenBytes) {
+  const auto hex = [](const Frame& frame) {
+    std::string out;
+    Append(frame, &out);
+    return HexOf(out);
+  };
+  Digest nonce;
+  Digest proof;
+  nonce.fill(std::byte{0xab});
+  proof.fill(std::byte{0xcd});
+  const Member member{1, 2, "h:7", 3, 4, true};
+  const std::string its =
+      "01000000"
+      "0200000000000000"
+      "0300000000000000"
+      "0400000000000000"
+      "01"
+      "03683a37";
+  EXPECT_EQ(hex(Hello{1, 3, 99, nonce}),
+            "38000000"
+            "00"
+            "666f7265626179"
+            "01000000"
+            "03000000"
+            "6300000000000000" +
+                HexOf(nonce));
+  EXPECT_EQ(hex(Answer{0, 98, 12, nonce, proof}),
+            "55000000"
+            "01"
+            "00000000"
+            "6200000000000000"
+            "0c00000000000000" +
+                HexOf(nonce) + HexOf(proof));
+  EXPECT_EQ(hex(ProofOf{proof}),
+            "21000000"
+            "02" +
+                HexOf(proof));
+  EXPECT_EQ(hex(Register{4, member, 17, {member}}),
+            "53000000"
+            "03"
+            "04000000" +
+                its +
+                "1100000000000000"
+                "01000000" +
+                its);
+  EXPECT_EQ(hex(Changes{18, {member}}),
+            "2e000000"
+            "04"
+            "1200000000000000"
+            "01000000" +
+                its);
+  EXPECT_EQ(hex(Beat{true}),
+            "02000000"
+            "05"
+            "01");
+  EXPECT_EQ(hex(Suspicion{2, 9, "no"}),
+            "10000000"
+            "06"
+            "02000000"
+            "0900000000000000"
+            "026e6f");
+  EXPECT_EQ(hex(Leave{}),
+            "01000000"
+            "07");
+  EXPECT_EQ(hex(Refused{true, ""}),
+            "03000000"
+            "08"
+            "01"
+            "00");
 }
 
 TEST(MembershipMessage, EveryPrefixNeedsMore) {

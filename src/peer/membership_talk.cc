@@ -39,13 +39,11 @@ void Links::OnReady(uint64_t id, uint32_t events) {
       return;
     }
     link.phase = Link::Phase::kAnswer;
-    link.challenge.initiator = RandomDigest();
-    link.challenge.initiator_node = options_.cluster.node;
-    link.challenge.acceptor_node = link.node;
+    link.handshake = Handshake::Initiate(options_.secret, self(), link.node, RandomDigest());
     frame::Hello hello;
-    hello.node = options_.cluster.node;
-    hello.incarnation = options_.self.incarnation;
-    hello.nonce = link.challenge.initiator;
+    hello.node = self().node;
+    hello.incarnation = self().incarnation;
+    hello.nonce = link.handshake->nonce();
     link.writing = true;  // as it is watched
     Send(link, hello);
     return;
@@ -120,7 +118,7 @@ bool Links::OnFrame(Link& link, frame::Frame& message) {
       break;
     case Phase::kProof:
       if (auto* proof = std::get_if<frame::ProofOf>(&message)) {
-        if (!SameDigest(proof->proof, Proof(options_.secret, link.challenge, true))) break;
+        if (!link.handshake->OnProof(proof->proof).ok()) break;
         link.phase = Phase::kRegister;
         return true;
       }
@@ -141,10 +139,13 @@ bool Links::OnFrame(Link& link, frame::Frame& message) {
 }
 
 bool Links::OnHello(Link& link, const frame::Hello& hello) {
-  const uint32_t own = options_.cluster.node;
+  const uint32_t own = self().node;
+  link.handshake =
+      Handshake::Accept(options_.secret, self(), options_.cluster.nodes, RandomDigest());
+  const Result<Digest> proof =
+      link.handshake->OnHello({hello.node, hello.incarnation}, hello.nonce);
   // Of two nodes the higher one connects.
-  if (hello.protocol != frame::kProtocol || hello.node <= own ||
-      hello.node >= options_.cluster.nodes || hello.incarnation == 0) {
+  if (!proof || hello.protocol != frame::kProtocol || hello.node <= own || hello.incarnation == 0) {
     SendLast(link,
              frame::Refused{false, StrCat("protocol ", hello.protocol, ", node ", hello.node,
                                           "; node ", own, " has protocol ", frame::kProtocol,
@@ -153,21 +154,20 @@ bool Links::OnHello(Link& link, const frame::Hello& hello) {
   }
   link.node = hello.node;
   link.incarnation = hello.incarnation;
-  link.challenge = {hello.nonce, RandomDigest(), hello.node, own};
   link.phase = Link::Phase::kProof;
   frame::Answer answer;
   answer.node = own;
-  answer.incarnation = options_.self.incarnation;
+  answer.incarnation = self().incarnation;
   answer.version = role_->version();
-  answer.nonce = link.challenge.acceptor;
-  answer.proof = Proof(options_.secret, link.challenge, false);
+  answer.nonce = link.handshake->nonce();
+  answer.proof = *proof;
   return Send(link, answer);
 }
 
 bool Links::OnAnswer(Link& link, const frame::Answer& answer) {
-  link.challenge.acceptor = answer.nonce;
-  if (answer.node != link.node ||
-      !SameDigest(answer.proof, Proof(options_.secret, link.challenge, false))) {
+  const Result<Digest> proof =
+      link.handshake->OnAnswer({answer.node, answer.incarnation}, answer.nonce, answer.proof);
+  if (!proof) {
     Close(link.id, Status(Code::kPermissionDenied, StrCat("who answers there", kSecretRemedy)));
     return false;
   }
@@ -176,8 +176,7 @@ bool Links::OnAnswer(Link& link, const frame::Answer& answer) {
   link.next_beat = now_ + options_.lease / 5;
   frame::Register own = Own();
   role_->OnAnswer(answer, &own);
-  return Send(link, frame::ProofOf{Proof(options_.secret, link.challenge, true)}) &&
-         Send(link, own);
+  return Send(link, frame::ProofOf{*proof}) && Send(link, own);
 }
 
 frame::Register Links::Own() const {

@@ -32,61 +32,121 @@ struct HelloMessage {  // initiator to acceptor
   uint32_t node = 0;
   uint64_t incarnation = 0;
   Digest nonce{};
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.protocol, m.node, m.incarnation, m.nonce);
+  }
 };
 struct AnswerMessage {  // acceptor to initiator: its nonce, and its proof
   uint32_t node = 0;
   uint64_t incarnation = 0;
   Digest nonce{};
   Digest proof{};
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.node, m.incarnation, m.nonce, m.proof);
+  }
 };
 struct ProofMessage {  // initiator to acceptor
   Digest proof{};
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.proof);
+  }
 };
 struct DatasetMessage {  // I have this data set, under this number on this connection
   uint32_t number = 0;
   uint64_t name = 0;  // TierDataset: which bytes the sample numbers stand for
   uint32_t samples = 0;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.number, m.name, m.samples);
+  }
 };
 struct Wanted {
   uint32_t request = 0;  // the asker's; comes back
   SampleId sample = 0;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.request, m.sample);
+  }
 };
 struct GetMessage {
   uint32_t dataset = 0;        // the receiver's number
   uint8_t held_only = 0;       // 1: refuse what would have to be read from the source
   uint8_t urgent = 0;          // a consumer waits for it
   std::vector<Wanted> wanted;  // 1 to kMostWanted
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.dataset, m.held_only, m.urgent, m.wanted);
+  }
+  bool Valid() const {
+    return held_only <= 1 && urgent <= 1 && !wanted.empty() && wanted.size() <= kMostWanted;
+  }
 };
 struct Given {
   uint32_t request = 0;
   SampleId sample = 0;
   uint32_t length = 0;
   uint32_t crc = 0;  // CRC-32C of the sample's bytes, as the source's reader computed it
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.request, m.sample, m.length, m.crc);
+  }
 };
 struct DataMessage {         // the payload: the samples' bytes, one after the other
   std::vector<Given> given;  // 1 to kMostWanted
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.given);
+  }
+  bool Valid() const { return !given.empty() && given.size() <= kMostWanted; }
 };
 enum class Refusal : uint8_t { kNotHeld = 0, kBusy = 1, kNoSuchSample = 2, kReadFailed = 3 };
 struct RefusedMessage {
   uint32_t request = 0;
   Refusal why = Refusal::kNotHeld;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.request);
+    io.Enum(m.why, Refusal::kReadFailed);
+  }
 };
 struct CancelMessage {  // the asker no longer wants it
   uint32_t request = 0;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.request);
+  }
 };
 struct HaveMessage {     // what the sender's tiers hold
   uint32_t dataset = 0;  // the sender's number
   SampleId first = 0;
   std::vector<std::byte> bits;  // at most kHaveBytes
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.dataset, m.first, m.bits);
+  }
+  bool Valid() const { return bits.size() <= kHaveBytes; }
 };
 struct ChangesMessage {  // at most kMostChanges
   uint32_t dataset = 0;  // the sender's number
   std::vector<SampleId> got;
   std::vector<SampleId> lost;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.dataset, m.got, m.lost);
+  }
+  bool Valid() const { return got.size() + lost.size() <= kMostChanges; }
 };
 struct PingMessage {
   uint64_t stamp = 0;
   uint8_t reply = 0;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.stamp, m.reply);
+  }
+  bool Valid() const { return reply <= 1; }
 };
 
 using Message =

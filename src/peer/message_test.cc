@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
 #include <vector>
 
+#include "base/bytes_testing.h"
 #include "base/rng.h"
 
 namespace forebay::peer {
@@ -67,16 +69,71 @@ TEST(PeerMessage, EveryKindComesBackAndFitsAHeader) {
   EXPECT_EQ(get.urgent, 1);
 }
 
+Digest DigestFrom(uint8_t first) {
+  Digest digest;
+  for (std::byte& byte : digest) byte = std::byte{first++};
+  return digest;
+}
+
 // The layout is the protocol: a change of it wants another kProtocol.
 TEST(PeerMessage, GoldenBytes) {
-  GetMessage get;
-  get.dataset = 0x01020304;
-  get.held_only = 1;
-  get.wanted = {{5, 6}};
-  const std::vector<int> expected = {4, 4, 3, 2, 1, 1, 0, 1, 0, 0, 0, 5, 0, 0, 0, 6, 0, 0, 0};
-  std::vector<int> bytes;
-  for (const std::byte byte : Encode(get)) bytes.push_back(std::to_integer<int>(byte));
-  EXPECT_EQ(bytes, expected);
+  const std::string one_up = HexOf(DigestFrom(0x10));
+  const std::string two_up = HexOf(DigestFrom(0x40));
+  const auto hex = [](const Message& message) { return HexOf(Encode(message)); };
+  EXPECT_EQ(one_up.substr(0, 8), "10111213");
+  EXPECT_EQ(hex(HelloMessage{1, 2, 0x0102030405060708, DigestFrom(0x10)}),
+            "00"
+            "01000000"
+            "02000000"
+            "0807060504030201" +
+                one_up);
+  EXPECT_EQ(hex(AnswerMessage{3, 4, DigestFrom(0x10), DigestFrom(0x40)}),
+            "01"
+            "03000000"
+            "0400000000000000" +
+                one_up + two_up);
+  EXPECT_EQ(hex(ProofMessage{DigestFrom(0x40)}), "02" + two_up);
+  EXPECT_EQ(hex(DatasetMessage{5, 6, 7}),
+            "03"
+            "05000000"
+            "0600000000000000"
+            "07000000");
+  EXPECT_EQ(hex(GetMessage{0x01020304, 1, 0, {{5, 6}, {7, 8}}}),
+            "04"
+            "04030201"
+            "01"
+            "00"
+            "02000000"
+            "0500000006000000"
+            "0700000008000000");
+  EXPECT_EQ(hex(DataMessage{{{1, 2, 3, 4}}}),
+            "05"
+            "01000000"
+            "01000000020000000300000004000000");
+  EXPECT_EQ(hex(RefusedMessage{9, Refusal::kReadFailed}),
+            "06"
+            "09000000"
+            "03");
+  EXPECT_EQ(hex(CancelMessage{0xfffefdfc}),
+            "07"
+            "fcfdfeff");
+  EXPECT_EQ(hex(HaveMessage{1, 2, {std::byte{0xa5}, std::byte{0x5a}}}),
+            "08"
+            "01000000"
+            "02000000"
+            "02000000"
+            "a55a");
+  EXPECT_EQ(hex(ChangesMessage{1, {2, 3}, {4}}),
+            "09"
+            "01000000"
+            "02000000"
+            "0200000003000000"
+            "01000000"
+            "04000000");
+  EXPECT_EQ(hex(PingMessage{0x0a, 1}),
+            "0a"
+            "0a00000000000000"
+            "01");
 }
 
 TEST(PeerMessage, CutLongOrWrongIsRefused) {

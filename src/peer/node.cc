@@ -194,7 +194,7 @@ void Node::Shutdown() {
   }
   Deliver(false, 0);
   for (const BookState& state : books_) state.book->Abandon();
-  for (size_t i = 0; i < serves_.size(); ++i) {
+  for (size_t i = 0; i < serves_.capacity(); ++i) {
     if (serves_[i].at != Serve::At::kFree) EndServe(i);
   }
   for (const BookState& state : books_) {
@@ -271,7 +271,7 @@ void Node::Run(const std::stop_token& stop) {
 
 // When a request that a rate holds back can be served.
 Nanos Node::TurnAt() const {
-  return serves_.size() - free_serves_.size() < kMostServes ? turns_.ready_at() : kNeverReady;
+  return serves_.used() < kMostServes ? turns_.ready_at() : kNeverReady;
 }
 
 void Node::Tick(Nanos now) {

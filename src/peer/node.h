@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/slots.h"
 #include "base/status.h"
 #include "base/thread_annotations.h"
 #include "core/directory.h"
@@ -250,16 +251,13 @@ class Node final : public Peers, private TransportHandler {
   std::vector<uint32_t> asking_;  // nodes whose queue is not empty
   size_t answers_ = 0;            // not delivered yet
   Nanos deliver_at_ = 0;
-  std::vector<Gathered> gathered_;
-  std::vector<size_t> free_gathered_;
+  Slots<Gathered> gathered_;
   Turns turns_;
-  std::vector<Serve> serves_;
-  std::vector<size_t> free_serves_;
+  Slots<Serve> serves_;
   std::vector<size_t> reading_;
-  std::vector<std::unique_ptr<std::byte[]>> send_buffers_;
-  std::vector<size_t> free_send_buffers_;
-  std::vector<uint32_t> gathering_;  // nodes with a reply to be flushed
-  uint64_t pinned_ = 0;              // bytes of samples that are being served
+  Slots<std::unique_ptr<std::byte[]>> send_buffers_;  // null: never used
+  std::vector<uint32_t> gathering_;                   // nodes with a reply to be flushed
+  uint64_t pinned_ = 0;                               // bytes of samples that are being served
   size_t pulls_ = 0;
   uint64_t replies_ = 0;
   uint64_t knobs_seen_ = 0;

@@ -203,14 +203,7 @@ std::span<std::byte> Node::OnData(ConnectionId id, const DataMessage& data, uint
     request->give_up = std::max(request->give_up, give_up);
   }
   if (payload_bytes == 0) return {};
-  size_t index;
-  if (free_gathered_.empty()) {
-    index = gathered_.size();
-    gathered_.emplace_back();
-  } else {
-    index = free_gathered_.back();
-    free_gathered_.pop_back();
-  }
+  const uint32_t index = gathered_.Take();
   Gathered& gathered = gathered_[index];
   gathered.given.assign(data.given.begin(), data.given.end());
   gathered.size = payload_bytes;
@@ -255,7 +248,7 @@ void Node::OnPayload(ConnectionId id, uint64_t tag, const Status& status) {
     }
     at += given.length;
   }
-  free_gathered_.push_back(static_cast<size_t>(tag));
+  gathered_.Free(tag);
 }
 
 void Node::OnRefused(ConnectionId id, const RefusedMessage& refused) {

@@ -59,13 +59,13 @@ void Node::DropServing(uint32_t node, ConnectionId id) {
   Other& other = others_[node];
   turns_.Drop(node);
   if (other.gather != SIZE_MAX) {
-    free_send_buffers_.push_back(std::exchange(other.gather, SIZE_MAX));
+    send_buffers_.Free(std::exchange(other.gather, SIZE_MAX));
     other.gather_message.given.clear();
   }
   for (BookState& state : books_) {
     std::erase_if(state.early_turns, [&](const Turn& turn) { return turn.connection == id; });
   }
-  for (size_t i = 0; i < serves_.size(); ++i) {
+  for (size_t i = 0; i < serves_.capacity(); ++i) {
     const Serve& serve = serves_[i];
     if (serve.at == Serve::At::kReading && !serve.pull && serve.connection == id) {
       std::erase(reading_, i);
@@ -87,7 +87,7 @@ uint64_t Node::Room() const {
 }
 
 void Node::TakeTurns(Nanos now) {
-  while (turns_.waiting() > 0 && serves_.size() - free_serves_.size() < kMostServes) {
+  while (turns_.waiting() > 0 && serves_.used() < kMostServes) {
     const std::optional<Turn> turn = turns_.Next(Room(), now);
     if (!turn) return;
     StartServe(*turn);
@@ -130,14 +130,7 @@ void Node::StartServe(const Turn& turn) {
 }
 
 size_t Node::NewServe() {
-  size_t index;
-  if (free_serves_.empty()) {
-    index = serves_.size();
-    serves_.emplace_back();
-  } else {
-    index = free_serves_.back();
-    free_serves_.pop_back();
-  }
+  const size_t index = serves_.Take();
   serves_[index].at = Serve::At::kReading;
   serves_[index].lease = kNoLease;
   return index;
@@ -228,15 +221,10 @@ bool Node::Gather(Serve& serve, std::span<const std::byte> bytes, uint32_t crc) 
     FlushGather(node);
   }
   if (other.gather == SIZE_MAX) {
-    if (!free_send_buffers_.empty()) {
-      other.gather = free_send_buffers_.back();
-      free_send_buffers_.pop_back();
-    } else if (send_buffers_.size() < kSendBuffers) {
-      other.gather = send_buffers_.size();
-      send_buffers_.push_back(std::make_unique_for_overwrite<std::byte[]>(kGatherBytes));
-    } else {
-      return false;
-    }
+    if (send_buffers_.used() >= kSendBuffers) return false;
+    other.gather = send_buffers_.Take();
+    std::unique_ptr<std::byte[]>& buffer = send_buffers_[other.gather];
+    if (buffer == nullptr) buffer = std::make_unique_for_overwrite<std::byte[]>(kGatherBytes);
     other.gathered = 0;
     gathering_.push_back(node);
   }
@@ -260,14 +248,14 @@ void Node::FlushGather(uint32_t node) {
   const bool sent =
       other.in != 0 &&
       transport_->Send(other.in, Encode(other.gather_message), bytes, kBufferTag | buffer).ok();
-  if (!sent) free_send_buffers_.push_back(buffer);
+  if (!sent) send_buffers_.Free(buffer);
   other.gather_message.given.clear();
 }
 
 void Node::OnSent(ConnectionId, uint64_t tag, const Status&) {
   if (tag == 0) return;
   if (tag & kBufferTag) {
-    free_send_buffers_.push_back(static_cast<size_t>(tag & ~kBufferTag));
+    send_buffers_.Free(tag & ~kBufferTag);
     return;
   }
   EndServe(static_cast<size_t>(tag - 1));
@@ -283,7 +271,7 @@ void Node::EndServe(size_t index) {
   }
   serve.lease = kNoLease;
   serve.at = Serve::At::kFree;
-  free_serves_.push_back(index);
+  serves_.Free(index);
 }
 
 // Copies near their next user, while nobody waits for the link. The receiver pulls: it alone knows

@@ -26,9 +26,7 @@ PeerSource::PeerSource(std::shared_ptr<Exchange> exchange, std::shared_ptr<Book>
       creator_(getpid()),
       slots_(inner->capacity()),
       wake_(std::move(wake)),
-      inner_(std::move(inner)) {
-  for (size_t i = slots_.size(); i > 0; --i) free_.push_back(static_cast<uint32_t>(i - 1));
-}
+      inner_(std::move(inner)) {}
 
 PeerSource::~PeerSource() {
   if (getpid() != creator_) return;
@@ -63,14 +61,13 @@ PeerCost& PeerSource::Cost(uint32_t node) {
 }
 
 size_t PeerSource::Submit(std::span<const SourceRead> reads) {
-  const size_t taken = std::min(reads.size(), free_.size());
+  const size_t taken = std::min(reads.size(), slots_.left());
   if (taken == 0) return 0;
   const Nanos now = SteadyClock().Now();
   placed_.clear();
   samples_.clear();
   for (const SourceRead& read : reads.first(taken)) {
-    const uint32_t index = free_.back();
-    free_.pop_back();
+    const uint32_t index = slots_.Take();
     slots_[index] = {.read = read, .start = now, .node = kNoNode, .depth = 0, .at = At::kWaiting};
     placed_.push_back(index);
     samples_.push_back(read.sample);
@@ -229,7 +226,7 @@ size_t PeerSource::ReapAnswers(std::span<SourceDone> out, Nanos now) {
     done.latency_ns = latency;
     done.peer = static_cast<int32_t>(slot.node);
     slot.at = At::kFree;
-    free_.push_back(answer.slot);
+    slots_.Free(answer.slot);
   }
   return taken;
 }
@@ -245,7 +242,7 @@ size_t PeerSource::ReapInner(std::span<SourceDone> out, Nanos now) {
     --inner_depth_;
     done.tag = slot.read.tag;
     slot.at = At::kFree;
-    free_.push_back(index);
+    slots_.Free(index);
   }
   return taken;
 }

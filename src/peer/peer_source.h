@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/slots.h"
 #include "base/status.h"
 #include "core/cost_model.h"
 #include "core/route.h"
@@ -35,7 +36,7 @@ class PeerSource final : public Source {
   size_t Submit(std::span<const SourceRead> reads) override;
   size_t Reap(std::span<SourceDone> out) override;
   int event_fd() const override { return wake_.get(); }
-  size_t capacity() const override { return slots_.size(); }
+  size_t capacity() const override { return slots_.capacity(); }
   std::string Describe() const override;
   int32_t Elsewhere(SampleId sample) const override;
 
@@ -65,8 +66,7 @@ class PeerSource final : public Source {
   const std::shared_ptr<Exchange> exchange_;
   const std::shared_ptr<Book> book_;
   const pid_t creator_;
-  std::vector<Slot> slots_;
-  std::vector<uint32_t> free_;
+  Slots<Slot> slots_;
   std::vector<uint32_t> waiting_;  // for a plan, or for a home
   std::vector<uint32_t> placed_;
   std::vector<SampleId> samples_;

@@ -33,7 +33,7 @@ Result<std::unique_ptr<Peers>> Peers::Attach(Engine& engine, const PeerOptions& 
   TransportOptions transport;
   const Result<std::string> own = OwnHost(options.cluster);
   if (!own) return own.error();
-  const std::optional<HostPort> given = ParseHostPort(options.cluster.listen);
+  const Result<HostPort> given = ParseHostPort(options.cluster.listen);
   transport.listen = HostPort{*own, given ? given->port : uint16_t{0}}.ToString();
   NodeParts parts;
   parts.secret = *secret;

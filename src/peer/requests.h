@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/slots.h"
 #include "peer/exchange.h"
 #include "transport/transport.h"
 
@@ -32,48 +33,39 @@ class Requests {
   static constexpr uint32_t kMost = 1 << kIndexBits;
 
   uint32_t Add(Ask ask, Nanos give_up) {
-    uint32_t index;
-    if (free_.empty()) {
-      index = static_cast<uint32_t>(all_.size());
-      all_.emplace_back();
-    } else {
-      index = free_.back();
-      free_.pop_back();
-    }
-    Entry& entry = all_[index];
+    const uint32_t index = slots_.Take();
+    Entry& entry = slots_[index];
     entry.request = {
         .ask = std::move(ask), .at = Request::At::kQueued, .connection = 0, .give_up = give_up};
-    ++size_;
     return entry.uses << kIndexBits | index;
   }
 
   // Null: it is over.
   Request* Find(uint32_t id) {
     const uint32_t index = id & (kMost - 1);
-    if (index >= all_.size()) return nullptr;
-    Entry& entry = all_[index];
+    if (index >= slots_.capacity()) return nullptr;
+    Entry& entry = slots_[index];
     const bool live = entry.request.at != Request::At::kFree && entry.uses == id >> kIndexBits;
     return live ? &entry.request : nullptr;
   }
 
   void Remove(uint32_t id) {
     const uint32_t index = id & (kMost - 1);
-    Entry& entry = all_[index];
+    Entry& entry = slots_[index];
     entry.request = {};
     entry.uses = (entry.uses + 1) & ((1 << (32 - kIndexBits)) - 1);
-    free_.push_back(index);
-    --size_;
+    slots_.Free(index);
   }
 
-  size_t size() const { return size_; }
-  bool full() const { return size_ >= kMost; }
+  size_t size() const { return slots_.used(); }
+  bool full() const { return size() >= kMost; }
 
   // Numbers of those for which `which` holds.
   template <typename Which>
   std::vector<uint32_t> Select(Which which) const {
     std::vector<uint32_t> out;
-    for (uint32_t i = 0; i < all_.size(); ++i) {
-      const Entry& entry = all_[i];
+    for (uint32_t i = 0; i < slots_.capacity(); ++i) {
+      const Entry& entry = slots_[i];
       if (entry.request.at != Request::At::kFree && which(entry.request)) {
         out.push_back(entry.uses << kIndexBits | i);
       }
@@ -86,9 +78,7 @@ class Requests {
     Request request;
     uint32_t uses = 0;
   };
-  std::vector<Entry> all_;
-  std::vector<uint32_t> free_;
-  size_t size_ = 0;
+  Slots<Entry> slots_;
 };
 
 }  // namespace forebay::peer

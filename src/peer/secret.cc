@@ -17,6 +17,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/bytes.h"
 #include "base/clock.h"
 #include "base/owned.h"
 #include "control/etcd_store.h"
@@ -311,12 +312,6 @@ Result<std::string> SecretInEtcd(const ClusterSpec& cluster) {
   return Status(Code::kUnavailable, StrCat("no secret could be made below ", key, " in etcd"));
 }
 
-void Append32(uint32_t value, std::vector<std::byte>* out) {
-  for (int shift = 0; shift < 32; shift += 8) {
-    out->push_back(static_cast<std::byte>(value >> shift));
-  }
-}
-
 }  // namespace
 
 Digest Sha256(std::span<const std::byte> data) {
@@ -383,13 +378,10 @@ Result<std::string> JobSecret(const ClusterSpec& cluster) {
 
 Digest Proof(std::string_view secret, const Challenge& challenge, bool by_initiator) {
   std::vector<std::byte> text;
-  const std::span<const std::byte> label = AsBytes("forebay peer proof 1");
-  text.insert(text.end(), label.begin(), label.end());
-  text.push_back(by_initiator ? std::byte{1} : std::byte{2});
-  text.insert(text.end(), challenge.initiator.begin(), challenge.initiator.end());
-  text.insert(text.end(), challenge.acceptor.begin(), challenge.acceptor.end());
-  Append32(challenge.initiator_node, &text);
-  Append32(challenge.acceptor_node, &text);
+  FieldWriter writer(&text);
+  writer.Literal("forebay peer proof 1");
+  writer(by_initiator ? uint8_t{1} : uint8_t{2}, challenge.initiator, challenge.acceptor,
+         challenge.initiator_node, challenge.acceptor_node);
   return HmacSha256(AsBytes(secret), text);
 }
 

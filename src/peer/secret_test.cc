@@ -100,6 +100,19 @@ TEST(Secret, EveryPartOfAChallengeCounts) {
   EXPECT_EQ(Hex(Proof("s", challenge, true)), Hex(Proof("s", challenge, true)));
 }
 
+// The text under the MAC is the protocol, too.
+TEST(Secret, GoldenProof) {
+  Challenge challenge{{}, {}, 0x01020304, 5};
+  challenge.initiator.fill(std::byte{'i'});
+  challenge.acceptor.fill(std::byte{'a'});
+  const std::string rest =
+      std::string(32, 'i') + std::string(32, 'a') + std::string("\4\3\2\1\5\0\0\0", 8);
+  EXPECT_EQ(Hex(Proof("s", challenge, true)),
+            Hex(HmacSha256(Bytes("s"), Bytes("forebay peer proof 1\1" + rest))));
+  EXPECT_EQ(Hex(Proof("s", challenge, false)),
+            Hex(HmacSha256(Bytes("s"), Bytes("forebay peer proof 1\2" + rest))));
+}
+
 class SecretFileTest : public ::testing::Test {
  protected:
   void SetUp() override {

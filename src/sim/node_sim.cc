@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/slots.h"
 #include "core/sampler.h"
 #include "core/scheduler.h"
 
@@ -139,8 +140,7 @@ class Node {
   Nanos now_ = 0;
   uint64_t next_event_ = 0;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
-  std::vector<Read> reads_;
-  std::vector<uint32_t> free_reads_;
+  Slots<Read> reads_;
   Nanos processor_free_at_ = 0;
   std::vector<ReadAction> actions_;
   std::vector<SampleId> stored_;
@@ -158,14 +158,7 @@ class Node {
 };
 
 void Node::Start(const ReadAction& action) {
-  uint32_t index = 0;
-  if (free_reads_.empty()) {
-    index = static_cast<uint32_t>(reads_.size());
-    reads_.emplace_back();
-  } else {
-    index = free_reads_.back();
-    free_reads_.pop_back();
-  }
+  const uint32_t index = reads_.Take();
   Read& read = reads_[index];
   read = {.action = action, .start = now_};
   Nanos begin = now_;
@@ -223,7 +216,7 @@ void Node::Finish(uint32_t index) {
   meter_.OnBytes(bytes);
   meter_.OnRequest(now_ - read.start);
   scheduler_.OnReadDone(read.action, true, 0, read.from_folder ? Place::kTier : Place::kSource);
-  free_reads_.push_back(index);
+  reads_.Free(index);
 }
 
 // Hands the scheduler's wishes on, as the engine does after every event.

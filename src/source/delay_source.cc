@@ -22,14 +22,12 @@ DelaySource::DelaySource(std::unique_ptr<Source> inner, const DelayOptions& opti
       model_(options.storage, SteadyClock().Now()),
       slots_(inner->capacity()),
       wake_(std::move(wake)),
-      inner_(std::move(inner)) {
-  for (size_t i = slots_.size(); i > 0; --i) free_.push_back(static_cast<uint32_t>(i - 1));
-}
+      inner_(std::move(inner)) {}
 
 size_t DelaySource::Submit(std::span<const SourceRead> reads) {
   to_inner_.assign(reads.begin(),
-                   reads.begin() + static_cast<ptrdiff_t>(std::min(reads.size(), free_.size())));
-  for (size_t i = 0; i < to_inner_.size(); ++i) to_inner_[i].tag = free_[free_.size() - 1 - i];
+                   reads.begin() + static_cast<ptrdiff_t>(std::min(reads.size(), slots_.left())));
+  for (size_t i = 0; i < to_inner_.size(); ++i) to_inner_[i].tag = slots_.Next(i);
   const size_t taken = inner_->Submit(to_inner_);
   const Nanos now = SteadyClock().Now();
   reads = reads.first(taken);
@@ -38,11 +36,10 @@ size_t DelaySource::Submit(std::span<const SourceRead> reads) {
     const uint32_t group = reads[i].group;
     size_t end = i + 1;
     while (group != 0 && end < reads.size() && reads[end].group == group) ++end;
-    const uint32_t first = free_.back();
+    const uint32_t first = slots_.Next();
     uint64_t bytes = 0;
     for (uint32_t next = kNone; i < end; ++i) {
-      const uint32_t index = free_.back();
-      free_.pop_back();
+      const uint32_t index = slots_.Take();
       slots_[index] = {.read = reads[i],
                        .start = now,
                        .step = open_each_ ? Step::kOpen : Step::kRead,
@@ -75,7 +72,7 @@ size_t DelaySource::Reap(std::span<SourceDone> out) {
           Code::kUnavailable,
           ErrnoStatus(slot.error, StrCat("delayed read of sample ", slot.read.sample)).message());
     }
-    free_.push_back(index);
+    slots_.Free(index);
   }
   ready_.erase(ready_.begin(), ready_.begin() + static_cast<ptrdiff_t>(taken));
   SetAlarm();

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/slots.h"
 #include "base/status.h"
 #include "core/storage_model.h"
 #include "source/source.h"
@@ -34,7 +35,7 @@ class DelaySource final : public Source {
   size_t Submit(std::span<const SourceRead> reads) override;
   size_t Reap(std::span<SourceDone> out) override;
   int event_fd() const override { return wake_.get(); }
-  size_t capacity() const override { return slots_.size(); }
+  size_t capacity() const override { return slots_.capacity(); }
   std::string Describe() const override;
 
   // Changes the storage for operations that begin from now on.
@@ -70,8 +71,7 @@ class DelaySource final : public Source {
 
   const bool open_each_;
   StorageModel model_;
-  std::vector<Slot> slots_;
-  std::vector<uint32_t> free_;
+  Slots<Slot> slots_;
   std::vector<SourceRead> to_inner_;  // of the Submit under way
   std::priority_queue<Due, std::vector<Due>, std::greater<Due>> due_;
   std::vector<uint32_t> swallowed_;  // by a stall without end

@@ -34,19 +34,16 @@ FaultSource::FaultSource(std::unique_ptr<Source> inner, const FaultOptions& opti
       rng_(options.seed),
       slots_(inner->capacity()),
       wake_(std::move(wake)),
-      inner_(std::move(inner)) {
-  for (size_t i = slots_.size(); i > 0; --i) free_.push_back(static_cast<uint32_t>(i - 1));
-}
+      inner_(std::move(inner)) {}
 
 size_t FaultSource::Submit(std::span<const SourceRead> reads) {
   // At once, because the neighbours of a group belong to one Submit.
   to_inner_.assign(reads.begin(),
-                   reads.begin() + static_cast<ptrdiff_t>(std::min(reads.size(), free_.size())));
-  for (size_t i = 0; i < to_inner_.size(); ++i) to_inner_[i].tag = free_[free_.size() - 1 - i];
+                   reads.begin() + static_cast<ptrdiff_t>(std::min(reads.size(), slots_.left())));
+  for (size_t i = 0; i < to_inner_.size(); ++i) to_inner_[i].tag = slots_.Next(i);
   const size_t taken = inner_->Submit(to_inner_);
   for (const SourceRead& read : reads.first(taken)) {
-    Slot& slot = slots_[free_.back()];
-    free_.pop_back();
+    Slot& slot = slots_[slots_.Take()];
     slot.read = read;
     slot.fault = Draw();
     slot.random = rng_.Next();
@@ -60,7 +57,7 @@ size_t FaultSource::Reap(std::span<SourceDone> out) {
     const uint32_t index = released_.back();
     released_.pop_back();
     out[taken] = std::move(slots_[index].done);
-    free_.push_back(index);
+    slots_.Free(index);
   }
   if (released_.empty()) wake_.SetTime(WakeFd::kNever);
   std::array<SourceDone, 32> batch;
@@ -81,7 +78,7 @@ size_t FaultSource::Reap(std::span<SourceDone> out) {
         continue;
       }
       out[taken++] = std::move(slot.done);
-      free_.push_back(index);
+      slots_.Free(index);
     }
   }
   return taken;

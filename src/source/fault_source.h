@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "base/slots.h"
 #include "base/status.h"
 #include "source/source.h"
 #include "source/wake_fd.h"
@@ -41,7 +42,7 @@ class FaultSource final : public Source {
   size_t Submit(std::span<const SourceRead> reads) override;
   size_t Reap(std::span<SourceDone> out) override;
   int event_fd() const override { return wake_.get(); }
-  size_t capacity() const override { return slots_.size(); }
+  size_t capacity() const override { return slots_.capacity(); }
   std::string Describe() const override;
 
   // Completes every read that hangs now.
@@ -64,8 +65,7 @@ class FaultSource final : public Source {
   const FaultOptions options_;
   SplitMix64 rng_;
   FaultCounts counts_;
-  std::vector<Slot> slots_;
-  std::vector<uint32_t> free_;
+  Slots<Slot> slots_;
   std::vector<SourceRead> to_inner_;  // of the Submit under way
   std::vector<uint32_t> hanging_;     // read by the inner source, kept back
   std::vector<uint32_t> released_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/slots.h"
 #include "io/loop.h"
 #include "source/shard_fds.h"
 #include "source/source.h"
@@ -34,13 +35,11 @@ class PosixSource final : public Source {
         slots_(loop->capacity() * PosixSourceOptions::kReadsPerOp),
         wake_(std::move(wake)),
         loop_(std::move(loop)) {
-    free_.reserve(slots_.size());
-    for (size_t i = slots_.size(); i > 0; --i) free_.push_back(static_cast<uint32_t>(i - 1));
     ops_.reserve(loop_->capacity());
   }
 
   size_t Submit(std::span<const SourceRead> reads) override {
-    const size_t taken = std::min(reads.size(), free_.size());
+    const size_t taken = std::min(reads.size(), slots_.left());
     reads = reads.first(taken);
     for (size_t i = 0; i < reads.size();) {
       const uint32_t index = Admit(reads[i]);
@@ -80,7 +79,7 @@ class PosixSource final : public Source {
   }
 
   int event_fd() const override { return wake_.get(); }
-  size_t capacity() const override { return slots_.size(); }
+  size_t capacity() const override { return slots_.capacity(); }
   std::string Describe() const override {
     return StrCat("posix (", loop_->name(), ") ", catalog_.root());
   }
@@ -104,8 +103,7 @@ class PosixSource final : public Source {
   };
 
   uint32_t Admit(const SourceRead& read) {
-    const uint32_t index = free_.back();
-    free_.pop_back();
+    const uint32_t index = slots_.Take();
     Slot& slot = slots_[index];
     slot.read = read;
     slot.retries = 0;
@@ -221,7 +219,7 @@ class PosixSource final : public Source {
       const uint32_t index = ready_.front();
       ready_.pop_front();
       out[taken] = std::move(slots_[index].done);
-      free_.push_back(index);
+      slots_.Free(index);
     }
     return taken;
   }
@@ -294,8 +292,7 @@ class PosixSource final : public Source {
 
   const Catalog& catalog_;
   ShardFds shards_;
-  std::vector<Slot> slots_;  // never resized: the loop holds pointers into it
-  std::vector<uint32_t> free_;
+  Slots<Slot> slots_;           // the loop holds pointers into it
   std::vector<ReadOp> ops_;     // to be submitted
   std::vector<Retry> retries_;  // latest first
   std::deque<uint32_t> ready_;  // to be reaped

@@ -1,6 +1,8 @@
 #include "wire/frame.h"
 
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 namespace forebay::wire {
 namespace {
@@ -8,32 +10,22 @@ namespace {
 constexpr uint16_t kMagic = 0x4246;  // "FB"
 constexpr uint16_t kVersion = 2;
 constexpr auto kLastCode = static_cast<uint16_t>(Code::kInternal);
+constexpr size_t kLengthAt = 8;
 constexpr size_t kMaxMessageBytes = size_t{64} << 10;
 // A buffer that one large frame has grown is given back.
 constexpr size_t kBufferKept = size_t{1} << 20;
 
-template <typename T>
-T Load(const std::byte* at) {
-  T value;
-  std::memcpy(&value, at, sizeof value);
-  return value;
-}
-
-template <typename T>
-void Store(std::byte* at, T value) {
-  std::memcpy(at, &value, sizeof value);
-}
-
 }  // namespace
 
 Result<Header> DecodeHeader(std::span<const std::byte, kHeaderBytes> bytes) {
-  const auto magic = Load<uint16_t>(bytes.data());
-  const auto version = Load<uint16_t>(bytes.data() + 2);
-  const auto type = Load<uint16_t>(bytes.data() + 4);
-  const auto status = Load<uint16_t>(bytes.data() + 6);
+  uint16_t magic = 0;
+  uint16_t version = 0;
+  uint16_t type = 0;
+  uint16_t status = 0;
+  uint32_t zero = 0;
   Header header;
-  header.length = Load<uint32_t>(bytes.data() + 8);
-  header.request = Load<uint64_t>(bytes.data() + 16);
+  FieldReader reader(bytes);
+  reader(magic, version, type, status, header.length, zero, header.request);
   if (magic != kMagic) return Status(Code::kDataLoss, "not a Forebay message");
   if (version != kVersion) {
     return Status(Code::kUnimplemented, StrCat("the other process sends frames of version ",
@@ -42,7 +34,7 @@ Result<Header> DecodeHeader(std::span<const std::byte, kHeaderBytes> bytes) {
   if (type == 0 || type > static_cast<uint16_t>(kLastType)) {
     return Status(Code::kDataLoss, StrCat("a message of unknown type ", type));
   }
-  if (status > kLastCode || Load<uint32_t>(bytes.data() + 12) != 0) {
+  if (status > kLastCode || zero != 0) {
     return Status(Code::kDataLoss, "a damaged message header");
   }
   if (header.length > kMaxFrameBytes - kHeaderBytes) {
@@ -56,18 +48,13 @@ Result<Header> DecodeHeader(std::span<const std::byte, kHeaderBytes> bytes) {
 
 namespace internal {
 
-void PutHeader(const Header& header, std::byte* at) {
-  Store(at, kMagic);
-  Store(at + 2, kVersion);
-  Store(at + 4, static_cast<uint16_t>(header.type));
-  Store(at + 6, static_cast<uint16_t>(header.status));
-  Store(at + 8, header.length);
-  Store(at + 12, uint32_t{0});
-  Store(at + 16, header.request);
+void StartFrame(Type type, Code status, uint64_t request, std::vector<std::byte>* out) {
+  FieldWriter writer(out);
+  writer(kMagic, kVersion, static_cast<uint16_t>(type), static_cast<uint16_t>(status), uint32_t{0},
+         uint32_t{0}, request);
 }
 
-Status SealFrame(Type type, Code status, uint64_t request, size_t begin,
-                 std::vector<std::byte>* out) {
+Status SealFrame(size_t begin, std::vector<std::byte>* out) {
   const size_t bytes = out->size() - begin;
   if (bytes > kMaxFrameBytes) {
     out->resize(begin);
@@ -75,8 +62,7 @@ Status SealFrame(Type type, Code status, uint64_t request, size_t begin,
                   StrCat("a message of ", bytes, " bytes exceeds the limit of ", kMaxFrameBytes,
                          "; use smaller batches"));
   }
-  PutHeader({type, status, static_cast<uint32_t>(bytes - kHeaderBytes), request},
-            out->data() + begin);
+  FieldWriter(out).PutAt(begin + kLengthAt, static_cast<uint32_t>(bytes - kHeaderBytes));
   return Status();
 }
 

@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/bytes_testing.h"
 #include "base/rng.h"
 
 namespace forebay::wire {
@@ -90,6 +91,46 @@ Message Random(uint64_t seed) {
   if constexpr (requires { message.what; }) message.what %= Message::kKinds;
   if constexpr (requires { message.names; }) message.values.resize(message.names.size());
   return message;
+}
+
+// Fills fields with numbers that show their width and their order, the same each time.
+class Counter {
+ public:
+  template <typename... Fields>
+  void operator()(Fields&... fields) {
+    (Fill(fields), ...);
+  }
+  template <typename... Ts>
+  void Columns(std::vector<Ts>&... columns) {
+    (Fill(columns), ...);
+  }
+
+ private:
+  template <typename T>
+  requires std::is_arithmetic_v<T>
+  void Fill(T& value) { value = static_cast<T>(0xf7f6f5f4f3f2f100 + next_++); }
+  void Fill(bool& value) { value = next_++ % 2 == 1; }
+  void Fill(std::string& value) { value = "s" + std::to_string(next_++); }
+  template <typename T>
+  void Fill(std::vector<T>& values) {
+    values.resize(2);
+    for (T& value : values) Fill(value);
+  }
+  uint64_t next_ = 1;
+};
+
+template <typename... Messages>
+std::string OneOfEach(::testing::Types<Messages...> /*messages*/) {
+  std::string out;
+  const auto add = [&]<typename Message>(Message message) {
+    Counter counter;
+    Message::Fields(message, counter);
+    std::vector<std::byte> bytes;
+    EXPECT_TRUE(Encode(message, 0x0102030405060708, &bytes, Code::kNotFound).ok());
+    out += HexOf(bytes) + "\n";
+  };
+  (add(Messages()), ...);
+  return out;
 }
 
 uint64_t Seeds() {
@@ -214,6 +255,12 @@ TYPED_TEST(MessageTest, MutationsEndInAnErrorOrAMessage) {
   }
 }
 
+// The layout is the protocol: a change of it wants another kVersion or kProtocol.
+TEST(Frame, GoldenBytes) {
+  EXPECT_EQ(OneOfEach(Messages()), R"(GOLDEN
+)");
+}
+
 TEST(Frame, AnAnnouncedLengthIsNotBelieved) {
   Declare declare;
   declare.order = {1, 2, 3};
@@ -237,8 +284,9 @@ TEST(Frame, TooLargeIsRefusedOnBothSides) {
   EXPECT_EQ(Encode(declare, 1, &bytes).code(), Code::kResourceExhausted);
   EXPECT_EQ(bytes.size(), 1u);
 
-  std::vector<std::byte> header(kHeaderBytes);
-  internal::PutHeader({Type::kDeclare, Code::kOk, kMaxFrameBytes, 1}, header.data());
+  std::vector<std::byte> header;
+  internal::StartFrame(Type::kDeclare, Code::kOk, 1, &header);
+  FieldWriter(&header).PutAt(8, static_cast<uint32_t>(kMaxFrameBytes));
   FrameReader reader;
   EXPECT_EQ(OnlyFrame(reader, header).status().code(), Code::kDataLoss);
 }
