@@ -19,8 +19,8 @@ import tempfile
 from pathlib import Path
 
 ORDER = (
-    "base metrics io catalog core source tier transport decode cuda stage pipeline control"
-    " peer wire files mount client sim daemon posix capi tools"
+    "base metrics io catalog core source tier transport decode cuda stage control"
+    " peer wire files mount port pipeline sim daemon posix capi tools"
 ).split()
 
 # Pure by folder, and what others keep pure beside it.
@@ -151,7 +151,7 @@ CASES = [
     ("base/a.h", '#include "io/loop.h"\n', "may not include"),
     ("stage/a.cc", '#include "control/store.h"\n', "may not include"),
     ("stage/a.cc", '#include "core/p.h"\n#include <thread>\n', None),
-    ("stage/a_test.cc", '#include "client/c.h"\n', "may not include"),
+    ("stage/a_test.cc", '#include "port/c.h"\n', "may not include"),
     ("io/a.cc", '#include "loop.h"\n', "write includes from src/"),
     ("io/a.cc", '#include "helpers/x.h"\n', "no folder of src/"),
     ("capi/a.cc", '#include "forebay/forebay.h"\n', None),

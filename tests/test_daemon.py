@@ -99,8 +99,9 @@ def test_resume_seek_and_early_break(folder: DataSet, run_folder: Path) -> None:
     state = loader.state_dict()
     other = forebay.DataLoader(folder.root, 8, shuffle=True, engine=engine)
     other.load_state_dict(state)
-    for batch, samples in zip(other, _orders(folder, 8, 0)[3:], strict=True):
+    for index, (batch, samples) in enumerate(zip(other, _orders(folder, 8, 0)[3:], strict=True)):
         check_batch(batch, samples, folder)
+        assert batch.index == 3 + index
     loader.set_epoch(5)
     for batch, samples in zip(loader, _orders(folder, 8, 5), strict=True):
         check_batch(batch, samples, folder)

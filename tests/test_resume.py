@@ -233,3 +233,15 @@ def test_resuming_does_not_disturb_what_was_handed_out(
         loader.set_epoch(0)  # the usual loop does; it must not throw the position away
         check_batch(next(iter(loader)), order[8:16], folder)
     check_batch(held, order[:8], folder)
+
+
+def test_the_index_goes_on_after_a_resume(folder: DataSet) -> None:
+    """As fb_batch_index() does."""
+    engine = forebay.Engine(memory="64M")
+    first = forebay.DataLoader(folder.root, 4, shuffle=True, engine=engine)
+    batches = iter(first)
+    assert [next(batches).index for _ in range(3)] == [0, 1, 2]
+    second = forebay.DataLoader(folder.root, 4, shuffle=True, engine=engine)
+    second.load_state_dict(first.state_dict())
+    assert [(b.epoch, b.index) for b in second][:2] == [(0, 3), (0, 4)]
+    assert [(b.epoch, b.index) for b in second][:2] == [(1, 0), (1, 1)]

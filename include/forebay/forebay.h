@@ -1,6 +1,6 @@
 /* Forebay for C, and for every language that can call C.
  *
- *   fb_engine   owns the memory budget and the threads,
+ *   fb_engine   owns the memory budget and the threads, in this process or in the node's daemon,
  *   fb_dataset  knows where each sample lies,
  *   fb_loader   is one rank's stream of batches, in the order of PyTorch's DistributedSampler,
  *   fb_batch    is a batch on loan, in the engine's memory.
@@ -62,6 +62,13 @@ FOREBAY_API const char* fb_last_error(void);
 
 enum { FB_IO_AUTO = 0, FB_IO_THREADS = 1, FB_IO_URING = 2 };
 
+enum { FB_EVENT_ALONE = 0, FB_EVENT_RETURNED = 1 };
+
+/* FB_EVENT_ALONE: this process goes on without the daemon, and why; FB_EVENT_RETURNED: it is back
+ * with one. Once for each change, by any thread, also before fb_engine_open has returned. Must
+ * neither throw nor call Forebay. */
+typedef void (*fb_event)(void* context, int event, const char* what);
+
 typedef struct fb_engine_options {
   size_t size;
   /* Bytes for all that the engine holds. Default 0: chosen from what the machine has free. */
@@ -83,6 +90,31 @@ typedef struct fb_engine_options {
   /* Other nodes of the job: "off", "auto" (the launcher's variables) or "host:port,host:port,...".
    * Default NULL: $FOREBAY_PEERS, or "auto". Where they cannot be had the engine does without. */
   const char* peers;
+  /* A folder on a local disk that keeps copies of samples for later epochs and jobs; made where it
+   * is missing. Default NULL: none. */
+  const char* cache_dir;
+  /* The most bytes of samples in it. Default 0: four fifths of what the disk has free and the
+   * folder holds. */
+  uint64_t cache_bytes;
+  /* 1: one engine for all of this user's processes on the node, in a process of its own, forebayd,
+   * which the first to need it starts. memory, cache_dir and the other options are then meant for
+   * all of them together, and those of who starts it hold. When it dies, loaders go on with the
+   * next batch from an engine in this process, and return to a new daemon some seconds later.
+   * Default 0: an engine in this process. */
+  uint32_t shared;
+  /* Seconds that a daemon which this call starts stays without a client. Default 5. */
+  uint32_t linger_s;
+  /* Where its socket lies. Default NULL: $XDG_RUNTIME_DIR/forebay, or /tmp/forebay-UID. */
+  const char* daemon_folder;
+  /* The executable. Default NULL: $FOREBAYD, else forebayd beside this library or a folder above it,
+   * else along $PATH. */
+  const char* daemon_program;
+  /* The job that this process belongs to, for policies. Default NULL: $FOREBAY_JOB, else SLURM's or
+   * torchrun's, else the process group. */
+  const char* job;
+  /* Called when a shared engine was lost or came back. Default NULL. */
+  fb_event event;
+  void* event_context;
 } fb_engine_options;
 
 /* Called while a data set is listed, by one thread at a time, at most ten times a second. Any value
@@ -147,7 +179,7 @@ FOREBAY_API int fb_engine_open(const fb_engine_options* options, fb_engine** out
 /* Stops the engine once its data sets, loaders and batches are gone too. */
 FOREBAY_API void fb_engine_close(fb_engine* engine);
 
-/* Metrics in Prometheus' text format, as snprintf: writes at most n bytes with the final NUL and
+/* Metrics of the engine, where it is now, in Prometheus' text format, as snprintf: writes at most n bytes with the final NUL and
  * returns the length of the whole text without it. buffer may be NULL when n is 0. */
 FOREBAY_API int64_t fb_metrics_text(const fb_engine* engine, char* buffer, size_t n);
 

@@ -13,8 +13,8 @@ namespace {
 // A batch on loan. Its memory is its own until the last view of it is gone, or release().
 class Batch {
  public:
-  Batch(std::shared_ptr<Client> client, std::shared_ptr<const Catalog> catalog, BatchLoan loan)
-      : client_(std::move(client)), catalog_(std::move(catalog)), loan_(std::move(loan)) {
+  Batch(std::shared_ptr<Port> port, std::shared_ptr<const Catalog> catalog, BatchLoan loan)
+      : port_(std::move(port)), catalog_(std::move(catalog)), loan_(std::move(loan)) {
     for (size_t i = 1; i < loan_.offsets.size(); ++i) {
       contiguous_ &= loan_.offsets[i] == loan_.offsets[i - 1] + loan_.lengths[i - 1];
     }
@@ -23,12 +23,12 @@ class Batch {
   ~Batch() { Release(); }
 
   void Release() {
-    if (client_ == nullptr) return;
+    if (port_ == nullptr) return;
     // Refused only in a forked child, whose parent still has it, and after a daemon's end.
-    (void)client_->Release(loan_.lease);
-    client_.reset();
+    (void)port_->Release(loan_.lease);
+    port_.reset();
   }
-  bool released() const { return client_ == nullptr; }
+  bool released() const { return port_ == nullptr; }
 
   size_t size() const { return loan_.samples.size(); }
   const BatchLoan& loan() const { return loan_; }
@@ -37,7 +37,7 @@ class Batch {
 
   const uint8_t* At(size_t i) const {
     if (released()) throw nb::value_error("this batch was released");
-    return reinterpret_cast<const uint8_t*>(client_->base() + loan_.offsets[i]);
+    return reinterpret_cast<const uint8_t*>(loan_.base + loan_.offsets[i]);
   }
 
   uint64_t bytes() const {
@@ -55,7 +55,7 @@ class Batch {
   }
 
  private:
-  std::shared_ptr<Client> client_;  // shared with the engine's handle and other batches
+  std::shared_ptr<Port> port_;  // shared with the engine's handle and other batches
   std::shared_ptr<const Catalog> catalog_;
   BatchLoan loan_;
   bool contiguous_ = true;
@@ -115,7 +115,7 @@ nb::object Take(const EngineHandle& self, StreamId stream, double wait_s, nb::ha
       wait_s, held, [&](Nanos slice) { return self.engine->Take(stream, slice, &loan); },
       [&] {
         auto catalog = std::as_const(*self.engine).shared_catalog(loan.dataset);
-        return Batch(self.client, std::move(catalog), std::move(loan));
+        return Batch(self.port, std::move(catalog), std::move(loan));
       });
 }
 
@@ -133,9 +133,9 @@ nb::object PathsOf(const Catalog& catalog, const std::vector<SampleId>& samples)
   return paths;
 }
 
-nb::object MakeBatch(std::shared_ptr<Client> client, std::shared_ptr<const Catalog> catalog,
+nb::object MakeBatch(std::shared_ptr<Port> port, std::shared_ptr<const Catalog> catalog,
                      BatchLoan loan) {
-  return nb::cast(Batch(std::move(client), std::move(catalog), std::move(loan)));
+  return nb::cast(Batch(std::move(port), std::move(catalog), std::move(loan)));
 }
 
 nb::object ClusterOf(const ClusterReport& report) {
@@ -290,9 +290,7 @@ void BindEngine(nb::module_& m) {
             EarlySamples* early = ours ? &held->samples : nullptr;
             std::unique_ptr<Source> source;
             if (!delay.empty()) {
-              DelayOptions options;
-              options.storage = Value(StorageSettings::Parse(delay));
-              source = Value(DelaySource::Make(Value(MakePosixSource(*c.catalog, {})), options));
+              source = Value(MakeDelayedSource(*c.catalog, delay));
             }
             WaitUnlocked unlocked;
             Result<DatasetId> id = e.engine->AddDataset(c.catalog, std::move(source), early);
@@ -359,7 +357,7 @@ void BindEngine(nb::module_& m) {
               return nb::none();
             }
             auto catalog = e.engine->shared_catalog(loan.dataset);
-            return nb::cast(Batch(e.client, std::move(catalog), std::move(loan)));
+            return nb::cast(Batch(e.port, std::move(catalog), std::move(loan)));
           },
           nb::arg("stream"), nb::arg("sample"), nb::arg("wait_s"),
           "One sample as a Batch, or None.")

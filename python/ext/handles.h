@@ -9,12 +9,10 @@
 
 #include "base/clock.h"
 #include "catalog/catalog.h"
-#include "client/client.h"
-#include "client/client_batches.h"
-#include "client/local_client.h"
-#include "client/socket_client.h"
 #include "common.h"
-#include "pipeline/stored_batches.h"
+#include "port/local_port.h"
+#include "port/port.h"
+#include "port/socket_port.h"
 #include "stage/early_samples.h"
 #include "stage/engine.h"
 
@@ -76,35 +74,23 @@ nb::object TakeInSlices(double wait_s, nb::handle held, TakeFor take, MakeBatch 
 }
 
 struct EngineHandle {
-  explicit EngineHandle(std::shared_ptr<Engine> made) : engine(std::move(made)) {
-    struct Owner {
-      explicit Owner(std::shared_ptr<Engine> e)
-          : engine(std::move(e)), client(*engine), batches(*engine) {}
-      std::shared_ptr<Engine> engine;
-      LocalClient client;
-      EngineBatches batches;
-    };
-    auto owner = std::make_shared<Owner>(engine);
-    client = std::shared_ptr<Client>(owner, &owner->client);
-    batches = std::shared_ptr<StoredBatches>(owner, &owner->batches);
-  }
+  explicit EngineHandle(std::shared_ptr<Engine> made)
+      : engine(std::move(made)), port(MakeLocalPort(engine)) {}
   std::shared_ptr<Engine> engine;  // shared by Python objects and batches on loan
-  std::shared_ptr<Client> client;  // of that engine, which it keeps alive: what batches hold
-  std::shared_ptr<StoredBatches> batches;  // likewise, for pipelines
-  std::string peers_note;                  // for the log
+  std::shared_ptr<Port>
+      port;                // of that engine, which it keeps alive: what batches and pipelines hold
+  std::string peers_note;  // for the log
   bool peers_failed = false;
 };
 
 // A daemon's engine.
 struct SharedHandle {
-  explicit SharedHandle(std::shared_ptr<SocketClient> made)
-      : client(std::move(made)), batches(std::make_shared<ClientBatches>(client)) {}
-  std::shared_ptr<SocketClient> client;    // shared by Python objects and batches on loan
-  std::shared_ptr<ClientBatches> batches;  // shared with pipelines
+  explicit SharedHandle(std::shared_ptr<SocketPort> made) : port(std::move(made)) {}
+  std::shared_ptr<SocketPort> port;  // shared by Python objects, pipelines and batches on loan
 };
 
 // A forebay.Batch: samples on loan from an engine here or in another process.
-nb::object MakeBatch(std::shared_ptr<Client> client, std::shared_ptr<const Catalog> catalog,
+nb::object MakeBatch(std::shared_ptr<Port> port, std::shared_ptr<const Catalog> catalog,
                      BatchLoan loan);
 
 }  // namespace forebay::python

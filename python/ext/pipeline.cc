@@ -9,8 +9,8 @@ namespace forebay::python {
 namespace {
 
 struct PipelineHandle {
-  std::shared_ptr<StoredBatches> source;  // outlives the pipeline
-  std::shared_ptr<Pipeline> pipeline;     // shared with the batches on loan
+  std::shared_ptr<Port> source;        // outlives the pipeline
+  std::shared_ptr<Pipeline> pipeline;  // shared with the batches on loan
   nb::dlpack::dtype dtype;
 };
 
@@ -81,7 +81,7 @@ class DecodedBatch {
   }
 
  private:
-  std::shared_ptr<StoredBatches> source_;
+  std::shared_ptr<Port> source_;
   std::shared_ptr<Pipeline> pipeline_;
   std::shared_ptr<const Catalog> catalog_;
   nb::dlpack::dtype dtype_;
@@ -173,10 +173,10 @@ void BindPipeline(nb::module_& m) {
               options.decode.shape = shape;
               number = NumberType(dtype);
             }
-            std::shared_ptr<StoredBatches> source =
+            std::shared_ptr<Port> source =
                 nb::isinstance<SharedHandle>(engine)
-                    ? nb::cast<const SharedHandle&>(engine).batches
-                    : nb::cast<const EngineHandle&>(engine).batches;
+                    ? std::shared_ptr<Port>(nb::cast<const SharedHandle&>(engine).port)
+                    : nb::cast<const EngineHandle&>(engine).port;
             Result<PipelinePtr> result = [&] {
               WaitUnlocked unlocked;  // it may wait for memory
               return Pipeline::Make(source, stream, options);

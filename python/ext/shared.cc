@@ -5,17 +5,17 @@
 #include <mutex>
 #include <utility>
 
-#include "client/attach.h"
-#include "client/job_name.h"
 #include "common.h"
 #include "handles.h"
+#include "port/attach.h"
+#include "port/job_name.h"
 #include "wire/message.h"
 
 namespace forebay::python {
 namespace {
 
-SharedHandle Attached(Result<std::unique_ptr<SocketClient>> made) {
-  return SharedHandle(std::shared_ptr<SocketClient>(Value(std::move(made))));
+SharedHandle Attached(Result<std::unique_ptr<SocketPort>> made) {
+  return SharedHandle(std::shared_ptr<SocketPort>(Value(std::move(made))));
 }
 
 template <typename Call>
@@ -25,28 +25,26 @@ auto Unlocked(Call call) {
 }
 
 std::string Ask(const SharedHandle& self, uint8_t what, StreamId stream = 0) {
-  return Value(Unlocked([&] { return self.client->Query(what, stream); }));
+  return Value(Unlocked([&] { return self.port->Query(what, stream); }));
 }
 
 DatasetId AddDataset(SharedHandle& self, const CatalogHandle& c, const std::string& delay) {
-  const DatasetId id = Value(Unlocked([&] { return self.client->AddDataset(*c.catalog, delay); }));
-  self.batches->Remember(id, c.catalog);
-  return id;
+  return Value(Unlocked([&] { return self.port->OpenDataset(c.catalog, delay); }));
 }
 
 nb::object BatchOf(const SharedHandle& self, BatchLoan loan) {
-  std::shared_ptr<const Catalog> catalog = self.batches->Find(loan.dataset);
+  std::shared_ptr<const Catalog> catalog = self.port->Find(loan.dataset);
   if (catalog == nullptr) {
-    (void)self.client->Release(loan.lease);
+    (void)self.port->Release(loan.lease);
     Raise(Status(Code::kInternal, "a batch of a data set that this process did not open"));
   }
-  return MakeBatch(self.client, std::move(catalog), std::move(loan));
+  return MakeBatch(self.port, std::move(catalog), std::move(loan));
 }
 
 nb::object Take(const SharedHandle& self, StreamId stream, double wait_s, nb::handle held) {
   BatchLoan loan;
   return TakeInSlices(
-      wait_s, held, [&](Nanos slice) { return self.client->Take(stream, slice, &loan); },
+      wait_s, held, [&](Nanos slice) { return self.port->Take(stream, slice, &loan); },
       [&] { return BatchOf(self, std::move(loan)); });
 }
 
@@ -93,7 +91,7 @@ void BindShared(nb::module_& m) {
             options.shape.job = job;
             options.sampler = {size,  shuffle,           seed,     rank,
                                world, sampler_drop_last, exchange, ranks_per_node};
-            return Value(Unlocked([&] { return e.client->OpenStream(options); }));
+            return Value(Unlocked([&] { return e.port->OpenStream(options); }));
           },
           nb::arg("dataset"), nb::arg("batch_size"), nb::arg("drop_last") = false,
           nb::arg("contiguous") = false, nb::arg("itemised") = false, nb::arg("declared") = false,
@@ -107,7 +105,7 @@ void BindShared(nb::module_& m) {
              nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> order,
              bool last) {
             std::vector<SampleId> samples(order.data(), order.data() + order.size());
-            Raise(Unlocked([&] { return e.client->Declare(s, epoch, std::move(samples), last); }));
+            Raise(Unlocked([&] { return e.port->Declare(s, epoch, std::move(samples), last); }));
           },
           nb::arg("stream"), nb::arg("epoch"), nb::arg("order"), nb::arg("last") = false)
       .def(
@@ -115,7 +113,7 @@ void BindShared(nb::module_& m) {
           [](const SharedHandle& e, StreamId stream, SampleId sample, double wait_s) -> nb::object {
             BatchLoan loan;
             const TakeKind taken = Value(Unlocked([&] {
-              return e.client->Fetch(stream, sample, static_cast<Nanos>(wait_s * kSecond), &loan);
+              return e.port->Fetch(stream, sample, static_cast<Nanos>(wait_s * kSecond), &loan);
             }));
             if (taken != TakeKind::kBatch) return nb::none();
             return BatchOf(e, std::move(loan));
@@ -124,12 +122,12 @@ void BindShared(nb::module_& m) {
           "One sample as a Batch, or None.")
       .def("close_stream",
            [](const SharedHandle& e, StreamId s) {
-             Raise(Unlocked([&] { return e.client->CloseStream(s); }));
+             Raise(Unlocked([&] { return e.port->CloseStream(s); }));
            })
       .def(
           "seek",
           [](const SharedHandle& e, StreamId s, uint64_t epoch, uint64_t position) {
-            Raise(Unlocked([&] { return e.client->Seek(s, epoch, position); }));
+            Raise(Unlocked([&] { return e.port->Seek(s, epoch, position); }));
           },
           nb::arg("stream"), nb::arg("epoch"), nb::arg("position"))
       .def("take", &Take, nb::arg("stream"), nb::arg("wait_s"), nb::arg("held") = nb::none(),
@@ -139,14 +137,14 @@ void BindShared(nb::module_& m) {
           "stats",
           [](const SharedHandle& e, StreamId s) {
             nb::list out;
-            for (const EpochStats& epoch : Value(Unlocked([&] { return e.client->Stats(s); }))) {
+            for (const EpochStats& epoch : Value(Unlocked([&] { return e.port->Stats(s); }))) {
               out.append(StatsOf(epoch));
             }
             return out;
           },
           nb::arg("stream"))
       .def(
-          "empty_rings", [](const SharedHandle& e, StreamId s) { return e.client->EmptyRings(s); },
+          "empty_rings", [](const SharedHandle& e, StreamId s) { return e.port->EmptyRings(s); },
           nb::arg("stream"), "How often a take found no batch ready.")
       .def("waiting_for", [](const SharedHandle& e,
                              StreamId s) { return FileText(Ask(e, wire::Query::kWaitingFor, s)); })
@@ -157,8 +155,7 @@ void BindShared(nb::module_& m) {
       .def(
           "set_knobs",
           [](const SharedHandle& e, std::vector<std::string> names, std::vector<int64_t> values) {
-            Raise(
-                Unlocked([&] { return e.client->SetKnobs(std::move(names), std::move(values)); }));
+            Raise(Unlocked([&] { return e.port->SetKnobs(std::move(names), std::move(values)); }));
           },
           nb::arg("names"), nb::arg("values"), "All of them, or none.")
       .def(
@@ -167,7 +164,7 @@ void BindShared(nb::module_& m) {
       .def(
           "set_policy",
           [](const SharedHandle& e, std::string json) {
-            Raise(Unlocked([&] { return e.client->SetPolicy(std::move(json)); }));
+            Raise(Unlocked([&] { return e.port->SetPolicy(std::move(json)); }));
           },
           nb::arg("json"), "Empty: none.")
       .def_static("job_name", &JobName, "The job that this process belongs to.")
@@ -175,23 +172,22 @@ void BindShared(nb::module_& m) {
           "set_decode_threads",
           [](const SharedHandle& e, int64_t threads) {
             const std::vector<KnobSetting> settings = {{"decode_threads", threads}};
-            Raise(e.batches->registry().Apply(settings));
+            Raise(e.port->registry().Apply(settings));
           },
           nb::arg("threads"), "Threads that decode in this process; 0: as many as are needed.")
       .def(
           "decoding",
           [](const SharedHandle& e) {
             std::map<std::string, uint64_t> out;
-            for (const Registry::Sample& s : e.batches->registry().Snapshot())
-              out[s.name] = s.value;
+            for (const Registry::Sample& s : e.port->registry().Snapshot()) out[s.name] = s.value;
             return out;
           },
           "Metrics of this process's decoding.")
-      .def_prop_ro("settings", [](const SharedHandle& e) { return FileText(e.client->settings()); })
-      .def_prop_ro("pid", [](const SharedHandle& e) { return e.client->server_pid(); })
-      .def_prop_ro("budget", [](const SharedHandle& e) { return e.client->budget(); })
-      .def_prop_ro("arena_bytes", [](const SharedHandle& e) { return e.client->arena_bytes(); })
-      .def_prop_ro("connected", [](const SharedHandle& e) { return e.client->connected(); });
+      .def_prop_ro("settings", [](const SharedHandle& e) { return FileText(e.port->settings()); })
+      .def_prop_ro("pid", [](const SharedHandle& e) { return e.port->server_pid(); })
+      .def_prop_ro("budget", [](const SharedHandle& e) { return e.port->budget(); })
+      .def_prop_ro("arena_bytes", [](const SharedHandle& e) { return e.port->arena_bytes(); })
+      .def_prop_ro("connected", [](const SharedHandle& e) { return e.port->connected(); });
 }
 
 }  // namespace forebay::python

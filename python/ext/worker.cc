@@ -1,11 +1,11 @@
 // A server beside the engine, and the client that a worker process attaches to it.
 #include "base/clock.h"
-#include "client/socket_client.h"
 #include "common.h"
 #include "daemon/page.h"
 #include "daemon/server.h"
 #include "daemon/web_server.h"
 #include "handles.h"
+#include "port/socket_port.h"
 
 namespace forebay::python {
 namespace {
@@ -22,7 +22,7 @@ struct WebHandle {
 };
 
 // The sample's bytes, copied out of the arena; None when they were not there in time.
-nb::object Fetch(SocketClient& client, StreamId stream, SampleId sample, double wait_s) {
+nb::object Fetch(SocketPort& client, StreamId stream, SampleId sample, double wait_s) {
   BatchLoan loan;
   Result<TakeKind> taken = [&] {
     WaitUnlocked unlocked;
@@ -82,13 +82,13 @@ void BindWorker(nb::module_& m) {
           nb::arg("engine"), nb::arg("port"))
       .def_prop_ro("url", [](const WebHandle& w) { return w.web->url(); });
 
-  nb::class_<SocketClient>(m, "WorkerClient", "An engine in another process.")
+  nb::class_<SocketPort>(m, "WorkerClient", "An engine in another process.")
       .def_static(
           "attach",
           [](const std::string& path, double timeout_s) {
-            Result<std::unique_ptr<SocketClient>> made = [&] {
+            Result<std::unique_ptr<SocketPort>> made = [&] {
               WaitUnlocked unlocked;
-              return SocketClient::Attach(path, static_cast<Nanos>(timeout_s * kSecond));
+              return SocketPort::Attach(path, static_cast<Nanos>(timeout_s * kSecond));
             }();
             return Value(std::move(made));
           },
@@ -97,10 +97,10 @@ void BindWorker(nb::module_& m) {
            "The sample's bytes, or None when they were not there in time.")
       .def(
           "served",
-          [](SocketClient& c, uint64_t reads, uint64_t passes) { Raise(c.Served(reads, passes)); },
+          [](SocketPort& c, uint64_t reads, uint64_t passes) { Raise(c.Served(reads, passes)); },
           nb::arg("reads"), nb::arg("passes"),
           "Adds to the engine's counts of this worker's reads.")
-      .def_prop_ro("connected", &SocketClient::connected);
+      .def_prop_ro("connected", &SocketPort::connected);
 }
 
 }  // namespace forebay::python

@@ -1,15 +1,21 @@
+#include <dlfcn.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <filesystem>
 #include <initializer_list>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <type_traits>
@@ -23,6 +29,8 @@
 #include "catalog/catalog.h"
 #include "forebay/forebay.h"
 #include "peer/start.h"
+#include "port/failover_port.h"
+#include "port/local_port.h"
 #include "stage/early_samples.h"
 #include "stage/engine.h"
 
@@ -123,6 +131,8 @@ static_assert(std::has_unique_object_representations_v<fb_engine_options>);
 static_assert(std::has_unique_object_representations_v<fb_dataset_options>);
 static_assert(std::has_unique_object_representations_v<fb_loader_options>);
 
+constexpr uint32_t kLinger = 5;  // seconds, as forebayd's own
+
 fb_engine_options DefaultsOf(const fb_engine_options*) {
   const EngineOptions defaults;
   fb_engine_options out = {};
@@ -135,6 +145,7 @@ fb_engine_options DefaultsOf(const fb_engine_options*) {
   out.io = FB_IO_AUTO;
   out.keep = defaults.keep ? 1 : 0;
   out.verify = defaults.verify ? 1 : 0;
+  out.linger_s = kLinger;
   return out;
 }
 
@@ -241,7 +252,67 @@ Result<EngineOptions> ToEngine(const fb_engine_options& in) {
     return Invalid(StrCat("release_wait_ms is ", in.release_wait_ms, "; it takes at most one day"));
   }
   out.release_wait = static_cast<Nanos>(in.release_wait_ms) * kMilli;
+  if (in.cache_dir != nullptr && *in.cache_dir != '\0') {
+    out.cache_folder = std::filesystem::absolute(in.cache_dir).string();  // a daemon is elsewhere
+  }
+  out.cache_bytes = in.cache_bytes;
+  if (in.cache_bytes != 0 && out.cache_folder.empty()) {
+    return Invalid("cache_bytes needs a cache_dir");
+  }
   return out;
+}
+
+std::string TextOr(const char* text, const char* otherwise) {
+  return text != nullptr ? text : otherwise;
+}
+
+bool Executable(const std::string& path) { return access(path.c_str(), X_OK) == 0; }
+
+// The daemon's executable.
+std::string DaemonProgram(const char* given) {
+  if (given != nullptr) return given;
+  if (const char* named = std::getenv("FOREBAYD"); named != nullptr && *named != '\0') return named;
+  Dl_info library = {};
+  if (dladdr(reinterpret_cast<const void*>(&fb_version), &library) != 0 &&
+      library.dli_fname != nullptr) {
+    // The Python package has it a folder above its libraries.
+    const std::filesystem::path folder = std::filesystem::path(library.dli_fname).parent_path();
+    for (const std::filesystem::path& place : {folder, folder.parent_path()}) {
+      const std::string program = (place / "forebayd").string();
+      if (place.is_absolute() && Executable(program)) return program;
+    }
+  }
+  std::string folders = TextOr(std::getenv("PATH"), "");
+  for (size_t at = 0; at < folders.size();) {
+    const size_t end = std::min(folders.find(':', at), folders.size());
+    std::string found = folders.substr(at, end - at) + "/forebayd";
+    if (Executable(found)) return found;
+    at = end + 1;
+  }
+  return "/usr/bin/forebayd";  // its absence is reported with this name
+}
+
+Result<std::shared_ptr<Port>> OpenShared(const fb_engine_options& in, const EngineOptions& engine) {
+  FailoverOptions options;
+  options.daemon.folder = TextOr(in.daemon_folder, "");
+  options.daemon.program = DaemonProgram(in.daemon_program);
+  options.daemon.settings = DaemonSettings(engine);
+  if (in.linger_s != kLinger) {
+    options.daemon.settings.push_back(StrCat("linger=", in.linger_s));
+  }
+  if (in.peers != nullptr) options.daemon.settings.push_back(StrCat("peers=", in.peers));
+  options.engine = engine;
+  options.job = TextOr(in.job, "");
+  if (in.event != nullptr) {
+    options.tell = [event = in.event, context = in.event_context](FailoverEvent what,
+                                                                  const std::string& why) {
+      event(context, what == FailoverEvent::kAlone ? FB_EVENT_ALONE : FB_EVENT_RETURNED,
+            why.c_str());
+    };
+  }
+  Result<FailoverPortPtr> port = FailoverPort::Open(std::move(options));
+  if (!port) return port.error();
+  return std::shared_ptr<Port>(*std::move(port));
 }
 
 Result<BuildOptions> ToBuild(const fb_dataset_options& in) {
@@ -297,14 +368,15 @@ class Loader;
 
 // ---- handles ---------------------------------------------------------------------------------
 
-// The engine is shared: C callers close in any order, the last handle stops it.
+// The port is shared: C callers close in any order, the last handle stops the engine behind it.
 struct fb_engine {
-  std::shared_ptr<forebay::Engine> engine;
+  std::shared_ptr<forebay::Port> port;
+  std::shared_ptr<forebay::Engine> engine;  // shared with the port; null: not of this process
   const uint64_t fork_generation = forebay::ForkGeneration();
 };
 
 struct fb_dataset {
-  std::shared_ptr<forebay::Engine> engine;
+  std::shared_ptr<forebay::Port> port;
   std::shared_ptr<const forebay::Catalog> catalog;  // shared with the engine's source
   forebay::DatasetId id = 0;
   const uint64_t fork_generation = forebay::ForkGeneration();
@@ -316,7 +388,6 @@ struct fb_batch {
   // release.
   std::shared_ptr<forebay::Loader> loader;
   forebay::BatchLoan loan;
-  uint64_t index = 0;
   const uint64_t fork_generation = forebay::ForkGeneration();
 };
 
@@ -327,9 +398,9 @@ namespace {
 // is released.
 class Loader : public std::enable_shared_from_this<Loader> {
  public:
-  Loader(std::shared_ptr<Engine> engine, std::shared_ptr<const Catalog> catalog,
+  Loader(std::shared_ptr<Port> port, std::shared_ptr<const Catalog> catalog,
          const StreamOptions& options)
-      : engine_(std::move(engine)),
+      : port_(std::move(port)),
         catalog_(std::move(catalog)),
         options_(options),
         start_epoch_(options.shape.first_epoch),
@@ -337,13 +408,12 @@ class Loader : public std::enable_shared_from_this<Loader> {
         epoch_(start_epoch_),
         position_(start_position_) {}
 
-  const Engine& engine() const { return *engine_; }
   const Catalog& catalog() const { return *catalog_; }
   bool contiguous() const { return options_.shape.contiguous; }
   bool forked() const { return fork_generation_ != ForkGeneration(); }
 
   Status Open();
-  void Close() { (void)engine_->CloseStream(stream_); }
+  void Close() { (void)port_->CloseStream(stream_); }
   Result<int64_t> Next(Nanos wait, fb_batch** out);
   Result<int64_t> Seek(uint64_t epoch, uint64_t position);
   Status Release(fb_batch& batch);
@@ -374,7 +444,7 @@ class Loader : public std::enable_shared_from_this<Loader> {
   fb_batch* TakeSpare() REQUIRES(mutex_);
 
   // Constant after Open.
-  const std::shared_ptr<Engine> engine_;
+  const std::shared_ptr<Port> port_;
   const std::shared_ptr<const Catalog> catalog_;
   const StreamOptions options_;
   StreamId stream_ = 0;
@@ -392,7 +462,7 @@ class Loader : public std::enable_shared_from_this<Loader> {
 };
 
 Status Loader::Open() {
-  const Result<StreamId> stream = engine_->OpenStream(options_);
+  const Result<StreamId> stream = port_->OpenStream(options_);
   if (stream) stream_ = *stream;
   return stream.status();
 }
@@ -430,13 +500,13 @@ Result<int64_t> Loader::Next(Nanos wait, fb_batch** out) {
   }
   Turn turn(*this, spare);
   const Nanos left = std::max<Nanos>(0, wait - (SteadyClock().Now() - start));
-  const Result<TakeKind> taken = engine_->Take(stream_, left, &spare->loan);
+  const Result<TakeKind> taken = port_->Take(stream_, left, &spare->loan);
   if (!taken) return taken.error();
   switch (*taken) {
     case TakeKind::kPending:
       return Fail(EAGAIN, kName,
                   StrCat("no batch within ", wait / kMilli, " ms; it waits for ",
-                         engine_->WaitingFor(stream_))
+                         port_->WaitingFor(stream_))
                       .c_str());
     case TakeKind::kEndOfEpoch: {
       MutexLock lock(mutex_);
@@ -449,15 +519,14 @@ Result<int64_t> Loader::Next(Nanos wait, fb_batch** out) {
     case TakeKind::kBatch:
       break;
   }
-  const uint64_t batch_size = options_.shape.batch_size;
   const uint64_t world = options_.sampler.world;
+  const uint64_t step = options_.shape.batch_size * world;
   {
     MutexLock lock(mutex_);
-    // The engine counts batches from where the stream started.
-    const uint64_t first = spare->loan.epoch == start_epoch_ ? start_position_ : 0;
-    spare->index = first / (batch_size * world) + spare->loan.index;
+    // A stream that starts between two batches stays between them to the epoch's end.
+    const uint64_t shift = spare->loan.epoch == start_epoch_ ? start_position_ % step : 0;
     epoch_ = spare->loan.epoch;
-    position_ = first + (spare->loan.index * batch_size + spare->loan.samples.size()) * world;
+    position_ = shift + spare->loan.index * step + spare->loan.samples.size() * world;
   }
   spare->loader = shared_from_this();
   spare->on_loan.store(true, std::memory_order_relaxed);
@@ -471,7 +540,7 @@ Result<int64_t> Loader::Seek(uint64_t epoch, uint64_t position) {
   FOREBAY_RETURN_IF_ERROR(InRange(position, "position"));
   MutexLock lock(mutex_);
   if (taking_) return Fail(EBUSY, "fb_loader_seek", "another thread is in fb_loader_next");
-  FOREBAY_RETURN_IF_ERROR(engine_->Seek(stream_, epoch, position));
+  FOREBAY_RETURN_IF_ERROR(port_->Seek(stream_, epoch, position));
   start_epoch_ = epoch_ = epoch;
   start_position_ = position_ = position;
   return 0;
@@ -484,7 +553,7 @@ Status Loader::Release(fb_batch& batch) {
     MutexLock lock(mutex_);
     spares_.push_back(&batch);
   }
-  return engine_->Release(lease);
+  return port_->Release(lease);
 }
 
 Status OnLoan(const fb_batch* batch) {
@@ -541,13 +610,23 @@ FOREBAY_API int fb_engine_open(const fb_engine_options* options, fb_engine** out
     if (!given) return given.error();
     const Result<EngineOptions> chosen = ToEngine(*given);
     if (!chosen) return chosen.error();
+    bool shared = false;
+    FOREBAY_RETURN_IF_ERROR(ReadFlags({{given->shared, "shared", &shared}}));
     auto handle = std::make_unique<fb_engine>();
+    if (shared) {
+      Result<std::shared_ptr<Port>> port = OpenShared(*given, *chosen);
+      if (!port) return port.error();
+      handle->port = *std::move(port);
+      *out = handle.release();
+      return 0;
+    }
     Result<EnginePtr> engine = Engine::Create(*chosen);
     if (!engine) return engine.error();
     Result<peer::Started> peers =
         peer::StartPeers(**engine, given->peers == nullptr ? "" : given->peers);
     if (!peers) return peers.error();
     handle->engine = peer::Share(*std::move(engine), std::move(peers->peers));
+    handle->port = MakeLocalPort(handle->engine);
     *out = handle.release();
     return 0;
   });
@@ -563,7 +642,9 @@ FOREBAY_API int64_t fb_metrics_text(const fb_engine* engine, char* buffer, size_
     FOREBAY_RETURN_IF_ERROR(NotNull(engine, "engine"));
     if (n > 0) FOREBAY_RETURN_IF_ERROR(NotNull(buffer, "buffer"));
     FOREBAY_RETURN_IF_ERROR(Ours(engine->fork_generation));
-    return CopyText(engine->engine->registry().PrometheusText(), buffer, n);
+    const Result<std::string> text = engine->port->MetricsText();
+    if (!text) return text.error();
+    return CopyText(*text, buffer, n);
   });
 }
 
@@ -579,8 +660,9 @@ FOREBAY_API int fb_dataset_open(fb_engine* engine, const char* path,
     if (!given) return given.error();
     Result<BuildOptions> build = ToBuild(*given);
     if (!build) return build.error();
-    EarlySamples early(*engine->engine);
-    build->early = &early;
+    // What the listing reads on its way goes straight into an engine of this process.
+    std::optional<EarlySamples> early;
+    if (engine->engine != nullptr) build->early = &early.emplace(*engine->engine);
     bool use_cache = true;
     FOREBAY_RETURN_IF_ERROR(ReadFlags({{given->use_cache, "use_cache", &use_cache}}));
     auto handle = std::make_unique<fb_dataset>();
@@ -593,10 +675,12 @@ FOREBAY_API int fb_dataset_open(fb_engine* engine, const char* path,
       if (!built) return built.error();
       handle->catalog = *std::move(built);
     }
-    const Result<DatasetId> id = engine->engine->AddDataset(handle->catalog, nullptr, &early);
+    const Result<DatasetId> id = early
+                                     ? engine->engine->AddDataset(handle->catalog, nullptr, &*early)
+                                     : engine->port->OpenDataset(handle->catalog, "");
     if (!id) return id.error();
     handle->id = *id;
-    handle->engine = engine->engine;
+    handle->port = engine->port;
     *out = handle.release();
     return 0;
   });
@@ -658,7 +742,7 @@ FOREBAY_API int fb_loader_open(fb_dataset* dataset, const fb_loader_options* opt
     const Result<StreamOptions> chosen = ToStream(*given, dataset->id, dataset->catalog->size());
     if (!chosen) return chosen.error();
     auto handle = std::make_unique<fb_loader>();
-    handle->loader = std::make_shared<Loader>(dataset->engine, dataset->catalog, *chosen);
+    handle->loader = std::make_shared<Loader>(dataset->port, dataset->catalog, *chosen);
     FOREBAY_RETURN_IF_ERROR(handle->loader->Open());
     *out = handle.release();
     return 0;
@@ -720,7 +804,7 @@ FOREBAY_API int64_t fb_batch_epoch(const fb_batch* batch) {
 FOREBAY_API int64_t fb_batch_index(const fb_batch* batch) {
   return Call(__func__, [&]() -> Result<int64_t> {
     FOREBAY_RETURN_IF_ERROR(OnLoan(batch));
-    return static_cast<int64_t>(batch->index);
+    return static_cast<int64_t>(batch->loan.index);
   });
 }
 
@@ -729,7 +813,7 @@ FOREBAY_API int fb_batch_data(const fb_batch* batch, size_t i, const void** data
     FOREBAY_RETURN_IF_ERROR(NotNull(data, "data"));
     FOREBAY_RETURN_IF_ERROR(NotNull(length, "length"));
     FOREBAY_RETURN_IF_ERROR(SampleOfBatch(batch, i));
-    *data = batch->loader->engine().base() + batch->loan.offsets[i];
+    *data = batch->loan.base + batch->loan.offsets[i];
     *length = batch->loan.lengths[i];
     return 0;
   });
@@ -745,7 +829,7 @@ FOREBAY_API int fb_batch_contiguous(const fb_batch* batch, const void** data, si
     }
     size_t sum = 0;
     for (uint32_t n : batch->loan.lengths) sum += n;
-    *data = batch->loader->engine().base() + batch->loan.offsets[0];
+    *data = batch->loan.base + batch->loan.offsets[0];
     *length = sum;
     return 0;
   });

@@ -18,8 +18,8 @@
 
 #include "base/rng.h"
 #include "base/system_calls.h"
-#include "client/attach.h"
 #include "core/sampler.h"
+#include "port/attach.h"
 #include "wire/socket.h"
 
 namespace forebay {
@@ -98,7 +98,7 @@ class DaemonTest : public ::testing::Test {
     return path;
   }
 
-  std::unique_ptr<SocketClient> Attach() {
+  std::unique_ptr<SocketPort> Attach() {
     auto client = AttachDaemon(options_);
     EXPECT_TRUE(client) << client.status().ToString();
     return client ? *std::move(client) : nullptr;
@@ -126,9 +126,9 @@ class DaemonTest : public ::testing::Test {
     return options;
   }
 
-  bool BytesRight(const SocketClient& client, const BatchLoan& loan) const {
+  bool BytesRight(const BatchLoan& loan) const {
     for (size_t i = 0; i < loan.samples.size(); ++i) {
-      const std::string_view got(reinterpret_cast<const char*>(client.base() + loan.offsets[i]),
+      const std::string_view got(reinterpret_cast<const char*>(loan.base + loan.offsets[i]),
                                  loan.lengths[i]);
       if (got != Content(loan.samples[i], lengths_[loan.samples[i]])) return false;
     }
@@ -136,8 +136,7 @@ class DaemonTest : public ::testing::Test {
   }
 
   // One epoch in the right order and bytes.
-  void CheckEpoch(SocketClient& client, StreamId stream, const SamplerSpec& sampler,
-                  uint64_t epoch) {
+  void CheckEpoch(SocketPort& client, StreamId stream, const SamplerSpec& sampler, uint64_t epoch) {
     const auto order = EpochOrder(sampler, epoch);
     size_t at = 0;
     BatchLoan loan;
@@ -148,13 +147,13 @@ class DaemonTest : public ::testing::Test {
       ASSERT_EQ(*taken, TakeKind::kBatch);
       ASSERT_LE(at + loan.samples.size(), order.size());
       for (SampleId s : loan.samples) ASSERT_EQ(s, order[at++]);
-      ASSERT_TRUE(BytesRight(client, loan));
+      ASSERT_TRUE(BytesRight(loan));
       ASSERT_TRUE(client.Release(loan.lease).ok());
     }
     ASSERT_EQ(at, order.size());
   }
 
-  uint64_t Metric(SocketClient& client, const std::string& name) {
+  uint64_t Metric(SocketPort& client, const std::string& name) {
     const auto text = client.Query(wire::Query::kPrometheus);
     EXPECT_TRUE(text) << text.status().ToString();
     const size_t at = text->find("\n" + name + " ");
@@ -244,7 +243,7 @@ TEST_F(DaemonTest, AReadyBatchCostsNoSystemCall) {
 TEST_F(DaemonTest, ManyThatStartAtOnceGetOne) {
   options_.settings[1] = "linger=1";
   for (int round = 0; round < 2; ++round) {
-    std::vector<std::unique_ptr<SocketClient>> clients(8);
+    std::vector<std::unique_ptr<SocketPort>> clients(8);
     {
       std::vector<std::jthread> threads;
       for (auto& client : clients) threads.emplace_back([&] { client = Attach(); });
@@ -274,7 +273,7 @@ TEST_F(DaemonTest, ComingsAndGoingsNeverMeetADyingDaemon) {
 
 TEST_F(DaemonTest, ClientsOfOneDataSetReadItOnce) {
   const auto catalog = MakeFiles(200);
-  std::vector<std::unique_ptr<SocketClient>> clients;
+  std::vector<std::unique_ptr<SocketPort>> clients;
   std::vector<std::jthread> threads;
   for (uint64_t seed = 0; seed < 4; ++seed) {
     clients.push_back(Attach());
@@ -355,7 +354,7 @@ TEST_F(DaemonTest, LoansOutliveATerminatedDaemon) {
   const auto pid = static_cast<pid_t>(client->server_pid());
   kill(pid, SIGTERM);
   ASSERT_TRUE(Await([&] { return Ended(pid); }));
-  for (const BatchLoan& loan : held) EXPECT_TRUE(BytesRight(*client, loan));
+  for (const BatchLoan& loan : held) EXPECT_TRUE(BytesRight(loan));
   // What was announced before is right, too; then comes the truth.
   BatchLoan loan;
   while (true) {
@@ -364,7 +363,7 @@ TEST_F(DaemonTest, LoansOutliveATerminatedDaemon) {
       EXPECT_EQ(taken.error().code(), Code::kUnavailable);
       break;
     }
-    ASSERT_TRUE(BytesRight(*client, loan));
+    ASSERT_TRUE(BytesRight(loan));
   }
 }
 
@@ -442,7 +441,7 @@ TEST_F(DaemonTest, WhatHangsInsteadOfStartingIsEnded) {
 // A worker that another thread forks while the daemon starts must not keep its lock.
 TEST_F(DaemonTest, ForkedChildrenHoldNothingOfItsStart) {
   options_.program = Script(StrCat("sleep 0.3; exec ", FOREBAYD, " \"$@\""));
-  std::unique_ptr<SocketClient> client;
+  std::unique_ptr<SocketPort> client;
   std::jthread starter([&] { client = Attach(); });
   EXPECT_TRUE(Await([this] { return std::filesystem::exists(DaemonPlace(options_.folder).log); }));
   const pid_t child = fork();

@@ -16,12 +16,12 @@
 #include <string_view>
 #include <vector>
 
-#include "client/attach.h"
 #include "daemon/control_loop.h"
 #include "daemon/page.h"
 #include "daemon/server.h"
 #include "daemon/web_server.h"
 #include "peer/start.h"
+#include "port/attach.h"
 #include "stage/engine.h"
 #include "wire/program.h"
 

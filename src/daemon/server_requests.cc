@@ -63,13 +63,7 @@ Result<DatasetId> Server::OnOpenDataset(Peer& peer, const wire::OpenDataset& ope
   }
   std::unique_ptr<Source> source;
   if (!open.delay.empty()) {
-    DelayOptions options;
-    Result<StorageSettings> storage = StorageSettings::Parse(open.delay);
-    if (!storage) return storage.error();
-    options.storage = *storage;
-    Result<std::unique_ptr<Source>> inner = MakePosixSource(*shared, {});
-    if (!inner) return inner.error();
-    Result<std::unique_ptr<DelaySource>> delayed = DelaySource::Make(*std::move(inner), options);
+    Result<std::unique_ptr<Source>> delayed = MakeDelayedSource(*shared, open.delay);
     if (!delayed) return delayed.error();
     source = *std::move(delayed);
   }

@@ -22,8 +22,8 @@
 #include <filesystem>
 #include <thread>
 
-#include "client/socket_client.h"
 #include "daemon/test_files.h"
+#include "port/socket_port.h"
 #include "wire/socket.h"
 
 namespace forebay {
@@ -65,14 +65,14 @@ class ServerTest : public ::testing::Test {
 
   std::string path() const { return files_.root() + "/socket"; }
 
-  std::unique_ptr<SocketClient> Attach() {
-    auto client = SocketClient::Attach(path(), 10 * kSecond);
+  std::unique_ptr<SocketPort> Attach() {
+    auto client = SocketPort::Attach(path(), 10 * kSecond);
     EXPECT_TRUE(client) << client.status().ToString();
     return client ? *std::move(client) : nullptr;
   }
 
-  std::unique_ptr<SocketClient> AttachWithRings() {
-    auto client = SocketClient::Attach(path(), 10 * kSecond, true);
+  std::unique_ptr<SocketPort> AttachWithRings() {
+    auto client = SocketPort::Attach(path(), 10 * kSecond, true);
     EXPECT_TRUE(client) << client.status().ToString();
     return client ? *std::move(client) : nullptr;
   }
@@ -121,9 +121,9 @@ class ServerTest : public ::testing::Test {
 // A client's life in a process of its own: fetches from the shared stream and takes from one of its
 // own, holds some loans for a while, and checks every byte. What it returns is the exit status.
 int LiveAsClient(const std::string& path, StreamId shared, uint64_t seed, uint64_t steps) {
-  auto attached = SocketClient::Attach(path, 20 * kSecond);
+  auto attached = SocketPort::Attach(path, 20 * kSecond);
   if (!attached) return 2;
-  SocketClient& client = **attached;
+  SocketPort& client = **attached;
   SplitMix64 rng(seed);
   StreamOptions options;
   options.shape.batch_size = 1 + static_cast<uint32_t>(rng.Below(5));
@@ -147,11 +147,11 @@ int LiveAsClient(const std::string& path, StreamId shared, uint64_t seed, uint64
     if (*kind == TakeKind::kPending && wait == 30 * kSecond) return 5;
     if (*kind == TakeKind::kBatch) {
       if (!take && loan.samples[0] != sample) return 6;
-      if (!BytesRight(client.base(), loan)) return 7;
+      if (!BytesRight(loan)) return 7;
       held.push_back(std::move(loan));
     }
     while (held.size() > 1 + rng.Below(3)) {
-      if (!BytesRight(client.base(), held.front())) return 8;
+      if (!BytesRight(held.front())) return 8;
       if (!client.Release(held.front().lease).ok()) return 9;
       held.pop_front();
     }
@@ -239,7 +239,7 @@ TEST_F(ServerTest, KeptLoansStayRightWhenTheServerHasEnded) {
   auto server = Server::Start(*engine_, keep);
   ASSERT_TRUE(server) << server.status().ToString();
   server_ = *std::move(server);
-  auto client = SocketClient::Attach(path(), 10 * kSecond, true);
+  auto client = SocketPort::Attach(path(), 10 * kSecond, true);
   ASSERT_TRUE(client) << client.status().ToString();
   StreamOptions options;
   options.shape.batch_size = 8;
@@ -263,7 +263,7 @@ TEST_F(ServerTest, KeptLoansStayRightWhenTheServerHasEnded) {
     if (*taken != TakeKind::kBatch) continue;
     ASSERT_TRUE(engine_->Release(loan.lease).ok());
   }
-  for (const BatchLoan& loan : held) EXPECT_TRUE(BytesRight((*client)->base(), loan));
+  for (const BatchLoan& loan : held) EXPECT_TRUE(BytesRight(loan));
   while (true) {
     BatchLoan loan;
     const auto taken = (*client)->Take(*stream, kSecond, &loan);
@@ -272,7 +272,7 @@ TEST_F(ServerTest, KeptLoansStayRightWhenTheServerHasEnded) {
       break;
     }
     ASSERT_EQ(*taken, TakeKind::kBatch);
-    EXPECT_TRUE(BytesRight((*client)->base(), loan));
+    EXPECT_TRUE(BytesRight(loan));
   }
 }
 
@@ -284,7 +284,7 @@ TEST_F(ServerTest, ItsEndEndsEveryWait) {
     alarm(60);
     char byte = 0;
     (void)!read(started[0], &byte, 1);
-    auto client = SocketClient::Attach(path(), 10 * kSecond);
+    auto client = SocketPort::Attach(path(), 10 * kSecond);
     StreamOptions options;
     options.declared = true;
     const auto stream = (*client)->OpenStream(options);
@@ -296,7 +296,7 @@ TEST_F(ServerTest, ItsEndEndsEveryWait) {
   ASSERT_EQ(write(started[1], "x", 1), 1);
   close(started[0]);
   close(started[1]);
-  std::vector<std::unique_ptr<SocketClient>> clients;
+  std::vector<std::unique_ptr<SocketPort>> clients;
   std::vector<std::jthread> threads;
   std::atomic<int> unavailable = 0;
   for (int i = 0; i < 3; ++i) {
@@ -324,7 +324,7 @@ TEST_F(ServerTest, ItsEndEndsEveryWait) {
   for (auto& client : clients) {
     EXPECT_EQ(client->Take(0, kSecond, &loan).status().code(), Code::kUnavailable);
   }
-  EXPECT_EQ(SocketClient::Attach(path(), kSecond).status().code(), Code::kUnavailable);
+  EXPECT_EQ(SocketPort::Attach(path(), kSecond).status().code(), Code::kUnavailable);
   ExpectAllBack();
 }
 
@@ -364,7 +364,7 @@ TEST_F(ServerTest, ItsProcessKilledEndsEveryWaitAndLeavesASocketThatIsReplaced) 
   BatchLoan loan;
   EXPECT_EQ(client->Take(*stream, 300 * kSecond, &loan).status().code(), Code::kUnavailable);
   killer.join();
-  EXPECT_EQ(SocketClient::Attach(path(), 10 * kSecond).status().code(), Code::kUnavailable);
+  EXPECT_EQ(SocketPort::Attach(path(), 10 * kSecond).status().code(), Code::kUnavailable);
   ASSERT_NO_FATAL_FAILURE(Make(SlowSource(kMilli)));
   EXPECT_NE(Attach(), nullptr);
   kill(grandchild, SIGKILL);
@@ -404,7 +404,7 @@ TEST_F(ServerTest, HostileBytesEndOnlyTheirOwnConnection) {
     const auto kind = good->Fetch(shared_stream_, static_cast<SampleId>(rng.Below(kSamples)),
                                   20 * kSecond, &loan);
     ASSERT_TRUE(kind) << kind.status().ToString();
-    ASSERT_TRUE(BytesRight(good->base(), loan));
+    ASSERT_TRUE(BytesRight(loan));
     ASSERT_TRUE(good->Release(loan.lease).ok());
   }
   good.reset();
@@ -529,7 +529,7 @@ TEST_F(ServerTest, AClientThatTakesNothingLeavesOthersTheirPartOfWhatIsAnnounced
     const auto kind = two->Take(*stream, 10 * kSecond, &loan);
     ASSERT_TRUE(kind) << kind.status().ToString();
     if (*kind != TakeKind::kBatch) continue;
-    ASSERT_TRUE(BytesRight(two->base(), loan));
+    ASSERT_TRUE(BytesRight(loan));
     ASSERT_TRUE(two->Release(loan.lease).ok());
   }
 }
@@ -578,7 +578,7 @@ TEST_F(ServerTest, WhoFindsNoRoomBecauseOfOthersIsToldAtOnceAndByName) {
     ASSERT_TRUE(hoarder->Release(loan.lease).ok());
   }
   if (kept.lease != kNoLease) {
-    EXPECT_TRUE(BytesRight(other->base(), kept));
+    EXPECT_TRUE(BytesRight(kept));
     EXPECT_EQ(MetricValue(*engine_, "forebay_daemon_clients"), 2u);
     EXPECT_EQ(other->Release(kept.lease).code(), Code::kUnavailable);
   }
@@ -608,7 +608,7 @@ TEST_F(ServerTest, ServesWhereNewSystemCallsAreForbidden) {
     if (!ForbidNewWaits()) _exit(77);
     Make(*MakeNullSource(16));
     if (server_ == nullptr) _exit(1);
-    const auto client = SocketClient::Attach(path(), 5 * kSecond, true);
+    const auto client = SocketPort::Attach(path(), 5 * kSecond, true);
     if (!client) _exit(2);
     const auto stream = (*client)->OpenStream(OwnStream(1));
     if (!stream) _exit(3);
@@ -688,7 +688,7 @@ TEST_F(ServerTest, ChoosesAPathAndRemovesItsFolder) {
   EXPECT_NE((*server)->socket_path(), (*second)->socket_path());
   EXPECT_EQ(std::filesystem::status(folder).permissions(), std::filesystem::perms::owner_all);
   server->reset();
-  EXPECT_TRUE(SocketClient::Attach((*second)->socket_path(), kSecond));
+  EXPECT_TRUE(SocketPort::Attach((*second)->socket_path(), kSecond));
   second->reset();
   EXPECT_FALSE(std::filesystem::exists(folder));
 }

@@ -26,7 +26,7 @@ inline uint64_t Seeds() {
   return text != nullptr ? std::max<uint64_t>(1, std::strtoull(text, nullptr, 10)) : 20;
 }
 
-// Nothing is written into the files: a source that knows the bytes reads them.
+// Mostly nothing is written into the files: a source that knows the bytes reads them.
 class TestFiles {
  public:
   TestFiles() {
@@ -42,7 +42,9 @@ class TestFiles {
 
   const std::string& root() const { return root_; }
 
-  std::shared_ptr<const Catalog> Make(uint32_t n, uint32_t low, uint32_t high) const {
+  // `written`: for a source that reads the files.
+  std::shared_ptr<const Catalog> Make(uint32_t n, uint32_t low, uint32_t high,
+                                      bool written = false) const {
     SplitMix64 rng(n);
     std::vector<std::string> paths;
     const std::string folder = StrCat(root_, "/", n, "_", high);
@@ -50,7 +52,13 @@ class TestFiles {
     for (uint32_t i = 0; i < n; ++i) {
       paths.push_back(StrCat(folder, "/", i));
       const int fd = creat(paths.back().c_str(), 0600);
-      EXPECT_EQ(ftruncate(fd, static_cast<off_t>(low + rng.Below(high - low + 1))), 0);
+      const uint64_t length = low + rng.Below(high - low + 1);
+      EXPECT_EQ(ftruncate(fd, static_cast<off_t>(length)), 0);
+      if (written) {
+        std::vector<std::byte> bytes(length);
+        FillNullSample(i, bytes);
+        EXPECT_EQ(pwrite(fd, bytes.data(), bytes.size(), 0), static_cast<ssize_t>(length));
+      }
       close(fd);
     }
     auto built = BuildFileList(paths, {});
@@ -62,12 +70,16 @@ class TestFiles {
   std::string root_;
 };
 
-inline EnginePtr MakeEngine(uint64_t memory) {
+inline EngineOptions SmallEngine(uint64_t memory) {
   EngineOptions options;
   options.memory = memory;
   options.max_in_flight = 16;
   options.release_wait = 300 * kMilli;
-  auto engine = Engine::Create(options);
+  return options;
+}
+
+inline EnginePtr MakeEngine(uint64_t memory) {
+  auto engine = Engine::Create(SmallEngine(memory));
   EXPECT_TRUE(engine) << engine.status().ToString();
   return *std::move(engine);
 }
@@ -82,12 +94,13 @@ inline std::unique_ptr<Source> SlowSource(Nanos latency) {
   return *std::move(source);
 }
 
-inline bool BytesRight(const std::byte* base, const BatchLoan& loan) {
+inline bool BytesRight(const BatchLoan& loan) {
   std::vector<std::byte> expected;
   for (size_t i = 0; i < loan.samples.size(); ++i) {
     expected.resize(loan.lengths[i]);
     FillNullSample(loan.samples[i], expected);
-    if (std::memcmp(base + loan.offsets[i], expected.data(), expected.size()) != 0) return false;
+    if (std::memcmp(loan.base + loan.offsets[i], expected.data(), expected.size()) != 0)
+      return false;
   }
   return true;
 }

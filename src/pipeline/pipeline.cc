@@ -10,6 +10,7 @@
 #include "base/fork.h"
 #include "base/thread.h"
 #include "decode/image.h"
+#include "port/local_port.h"
 
 namespace forebay {
 namespace {
@@ -81,10 +82,10 @@ Status PipelineOptions::Validate() const {
 Result<PipelinePtr> Pipeline::Make(Engine& engine, StreamOptions stream,
                                    const PipelineOptions& options) {
   FOREBAY_RETURN_IF_ERROR(engine.WaitSized(stream.shape.dataset));  // memory is lent by lengths
-  return Make(std::make_shared<EngineBatches>(engine), stream, options);
+  return Make(std::make_shared<LocalPort>(engine), stream, options);
 }
 
-Result<PipelinePtr> Pipeline::Make(std::shared_ptr<StoredBatches> source, StreamOptions stream,
+Result<PipelinePtr> Pipeline::Make(std::shared_ptr<Port> source, StreamOptions stream,
                                    const PipelineOptions& options) {
   FOREBAY_RETURN_IF_ERROR(options.Validate());
   std::shared_ptr<const Catalog> catalog = source->Find(stream.shape.dataset);
@@ -136,7 +137,7 @@ Result<PipelinePtr> Pipeline::Make(std::shared_ptr<StoredBatches> source, Stream
   return pipeline;
 }
 
-Pipeline::Pipeline(std::shared_ptr<StoredBatches> source, const PipelineOptions& options,
+Pipeline::Pipeline(std::shared_ptr<Port> source, const PipelineOptions& options,
                    std::vector<std::unique_ptr<SampleDecoder>> decoders,
                    std::shared_ptr<const Catalog> catalog, size_t batch_size, uint64_t stored_bytes)
     : source_(std::move(source)),
@@ -369,7 +370,9 @@ std::vector<std::span<std::byte>> Pipeline::Slabs() const {
 }
 
 std::vector<EpochStats> Pipeline::Stats() const {
-  std::vector<EpochStats> reads = source_->Stats(stream_);
+  // Without who has read, the rest is known here.
+  const Result<std::vector<EpochStats>> told = source_->Stats(stream_);
+  const std::vector<EpochStats> reads = told ? *told : std::vector<EpochStats>();
   MutexLock lock(mutex_);
   std::vector<EpochStats> out(epochs_.begin(), epochs_.end());
   if (in_epoch_ && !out.empty()) out.back().wall_ns = SteadyClock().Now() - epoch_start_;
@@ -523,7 +526,7 @@ void Pipeline::RunFeeder(std::stop_token stop) {
 
 Status Pipeline::DecodeOne(size_t thread, const Job& job, size_t i, std::byte* out) {
   const SampleId sample = job.loan.samples[i];
-  std::span<const std::byte> stored(source_->base() + job.loan.offsets[i], job.loan.lengths[i]);
+  std::span<const std::byte> stored(job.loan.base + job.loan.offsets[i], job.loan.lengths[i]);
   const SampleKey key{options_.seed, static_cast<uint32_t>(job.loan.epoch), sample};
   try {
     if (catalog_->format() == Format::kWebDataset) {

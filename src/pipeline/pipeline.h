@@ -23,7 +23,7 @@
 #include "decode/sample_decoder.h"
 #include "metrics/registry.h"
 #include "metrics/stall.h"
-#include "pipeline/stored_batches.h"
+#include "port/port.h"
 #include "stage/engine.h"
 
 namespace forebay {
@@ -63,7 +63,7 @@ class Pipeline final : private DecodeWork {
  public:
   // Opens a stream of its own with `stream`'s shape and sampler, whose batches are neither
   // contiguous nor itemised. `source`: shared with other pipelines.
-  static Result<PipelinePtr> Make(std::shared_ptr<StoredBatches> source, StreamOptions stream,
+  static Result<PipelinePtr> Make(std::shared_ptr<Port> source, StreamOptions stream,
                                   const PipelineOptions& options);
   // `engine` must outlive it.
   static Result<PipelinePtr> Make(Engine& engine, StreamOptions stream,
@@ -122,7 +122,7 @@ class Pipeline final : private DecodeWork {
   };
   static constexpr size_t kNoSlab = ~size_t{0};
 
-  Pipeline(std::shared_ptr<StoredBatches> source, const PipelineOptions& options,
+  Pipeline(std::shared_ptr<Port> source, const PipelineOptions& options,
            std::vector<std::unique_ptr<SampleDecoder>> decoders,
            std::shared_ptr<const Catalog> catalog, size_t batch_size, uint64_t stored_bytes);
   friend struct PipelineDelete;
@@ -143,7 +143,7 @@ class Pipeline final : private DecodeWork {
   Status Held() const REQUIRES(mutex_);
 
   // Constant after construction.
-  const std::shared_ptr<StoredBatches> source_;
+  const std::shared_ptr<Port> source_;
   const uint64_t fork_generation_;
   const PipelineOptions options_;
   DecodePool& pool_;

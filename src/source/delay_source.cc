@@ -145,4 +145,17 @@ void DelaySource::SetAlarm() {
   }
 }
 
+Result<std::unique_ptr<Source>> MakeDelayedSource(const Catalog& catalog,
+                                                  const std::string& settings) {
+  DelayOptions options;
+  Result<StorageSettings> storage = StorageSettings::Parse(settings);
+  if (!storage) return storage.error();
+  options.storage = *std::move(storage);
+  Result<std::unique_ptr<Source>> inner = MakePosixSource(catalog, {});
+  if (!inner) return inner.error();
+  Result<std::unique_ptr<DelaySource>> delayed = DelaySource::Make(*std::move(inner), options);
+  if (!delayed) return delayed.error();
+  return std::unique_ptr<Source>(*std::move(delayed));
+}
+
 }  // namespace forebay

@@ -80,4 +80,8 @@ class DelaySource final : public Source {
   std::unique_ptr<Source> inner_;
 };
 
+// The catalog's files as a storage with these settings (StorageSettings::Parse) would give them.
+Result<std::unique_ptr<Source>> MakeDelayedSource(const Catalog& catalog,
+                                                  const std::string& settings);
+
 }  // namespace forebay

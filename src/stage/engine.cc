@@ -629,6 +629,12 @@ Result<StreamId> Engine::OpenStream(const StreamOptions& options) {
   return Open(options);
 }
 
+void Engine::StreamState::StartAt(uint64_t epoch, uint64_t position) {
+  start_epoch = epoch;
+  const uint64_t step = uint64_t{options.shape.batch_size} * options.sampler.world;
+  start_index = options.declared ? 0 : position / step;
+}
+
 Result<StreamId> Engine::Open(const StreamOptions& options) {
   if (options.shape.dataset >= datasets_.size()) {
     return Status(Code::kInvalidArgument,
@@ -663,6 +669,7 @@ Result<StreamId> Engine::Open(const StreamOptions& options) {
   }
   const StreamId id = closed.value_or(static_cast<StreamId>(streams_.size() - 1));
   streams_[id].options = options;
+  streams_[id].StartAt(options.shape.first_epoch, options.shape.first_position);
   StreamShape shape = options.shape;
   shape.whole = !options.declared && options.sampler.world == 1;
   try {
@@ -830,6 +837,7 @@ Status Engine::Seek(StreamId id, uint64_t epoch, uint64_t position) {
   }
   if (state.in_epoch) CloseEpoch(state, SteadyClock().Now());
   scheduler_.Seek(id, epoch, position);
+  state.StartAt(epoch, position);
   Collect();
   SignalProgress();
   return Status();
@@ -973,8 +981,9 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
         out->lease = handout.lease;
         out->stream = id;
         out->dataset = state.options.shape.dataset;
+        out->base = arena_.data();
         out->epoch = handout.epoch;
-        out->index = handout.index;
+        out->index = handout.index + (handout.epoch == state.start_epoch ? state.start_index : 0);
         out->samples.swap(handout.samples);
         out->offsets.swap(handout.offsets);
         out->lengths.swap(handout.lengths);

@@ -83,9 +83,13 @@ struct BatchLoan {
   StreamId stream = 0;
   DatasetId dataset = 0;
   uint64_t epoch = 0;
+  // Of the batch in its epoch, also where the stream began or was sought to inside of it: the batch
+  // at `position` has the number position / (batch size * world). Declared orders count from where
+  // they begin.
   uint64_t index = 0;
+  const std::byte* base = nullptr;  // of the arena that it lies in
   std::vector<SampleId> samples;
-  std::vector<uint64_t> offsets;  // into the arena
+  std::vector<uint64_t> offsets;  // from `base`
   std::vector<uint32_t> lengths;
   std::vector<uint32_t> crcs;  // CRC-32C of each; of serving streams only
 };
@@ -276,6 +280,10 @@ class Engine {
     Nanos blocked_since = -1;   // across calls: a caller may wait in short slices
     EpochStats at_start;        // the data set's reads when the epoch began
     uint64_t told_changes = 0;  // serving: of Scheduler::Changes
+    // Where it was opened or sought to: the scheduler counts batches from there.
+    uint64_t start_epoch = 0;
+    uint64_t start_index = 0;
+    void StartAt(uint64_t epoch, uint64_t position);
   };
 
   struct Cache {

@@ -1,4 +1,4 @@
-// SocketClient: an engine in another process of the same user and machine.
+// SocketPort: an engine in another process of the same user and machine.
 //
 // Control goes through a Unix socket; samples are read where the engine put them, in its arena
 // mapped read-only.
@@ -17,8 +17,9 @@
 #include "base/owned.h"
 #include "base/status.h"
 #include "base/thread_annotations.h"
-#include "client/client.h"
 #include "metrics/stall.h"
+#include "port/own_decoding.h"
+#include "port/port.h"
 #include "wire/frame.h"
 #include "wire/ring.h"
 
@@ -28,14 +29,14 @@ namespace forebay {
 // lost every call returns kUnavailable at once; loans stay mapped, and their bytes are right when
 // the engine's process died, but not when it went on without its server. Destruction gives back
 // every loan and closes the streams that this client opened.
-class SocketClient final : public Client {
+class SocketPort final : public Port {
  public:
   // `timeout` bounds the whole of it. `rings`: streams that this client opens and takes batches
   // from are its own, and their batches come announced through a ring: one that is ready costs no
   // system call. `viewer`: the daemon does not stay for this client.
-  static Result<std::unique_ptr<SocketClient>> Attach(const std::string& socket_path, Nanos timeout,
-                                                      bool rings = false, bool viewer = false);
-  ~SocketClient() override;
+  static Result<std::unique_ptr<SocketPort>> Attach(const std::string& socket_path, Nanos timeout,
+                                                    bool rings = false, bool viewer = false);
+  ~SocketPort() override;
 
   Result<StreamId> OpenStream(const StreamOptions& options) override;
   Status Declare(StreamId stream, uint64_t epoch, std::vector<SampleId> order, bool last) override;
@@ -45,7 +46,27 @@ class SocketClient final : public Client {
   Result<TakeKind> Fetch(StreamId stream, SampleId sample, Nanos wait, BatchLoan* out) override;
   // Sent with the next request, or once more than a few wait.
   Status Release(LeaseId lease) override;
-  const std::byte* base() const override { return arena_.data(); }
+  // Remembers the catalog for Find.
+  Result<DatasetId> OpenDataset(std::shared_ptr<const Catalog> catalog,
+                                const std::string& delay) override;
+  std::shared_ptr<const Catalog> Find(DatasetId dataset) override;
+  // Of the daemon's budget, so that all processes of a node together stay within it. What was
+  // refused with no wait is refused again for a moment without asking.
+  Result<std::shared_ptr<void>> Lend(uint64_t bytes, uint64_t leave, Nanos wait) override;
+  uint64_t budget() override { return hello_.budget; }
+  uint64_t sharers() override { return decoding_->sharers; }
+  DecodePool& decode_pool() override { return decoding_->pool; }
+  Registry& registry() override { return decoding_->registry; }
+  // What the last batch was waited for, which is known with it.
+  StallCause WaitCause(StreamId stream) override;
+  // The daemon answers with an error where only a release would help.
+  Status Blocked(StreamId /*stream*/) override { return Status(); }
+  void CountStall(StreamId stream, StallCause cause, Nanos waited) override;
+  // Of a stream that this port opened. Waits and times are this process's.
+  Result<std::vector<EpochStats>> Stats(StreamId stream) override;
+  std::string WaitingFor(StreamId stream) override;
+  Result<std::string> MetricsText() override;
+  const std::byte* base() const { return arena_.data(); }
 
   // Adds to the counts of reads that this process answered from the arena, and left to the file
   // system.
@@ -53,28 +74,18 @@ class SocketClient final : public Client {
 
   // Adds a data set to a daemon, or finds it there. `delay`: settings of an emulated slow storage.
   Result<DatasetId> AddDataset(const Catalog& catalog, const std::string& delay);
-  // As Engine::Lend, of the daemon's budget and with no wait; the number is for GiveBack.
-  Result<uint64_t> Lend(uint64_t bytes, uint64_t leave);
-  void GiveBack(uint64_t share);
-  // A consumer behind an `ahead_of_consumer` stream waited.
-  Status Stalled(StreamId stream, StallCause cause, Nanos waited);
-  // What the last batch of a stream was waited for, if it was.
-  StallCause LastCause(StreamId stream);
   // One of wire::Query's questions.
   Result<std::string> Query(uint8_t what, StreamId stream = 0);
   // All of them, or none.
   Status SetKnobs(std::vector<std::string> names, std::vector<int64_t> values);
   // A node's policy as JSON (core/policy.h); empty: none.
   Status SetPolicy(std::string json);
-  // As Engine::Stats, of a stream that this client opened. Waits and times are this process's.
-  Result<std::vector<EpochStats>> Stats(StreamId stream);
   // How often a Take of this process found the stream's ring empty; every other batch was ready.
   uint64_t EmptyRings(StreamId stream);
 
   uint32_t server_pid() const { return hello_.pid; }
   const std::string& settings() const { return hello_.settings; }
   uint64_t arena_bytes() const { return arena_.size(); }
-  uint64_t budget() const { return hello_.budget; }
   uint32_t dataset_count() const { return hello_.datasets; }
   bool connected() const { return !lost_.load(std::memory_order_relaxed); }
 
@@ -100,14 +111,23 @@ class SocketClient final : public Client {
     void Begin(Nanos now) REQUIRES(mutex);
     void Account(TakeKind kind, const BatchLoan& loan, StallCause cause, Nanos now) REQUIRES(mutex);
   };
+  // What gives a share of the budget back; it may outlive the port, whose end gives back all.
+  struct Shares {
+    explicit Shares(SocketPort* owner) : port(owner) {}
+    Mutex mutex;
+    SocketPort* port GUARDED_BY(mutex);
+  };
   struct Held {
     uint64_t bytes = 0;
     std::shared_ptr<Stream> ring;  // shared with the streams, which may be closed before
   };
 
-  SocketClient(OwnedFd socket, OwnedFd server, std::string path, bool rings, bool viewer);
+  SocketPort(OwnedFd socket, OwnedFd server, std::string path, bool rings, bool viewer);
 
   Status Greet(Nanos deadline);
+  // As Engine::Lend with no wait; the number is for GiveBack.
+  Result<uint64_t> AskShare(uint64_t bytes, uint64_t leave);
+  void GiveBack(uint64_t share);
   // kCancelled in a forked child, kUnavailable once the connection is lost.
   Status Alive() const;
   // Nothing after this can be in step. A server that lives takes back what it lent as soon as the
@@ -130,7 +150,7 @@ class SocketClient final : public Client {
       REQUIRES(call_mutex_);
   template <typename Request>
   Result<TakeKind> Ask(const Request& request, Nanos wait, BatchLoan* out);
-  std::shared_ptr<Stream> Find(StreamId stream);
+  std::shared_ptr<Stream> FindStream(StreamId stream);
   Result<TakeKind> TakeFromRing(StreamId id, const std::shared_ptr<Stream>& stream, Nanos wait,
                                 BatchLoan* out);
   // The next entry of the ring, or kPending.
@@ -173,6 +193,11 @@ class SocketClient final : public Client {
 
   Mutex streams_mutex_;  // nothing else is taken under it
   std::map<StreamId, std::shared_ptr<Stream>> streams_ GUARDED_BY(streams_mutex_);
+  std::map<DatasetId, std::shared_ptr<const Catalog>> catalogs_ GUARDED_BY(streams_mutex_);
+  // Memory that is no necessity was refused until then.
+  Nanos ask_again_ GUARDED_BY(streams_mutex_) = 0;
+  const std::shared_ptr<Shares> shares_;   // shared with what was lent
+  std::unique_ptr<OwnDecoding> decoding_;  // left alone in a forked child
 };
 
 }  // namespace forebay

@@ -1,4 +1,4 @@
-#include "client/socket_client.h"
+#include "port/socket_port.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -10,13 +10,15 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <limits>
+#include <thread>
 #include <type_traits>
 #include <utility>
 
 #include "base/crc32c.h"
 #include "base/fork.h"
-#include "client/job_name.h"
+#include "port/job_name.h"
 #include "wire/socket.h"
 
 namespace forebay {
@@ -35,6 +37,9 @@ constexpr size_t kDeclarePart = size_t{1} << 20;  // samples in a message
 constexpr Nanos kSlice = 100 * kMilli;  // of a wait, before it is asked whether the server lives
 constexpr Nanos kImageWait = 60 * kSecond;
 constexpr size_t kEpochsKept = 1000;
+// Memory that was refused: how soon to ask again while waiting for it, and without a need.
+constexpr Nanos kLendRetry = 10 * kMilli;
+constexpr Nanos kRefused = 200 * kMilli;
 
 timeval ToTimeval(Nanos time) {
   return {static_cast<time_t>(time / kSecond), static_cast<suseconds_t>(time % kSecond / kMicro)};
@@ -42,17 +47,18 @@ timeval ToTimeval(Nanos time) {
 
 }  // namespace
 
-SocketClient::SocketClient(OwnedFd socket, OwnedFd server, std::string path, bool rings,
-                           bool viewer)
+SocketPort::SocketPort(OwnedFd socket, OwnedFd server, std::string path, bool rings, bool viewer)
     : fork_generation_(ForkGeneration()),
       path_(std::move(path)),
       rings_(rings),
       viewer_(viewer),
       socket_(std::move(socket)),
-      server_(std::move(server)) {}
+      server_(std::move(server)),
+      shares_(std::make_shared<Shares>(this)),
+      decoding_(std::make_unique<OwnDecoding>()) {}
 
-Result<std::unique_ptr<SocketClient>> SocketClient::Attach(const std::string& socket_path,
-                                                           Nanos timeout, bool rings, bool viewer) {
+Result<std::unique_ptr<SocketPort>> SocketPort::Attach(const std::string& socket_path,
+                                                       Nanos timeout, bool rings, bool viewer) {
   const Nanos limit = std::clamp(timeout, kMilli, kLongestWait);
   const Nanos deadline = SteadyClock().Now() + limit;
   const Result<sockaddr_un> address = wire::SocketAddress(socket_path);
@@ -80,19 +86,25 @@ Result<std::unique_ptr<SocketClient>> SocketClient::Attach(const std::string& so
   if (!server)
     return Status(Code::kUnavailable, StrCat(socket_path, ": ", server.error().message()));
   if (fcntl(socket.get(), F_SETFL, O_NONBLOCK) != 0) return ErrnoStatus(errno, "fcntl of a socket");
-  std::unique_ptr<SocketClient> client(
-      new SocketClient(std::move(socket), *std::move(server), socket_path, rings, viewer));
+  std::unique_ptr<SocketPort> client(
+      new SocketPort(std::move(socket), *std::move(server), socket_path, rings, viewer));
   FOREBAY_RETURN_IF_ERROR(client->Greet(deadline));
   return client;
 }
 
-SocketClient::~SocketClient() {
+SocketPort::~SocketPort() {
   // A forked child holds the socket, too: only this tells the server that we are gone. The child's
-  // own copy is its parent's connection.
-  if (fork_generation_ == ForkGeneration()) shutdown(socket_.get(), SHUT_RDWR);
+  // own copy is its parent's connection, and its parent's locks may be held.
+  if (fork_generation_ != ForkGeneration()) {
+    (void)decoding_.release();
+    return;
+  }
+  shutdown(socket_.get(), SHUT_RDWR);
+  MutexLock lock(shares_->mutex);
+  shares_->port = nullptr;
 }
 
-Status SocketClient::Greet(Nanos deadline) {
+Status SocketPort::Greet(Nanos deadline) {
   MutexLock call(call_mutex_);
   {
     MutexLock lock(write_mutex_);
@@ -136,7 +148,7 @@ Status SocketClient::Greet(Nanos deadline) {
   return Status();
 }
 
-Status SocketClient::Alive() const {
+Status SocketPort::Alive() const {
   if (fork_generation_ != ForkGeneration()) {
     return Status(Code::kCancelled,
                   "this connection belongs to the parent process; a forked child makes its own");
@@ -148,14 +160,14 @@ Status SocketClient::Alive() const {
   return Status();
 }
 
-Status SocketClient::Lose(const Status& why) {
+Status SocketPort::Lose(const Status& why) {
   lost_.store(true);
   if (loans_.load() == 0) shutdown(socket_.get(), SHUT_RDWR);
   return Status(Code::kUnavailable,
                 StrCat("the connection to the engine at ", path_, " is lost: ", why.message()));
 }
 
-Status SocketClient::Hold(LeaseId lease, uint64_t bytes, std::shared_ptr<Stream> ring) {
+Status SocketPort::Hold(LeaseId lease, uint64_t bytes, std::shared_ptr<Stream> ring) {
   loans_.fetch_add(1);
   if (lost_.load()) {
     LetGo();
@@ -165,11 +177,11 @@ Status SocketClient::Hold(LeaseId lease, uint64_t bytes, std::shared_ptr<Stream>
   return Status();
 }
 
-void SocketClient::LetGo() {
+void SocketPort::LetGo() {
   if (loans_.fetch_sub(1) == 1 && lost_.load()) shutdown(socket_.get(), SHUT_RDWR);
 }
 
-Status SocketClient::Await(short events, Nanos deadline) {
+Status SocketPort::Await(short events, Nanos deadline) {
   while (true) {
     const Nanos left = deadline - SteadyClock().Now();
     if (left <= 0) return Status(Code::kDeadlineExceeded, "no answer in time");
@@ -184,7 +196,7 @@ Status SocketClient::Await(short events, Nanos deadline) {
   }
 }
 
-Status SocketClient::Send(std::vector<std::byte>& bytes, Nanos deadline) {
+Status SocketPort::Send(std::vector<std::byte>& bytes, Nanos deadline) {
   size_t sent = 0;
   Status status;
   while (sent < bytes.size() && status.ok()) {
@@ -202,7 +214,7 @@ Status SocketClient::Send(std::vector<std::byte>& bytes, Nanos deadline) {
   return status.ok() ? status : Lose(status);
 }
 
-Status SocketClient::AppendReleases() {
+Status SocketPort::AppendReleases() {
   if (releases_.leases.empty()) return Status();
   FOREBAY_RETURN_IF_ERROR(wire::Encode(releases_, 0, &out_));
   releases_.leases.clear();
@@ -210,12 +222,12 @@ Status SocketClient::AppendReleases() {
   return Status();
 }
 
-Status SocketClient::SendReleases(Nanos deadline) {
+Status SocketPort::SendReleases(Nanos deadline) {
   FOREBAY_RETURN_IF_ERROR(AppendReleases());
   return Send(out_, deadline);
 }
 
-Status SocketClient::Receive(uint64_t request, Nanos deadline, wire::Frame* out) {
+Status SocketPort::Receive(uint64_t request, Nanos deadline, wire::Frame* out) {
   while (true) {
     const Result<bool> whole = in_.Next(out);
     if (!whole) return whole.error();
@@ -232,7 +244,7 @@ Status SocketClient::Receive(uint64_t request, Nanos deadline, wire::Frame* out)
 }
 
 template <typename Request, typename Reply>
-Status SocketClient::Call(const Request& request, Nanos wait, Reply* reply, int descriptor) {
+Status SocketPort::Call(const Request& request, Nanos wait, Reply* reply, int descriptor) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   const Nanos deadline = SteadyClock().Now() + wait + kGrace;
   const uint64_t id = next_request_++;
@@ -272,7 +284,7 @@ Status SocketClient::Call(const Request& request, Nanos wait, Reply* reply, int 
   return decoded.ok() ? decoded : Lose(decoded);
 }
 
-Result<StreamId> SocketClient::OpenStream(const StreamOptions& options) {
+Result<StreamId> SocketPort::OpenStream(const StreamOptions& options) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   wire::OpenStream request;
   request.dataset = options.shape.dataset;
@@ -313,7 +325,7 @@ Result<StreamId> SocketClient::OpenStream(const StreamOptions& options) {
   return reply.stream;
 }
 
-Result<DatasetId> SocketClient::AddDataset(const Catalog& catalog, const std::string& delay) {
+Result<DatasetId> SocketPort::AddDataset(const Catalog& catalog, const std::string& delay) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   const std::span<const std::byte> image = catalog.image();
   wire::OpenDataset request;
@@ -340,7 +352,23 @@ Result<DatasetId> SocketClient::AddDataset(const Catalog& catalog, const std::st
   return reply.dataset;
 }
 
-Result<std::string> SocketClient::Query(uint8_t what, StreamId stream) {
+Result<DatasetId> SocketPort::OpenDataset(std::shared_ptr<const Catalog> catalog,
+                                          const std::string& delay) {
+  const Result<DatasetId> id = AddDataset(*catalog, delay);
+  if (!id) return id;
+  MutexLock lock(streams_mutex_);
+  catalogs_[*id] = std::move(catalog);
+  return id;
+}
+
+std::shared_ptr<const Catalog> SocketPort::Find(DatasetId dataset) {
+  if (fork_generation_ != ForkGeneration()) return nullptr;
+  MutexLock lock(streams_mutex_);
+  const auto found = catalogs_.find(dataset);
+  return found == catalogs_.end() ? nullptr : found->second;
+}
+
+Result<std::string> SocketPort::Query(uint8_t what, StreamId stream) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   wire::Query request;
   request.what = what;
@@ -351,7 +379,7 @@ Result<std::string> SocketClient::Query(uint8_t what, StreamId stream) {
   return std::move(reply.text);
 }
 
-Status SocketClient::SetKnobs(std::vector<std::string> names, std::vector<int64_t> values) {
+Status SocketPort::SetKnobs(std::vector<std::string> names, std::vector<int64_t> values) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   wire::SetKnobs request;
   request.names = std::move(names);
@@ -361,7 +389,7 @@ Status SocketClient::SetKnobs(std::vector<std::string> names, std::vector<int64_
   return Call(request, 0, &reply);
 }
 
-Status SocketClient::SetPolicy(std::string json) {
+Status SocketPort::SetPolicy(std::string json) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   wire::SetPolicy request;
   request.json = std::move(json);
@@ -370,8 +398,8 @@ Status SocketClient::SetPolicy(std::string json) {
   return Call(request, 0, &reply);
 }
 
-Status SocketClient::Declare(StreamId stream, uint64_t epoch, std::vector<SampleId> order,
-                             bool last) {
+Status SocketPort::Declare(StreamId stream, uint64_t epoch, std::vector<SampleId> order,
+                           bool last) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   MutexLock call(call_mutex_);  // the parts of one order stay together
   size_t at = 0;
@@ -391,14 +419,14 @@ Status SocketClient::Declare(StreamId stream, uint64_t epoch, std::vector<Sample
   return Status();
 }
 
-Status SocketClient::Seek(StreamId stream, uint64_t epoch, uint64_t position) {
+Status SocketPort::Seek(StreamId stream, uint64_t epoch, uint64_t position) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   wire::Seek request;
   request.stream = stream;
   request.epoch = epoch;
   request.position = position;
   wire::StatusReply reply;
-  const std::shared_ptr<Stream> state = Find(stream);
+  const std::shared_ptr<Stream> state = FindStream(stream);
   if (state == nullptr) {
     MutexLock call(call_mutex_);
     return Call(request, 0, &reply);
@@ -414,11 +442,11 @@ Status SocketClient::Seek(StreamId stream, uint64_t epoch, uint64_t position) {
   return Status();
 }
 
-Status SocketClient::CloseStream(StreamId stream) {
+Status SocketPort::CloseStream(StreamId stream) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   wire::CloseStream request;
   request.stream = stream;
-  if (const std::shared_ptr<Stream> state = Find(stream); state != nullptr) {
+  if (const std::shared_ptr<Stream> state = FindStream(stream); state != nullptr) {
     {
       MutexLock lock(streams_mutex_);
       streams_.erase(stream);
@@ -435,7 +463,7 @@ Status SocketClient::CloseStream(StreamId stream) {
 }
 
 template <typename Request>
-Result<TakeKind> SocketClient::Ask(const Request& request, Nanos wait, BatchLoan* out) {
+Result<TakeKind> SocketPort::Ask(const Request& request, Nanos wait, BatchLoan* out) {
   MutexLock call(call_mutex_);
   FOREBAY_RETURN_IF_ERROR(Call(request, wait, &loan_));
   const auto kind = static_cast<TakeKind>(loan_.kind);
@@ -443,6 +471,7 @@ Result<TakeKind> SocketClient::Ask(const Request& request, Nanos wait, BatchLoan
   out->lease = loan_.lease;
   out->stream = loan_.stream;
   out->dataset = loan_.dataset;
+  out->base = arena_.data();
   out->epoch = loan_.epoch;
   out->index = loan_.index;
   out->samples.swap(loan_.samples);
@@ -455,7 +484,7 @@ Result<TakeKind> SocketClient::Ask(const Request& request, Nanos wait, BatchLoan
   return kind;
 }
 
-Status SocketClient::CheckLoan(const BatchLoan& loan, uint64_t* bytes) {
+Status SocketPort::CheckLoan(const BatchLoan& loan, uint64_t* bytes) {
   *bytes = 0;
   for (size_t i = 0; i < loan.samples.size(); ++i) {
     if (loan.offsets[i] > arena_.size() || loan.lengths[i] > arena_.size() - loan.offsets[i]) {
@@ -466,15 +495,15 @@ Status SocketClient::CheckLoan(const BatchLoan& loan, uint64_t* bytes) {
   return Status();
 }
 
-std::shared_ptr<SocketClient::Stream> SocketClient::Find(StreamId stream) {
+std::shared_ptr<SocketPort::Stream> SocketPort::FindStream(StreamId stream) {
   MutexLock lock(streams_mutex_);
   const auto found = streams_.find(stream);
   return found == streams_.end() ? nullptr : found->second;
 }
 
-Result<TakeKind> SocketClient::Take(StreamId stream, Nanos wait, BatchLoan* out) {
+Result<TakeKind> SocketPort::Take(StreamId stream, Nanos wait, BatchLoan* out) {
   FOREBAY_RETURN_IF_ERROR(Alive());
-  const std::shared_ptr<Stream> state = Find(stream);
+  const std::shared_ptr<Stream> state = FindStream(stream);
   if (state != nullptr && state->ring) return TakeFromRing(stream, state, wait, out);
   wire::Take request;
   request.stream = stream;
@@ -492,8 +521,8 @@ Result<TakeKind> SocketClient::Take(StreamId stream, Nanos wait, BatchLoan* out)
   return kind;
 }
 
-Result<TakeKind> SocketClient::TakeReady(StreamId id, const std::shared_ptr<Stream>& stream,
-                                         BatchLoan* out) {
+Result<TakeKind> SocketPort::TakeReady(StreamId id, const std::shared_ptr<Stream>& stream,
+                                       BatchLoan* out) {
   const Nanos now = SteadyClock().Now();
   wire::RingEntry entry;
   std::string error;
@@ -517,6 +546,7 @@ Result<TakeKind> SocketClient::TakeReady(StreamId id, const std::shared_ptr<Stre
     out->lease = entry.lease;
     out->stream = id;
     out->dataset = entry.dataset;
+    out->base = arena_.data();
     out->epoch = entry.epoch;
     out->index = entry.index;
     uint64_t bytes = 0;
@@ -530,8 +560,8 @@ Result<TakeKind> SocketClient::TakeReady(StreamId id, const std::shared_ptr<Stre
   return kind;
 }
 
-Result<TakeKind> SocketClient::TakeFromRing(StreamId id, const std::shared_ptr<Stream>& stream,
-                                            Nanos wait, BatchLoan* out) {
+Result<TakeKind> SocketPort::TakeFromRing(StreamId id, const std::shared_ptr<Stream>& stream,
+                                          Nanos wait, BatchLoan* out) {
   const Nanos deadline = SteadyClock().Now() + std::clamp<Nanos>(wait, 0, kLongestWait);
   while (true) {
     FOREBAY_RETURN_IF_ERROR(Alive());
@@ -567,7 +597,7 @@ Result<TakeKind> SocketClient::TakeFromRing(StreamId id, const std::shared_ptr<S
   }
 }
 
-void SocketClient::Stream::Begin(Nanos now) {
+void SocketPort::Stream::Begin(Nanos now) {
   if (in_epoch) return;
   in_epoch = true;
   epoch_start = now;
@@ -576,8 +606,8 @@ void SocketClient::Stream::Begin(Nanos now) {
   if (epochs.size() > kEpochsKept) epochs.pop_front();
 }
 
-void SocketClient::Stream::Account(TakeKind kind, const BatchLoan& loan, StallCause cause,
-                                   Nanos now) {
+void SocketPort::Stream::Account(TakeKind kind, const BatchLoan& loan, StallCause cause,
+                                 Nanos now) {
   EpochStats& stats = epochs.back();
   stats.wait_ns[static_cast<size_t>(cause)] += std::exchange(waited, 0);
   switch (kind) {
@@ -603,10 +633,10 @@ void SocketClient::Stream::Account(TakeKind kind, const BatchLoan& loan, StallCa
   }
 }
 
-Result<std::vector<EpochStats>> SocketClient::Stats(StreamId id) {
+Result<std::vector<EpochStats>> SocketPort::Stats(StreamId id) {
   // A forked child's locks may be held for ever.
   if (fork_generation_ != ForkGeneration()) return Alive();
-  const std::shared_ptr<Stream> stream = Find(id);
+  const std::shared_ptr<Stream> stream = FindStream(id);
   if (stream == nullptr) {
     return Status(Code::kInvalidArgument, StrCat("stream ", id, " was not opened by this client"));
   }
@@ -636,14 +666,14 @@ Result<std::vector<EpochStats>> SocketClient::Stats(StreamId id) {
   return out;
 }
 
-uint64_t SocketClient::EmptyRings(StreamId id) {
-  const std::shared_ptr<Stream> stream = Find(id);
+uint64_t SocketPort::EmptyRings(StreamId id) {
+  const std::shared_ptr<Stream> stream = FindStream(id);
   if (stream == nullptr) return 0;
   MutexLock lock(stream->mutex);
   return stream->empty;
 }
 
-Status SocketClient::ServerLives() {
+Status SocketPort::ServerLives() {
   std::array<pollfd, 2> fds = {pollfd{socket_.get(), POLLRDHUP, 0},
                                pollfd{server_.get(), POLLIN, 0}};
   const int ready = poll(fds.data(), server_.valid() ? 2 : 1, 0);
@@ -651,23 +681,52 @@ Status SocketClient::ServerLives() {
   return Lose(Status(Code::kUnavailable, "the engine's process has ended"));
 }
 
-StallCause SocketClient::LastCause(StreamId id) {
-  const std::shared_ptr<Stream> stream = Find(id);
+StallCause SocketPort::WaitCause(StreamId id) {
+  const std::shared_ptr<Stream> stream = FindStream(id);
   if (stream == nullptr) return StallCause::kSource;
   MutexLock lock(stream->mutex);
   return stream->last_cause;
 }
 
 template <typename Message>
-Status SocketClient::Tell(const Message& message) {
+Status SocketPort::Tell(const Message& message) {
   FOREBAY_RETURN_IF_ERROR(AppendReleases());
   FOREBAY_RETURN_IF_ERROR(wire::Encode(message, 0, &out_));
   return Send(out_, SteadyClock().Now() + kGrace);
 }
 
-Status SocketClient::SendNudge() { return Tell(wire::Nudge()); }
+Status SocketPort::SendNudge() { return Tell(wire::Nudge()); }
 
-Result<uint64_t> SocketClient::Lend(uint64_t bytes, uint64_t leave) {
+Result<std::shared_ptr<void>> SocketPort::Lend(uint64_t bytes, uint64_t leave, Nanos wait) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  const Nanos start = SteadyClock().Now();
+  if (wait == 0) {
+    MutexLock lock(streams_mutex_);
+    if (start < ask_again_) return Status(Code::kResourceExhausted, "refused a moment ago");
+  }
+  while (true) {
+    const Result<uint64_t> share = AskShare(bytes, leave);
+    if (share) {
+      // The token's owner count is what is wanted; it points to nothing.
+      return std::shared_ptr<void>(nullptr,
+                                   [shares = shares_, id = *share, fork = fork_generation_](void*) {
+                                     if (fork != ForkGeneration())
+                                       return;  // its lock may be held for ever
+                                     MutexLock lock(shares->mutex);
+                                     if (shares->port != nullptr) shares->port->GiveBack(id);
+                                   });
+    }
+    const Nanos now = SteadyClock().Now();
+    if (share.error().code() != Code::kResourceExhausted || now - start >= wait) {
+      MutexLock lock(streams_mutex_);
+      if (wait == 0) ask_again_ = now + kRefused;
+      return share.error();
+    }
+    std::this_thread::sleep_for(std::chrono::nanoseconds(kLendRetry));
+  }
+}
+
+Result<uint64_t> SocketPort::AskShare(uint64_t bytes, uint64_t leave) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   wire::Lend request;
   request.bytes = bytes;
@@ -678,7 +737,7 @@ Result<uint64_t> SocketClient::Lend(uint64_t bytes, uint64_t leave) {
   return reply.share;
 }
 
-void SocketClient::GiveBack(uint64_t share) {
+void SocketPort::GiveBack(uint64_t share) {
   if (!Alive().ok()) return;
   wire::GiveBack message;
   message.share = share;
@@ -686,17 +745,24 @@ void SocketClient::GiveBack(uint64_t share) {
   (void)Tell(message);  // a lost connection has given it back
 }
 
-Status SocketClient::Stalled(StreamId stream, StallCause cause, Nanos waited) {
-  FOREBAY_RETURN_IF_ERROR(Alive());
+void SocketPort::CountStall(StreamId stream, StallCause cause, Nanos waited) {
+  if (!Alive().ok()) return;
   wire::Stalled message;
   message.stream = stream;
   message.cause = static_cast<uint8_t>(cause);
   message.nanoseconds = static_cast<uint64_t>(std::max<Nanos>(waited, 0));
   MutexLock lock(write_mutex_);
-  return Tell(message);
+  (void)Tell(message);
 }
 
-Result<TakeKind> SocketClient::Fetch(StreamId stream, SampleId sample, Nanos wait, BatchLoan* out) {
+std::string SocketPort::WaitingFor(StreamId stream) {
+  const Result<std::string> said = Query(wire::Query::kWaitingFor, stream);
+  return said ? *said : said.error().ToString();
+}
+
+Result<std::string> SocketPort::MetricsText() { return Query(wire::Query::kPrometheus); }
+
+Result<TakeKind> SocketPort::Fetch(StreamId stream, SampleId sample, Nanos wait, BatchLoan* out) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   wire::Fetch request;
   request.stream = stream;
@@ -705,7 +771,7 @@ Result<TakeKind> SocketClient::Fetch(StreamId stream, SampleId sample, Nanos wai
   return Ask(request, request.wait_ns, out);
 }
 
-Status SocketClient::Release(LeaseId lease) {
+Status SocketPort::Release(LeaseId lease) {
   // A forked child's locks may be held for ever.
   if (fork_generation_ != ForkGeneration()) return Alive();
   MutexLock lock(write_mutex_);
@@ -728,7 +794,7 @@ Status SocketClient::Release(LeaseId lease) {
   return SendReleases(SteadyClock().Now() + kGrace);
 }
 
-Status SocketClient::Served(uint64_t reads, uint64_t passes) {
+Status SocketPort::Served(uint64_t reads, uint64_t passes) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   wire::Served message;
   message.reads = reads;

@@ -1,4 +1,4 @@
-#include "client/socket_client.h"
+#include "port/socket_port.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -18,7 +18,7 @@ namespace forebay {
 namespace {
 
 // A server made of one function, which has the connection to itself.
-class SocketClientTest : public ::testing::Test {
+class SocketPortTest : public ::testing::Test {
  protected:
   void SetUp() override {
     char name[] = "/tmp/forebay_client_XXXXXX";
@@ -82,36 +82,36 @@ class SocketClientTest : public ::testing::Test {
   std::jthread thread_;
 };
 
-TEST_F(SocketClientTest, NobodyThereIsUnavailable) {
-  EXPECT_EQ(SocketClient::Attach(folder_ + "/none", kSecond).status().code(), Code::kUnavailable);
+TEST_F(SocketPortTest, NobodyThereIsUnavailable) {
+  EXPECT_EQ(SocketPort::Attach(folder_ + "/none", kSecond).status().code(), Code::kUnavailable);
   listen_.Reset();
-  EXPECT_EQ(SocketClient::Attach(path_, 20 * kSecond).status().code(), Code::kUnavailable);
-  EXPECT_EQ(SocketClient::Attach(std::string(200, 'x'), kSecond).status().code(),
+  EXPECT_EQ(SocketPort::Attach(path_, 20 * kSecond).status().code(), Code::kUnavailable);
+  EXPECT_EQ(SocketPort::Attach(std::string(200, 'x'), kSecond).status().code(),
             Code::kInvalidArgument);
 }
 
-TEST_F(SocketClientTest, ASilentServerDoesNotHangTheAttach) {
-  EXPECT_EQ(SocketClient::Attach(path_, 50 * kMilli).status().code(), Code::kDeadlineExceeded);
+TEST_F(SocketPortTest, ASilentServerDoesNotHangTheAttach) {
+  EXPECT_EQ(SocketPort::Attach(path_, 50 * kMilli).status().code(), Code::kDeadlineExceeded);
 }
 
-TEST_F(SocketClientTest, GarbageInsteadOfAGreetingIsAnError) {
+TEST_F(SocketPortTest, GarbageInsteadOfAGreetingIsAnError) {
   Serve([this](int fd) {
     Read(fd);
     (void)!write(fd, std::string(100, 'x').data(), 100);
     Read(fd);
   });
-  EXPECT_EQ(SocketClient::Attach(path_, 20 * kSecond).status().code(), Code::kDataLoss);
+  EXPECT_EQ(SocketPort::Attach(path_, 20 * kSecond).status().code(), Code::kDataLoss);
 }
 
-TEST_F(SocketClientTest, AnArenaShorterThanClaimedIsRefused) {
+TEST_F(SocketPortTest, AnArenaShorterThanClaimedIsRefused) {
   Serve([this](int fd) {
     Greet(fd, 8192);
     Read(fd);
   });
-  EXPECT_EQ(SocketClient::Attach(path_, 20 * kSecond).status().code(), Code::kDataLoss);
+  EXPECT_EQ(SocketPort::Attach(path_, 20 * kSecond).status().code(), Code::kDataLoss);
 }
 
-TEST_F(SocketClientTest, ALoanOutsideOfTheArenaEndsTheConnection) {
+TEST_F(SocketPortTest, ALoanOutsideOfTheArenaEndsTheConnection) {
   Serve([this](int fd) {
     Greet(fd);
     const wire::Frame frame = Read(fd);
@@ -123,7 +123,7 @@ TEST_F(SocketClientTest, ALoanOutsideOfTheArenaEndsTheConnection) {
     Write(fd, loan, frame.header.request);
     Read(fd);
   });
-  auto client = SocketClient::Attach(path_, 20 * kSecond);
+  auto client = SocketPort::Attach(path_, 20 * kSecond);
   ASSERT_TRUE(client) << client.status().ToString();
   BatchLoan loan;
   EXPECT_EQ((*client)->Take(0, kSecond, &loan).status().code(), Code::kUnavailable);
@@ -132,20 +132,20 @@ TEST_F(SocketClientTest, ALoanOutsideOfTheArenaEndsTheConnection) {
   EXPECT_EQ((*client)->Release(1).code(), Code::kUnavailable);
 }
 
-TEST_F(SocketClientTest, AnAnswerToAnotherRequestEndsTheConnection) {
+TEST_F(SocketPortTest, AnAnswerToAnotherRequestEndsTheConnection) {
   Serve([this](int fd) {
     Greet(fd);
     Write(fd, wire::Loan(), Read(fd).header.request + 1);
     Read(fd);
   });
-  auto client = SocketClient::Attach(path_, 20 * kSecond);
+  auto client = SocketPort::Attach(path_, 20 * kSecond);
   ASSERT_TRUE(client);
   BatchLoan loan;
   EXPECT_EQ((*client)->Take(0, kSecond, &loan).status().code(), Code::kUnavailable);
 }
 
 // Releases wait for company, but not while memory is being waited for.
-TEST_F(SocketClientTest, ReleasesTravelWithTheNextRequest) {
+TEST_F(SocketPortTest, ReleasesTravelWithTheNextRequest) {
   std::vector<size_t> counts;  // of leases in each Release frame; 0 for a Fetch
   Serve([this, &counts](int fd) {
     Greet(fd);
@@ -169,7 +169,7 @@ TEST_F(SocketClientTest, ReleasesTravelWithTheNextRequest) {
       }
     }
   });
-  auto client = SocketClient::Attach(path_, 20 * kSecond);
+  auto client = SocketPort::Attach(path_, 20 * kSecond);
   ASSERT_TRUE(client);
   std::vector<BatchLoan> held(20);
   for (BatchLoan& loan : held) {
@@ -186,7 +186,7 @@ TEST_F(SocketClientTest, ReleasesTravelWithTheNextRequest) {
 }
 
 // The Release of one thread may be what the Take of another waits for.
-TEST_F(SocketClientTest, AReleaseOvertakesAWaitingTake) {
+TEST_F(SocketPortTest, AReleaseOvertakesAWaitingTake) {
   std::atomic<bool> taking = false;
   Serve([this, &taking](int fd) {
     Greet(fd);
@@ -199,7 +199,7 @@ TEST_F(SocketClientTest, AReleaseOvertakesAWaitingTake) {
     Write(fd, loan, request);
     Read(fd);
   });
-  auto client = SocketClient::Attach(path_, 20 * kSecond);
+  auto client = SocketPort::Attach(path_, 20 * kSecond);
   ASSERT_TRUE(client);
   BatchLoan loan;
   ASSERT_EQ(*(*client)->Take(0, kSecond, &loan), TakeKind::kBatch);
@@ -213,12 +213,12 @@ TEST_F(SocketClientTest, AReleaseOvertakesAWaitingTake) {
   EXPECT_EQ(*taken, TakeKind::kBatch);
 }
 
-TEST_F(SocketClientTest, AServerThatClosesEndsEveryCall) {
+TEST_F(SocketPortTest, AServerThatClosesEndsEveryCall) {
   Serve([this](int fd) {
     Greet(fd);
     Read(fd);
   });
-  auto client = SocketClient::Attach(path_, 20 * kSecond);
+  auto client = SocketPort::Attach(path_, 20 * kSecond);
   ASSERT_TRUE(client);
   BatchLoan loan;
   EXPECT_EQ((*client)->Take(0, 600 * kSecond, &loan).status().code(), Code::kUnavailable);

@@ -1,4 +1,4 @@
-#include "client/job_name.h"
+#include "port/job_name.h"
 
 #include <gtest/gtest.h>
 #include <stdlib.h>

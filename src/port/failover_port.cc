@@ -1,0 +1,770 @@
+#include "port/failover_port.h"
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <limits>
+#include <set>
+#include <utility>
+
+#include "base/fork.h"
+#include "base/system_memory.h"
+#include "base/thread.h"
+#include "port/job_name.h"
+#include "port/local_port.h"
+
+namespace forebay {
+namespace {
+
+// Of a wait, before others that want the stream have their turn.
+constexpr Nanos kSlice = 100 * kMilli;
+constexpr Nanos kLongestWait = 3600 * kSecond;
+constexpr Nanos kNever = std::numeric_limits<Nanos>::max();
+constexpr uint64_t kLeastMemory = uint64_t{16} << 20;  // of one rank's own engine
+
+// What there can be no daemon for, through no fault of the caller's.
+bool NoDaemon(Code code) {
+  return code == Code::kPermissionDenied || code == Code::kDeadlineExceeded ||
+         code == Code::kNotFound || code == Code::kUnavailable || code == Code::kUnimplemented;
+}
+
+// What was meant for all ranks of the node is divided among them.
+EngineOptions OfOneRank(EngineOptions options) {
+  const uint64_t ranks = LocalRanks();
+  for (uint64_t* bytes : {&options.memory, &options.memory_tier}) {
+    if (*bytes != 0) *bytes = std::max(*bytes / ranks, std::min(*bytes, kLeastMemory));
+  }
+  return options;
+}
+
+Status NoStream(StreamId id) {
+  return Status(Code::kInvalidArgument, StrCat("stream ", id, " does not exist"));
+}
+
+Status WasClosed() { return Status(Code::kCancelled, "the stream was closed"); }
+
+}  // namespace
+
+std::vector<EpochStats> MergeStats(std::vector<EpochStats> past, std::vector<EpochStats> now) {
+  std::erase_if(now, [](const EpochStats& epoch) { return epoch.batches == 0; });
+  auto next = now.begin();
+  if (!past.empty() && !now.empty() && past.back().epoch == now.front().epoch) {
+    EpochStats& both = past.back();
+    both.batches += next->batches;
+    both.samples += next->samples;
+    both.bytes += next->bytes;
+    both.source_reads += next->source_reads;
+    both.source_bytes += next->source_bytes;
+    both.peer_reads += next->peer_reads;
+    both.peer_bytes += next->peer_bytes;
+    both.wall_ns += next->wall_ns;
+    for (size_t i = 0; i < kStallCauses; ++i) both.wait_ns[i] += next->wait_ns[i];
+    both.batch_us.insert(both.batch_us.end(), next->batch_us.begin(), next->batch_us.end());
+    ++next;
+  }
+  past.insert(past.end(), std::make_move_iterator(next), std::make_move_iterator(now.end()));
+  return past;
+}
+
+void FailoverPortDelete::operator()(FailoverPort* port) const {
+  if (port->fork_generation_ == ForkGeneration()) delete port;
+}
+
+// ---- whose turn it is ------------------------------------------------------------------------
+
+void FailoverPort::Turn::Enter() NO_THREAD_SAFETY_ANALYSIS {
+  MutexLock lock(mutex_);
+  const uint64_t mine = next_++;
+  while (now_ != mine) free_.wait_for(lock.native(), std::chrono::nanoseconds(kSlice));
+}
+
+bool FailoverPort::Turn::TryEnter() {
+  MutexLock lock(mutex_);
+  if (now_ != next_) return false;
+  ++next_;
+  return true;
+}
+
+void FailoverPort::Turn::Leave() NO_THREAD_SAFETY_ANALYSIS {
+  MutexLock lock(mutex_);
+  ++now_;
+  free_.notify_all();
+}
+
+// ---- the daemon, or what stands in for it ----------------------------------------------------
+
+FailoverPort::Backend::Backend(std::shared_ptr<SocketPort> client)
+    : daemon(std::move(client)), port(daemon) {}
+
+FailoverPort::Backend::Backend(EnginePtr own)
+    : engine(std::move(own)), port(std::make_shared<LocalPort>(*engine)) {}
+
+FailoverPort::FailoverPort(FailoverOptions options)
+    : options_(std::move(options)), fork_generation_(ForkGeneration()), due_(kNever) {}
+
+FailoverPort::~FailoverPort() {
+  std::jthread thread;
+  {
+    MutexLock lock(mutex_);
+    thread = std::move(thread_);
+    thread.request_stop();
+    changed_.notify_all();
+  }
+}
+
+Result<FailoverPortPtr> FailoverPort::Open(FailoverOptions options) {
+  FOREBAY_RETURN_IF_ERROR(options.engine.Validate());
+  if (options.job.empty()) options.job = JobName();
+  FailoverPortPtr port(new FailoverPort(std::move(options)));
+  Result<std::unique_ptr<SocketPort>> made = AttachDaemon(port->options_.daemon);
+  if (!made && !NoDaemon(made.error().code())) return made.error();
+  {
+    MutexLock lock(port->mutex_);
+    if (made) {
+      port->now_ = std::make_shared<Backend>(std::shared_ptr<SocketPort>(*std::move(made)));
+      port->attached_at_ = SteadyClock().Now();
+      return port;
+    }
+    port->GoAlone();
+  }
+  port->Tell(FailoverEvent::kAlone, made.error().message());
+  const Result<std::shared_ptr<Backend>> alone = port->Now();  // its errors are the caller's
+  if (!alone) return alone.error();
+  return port;
+}
+
+Status FailoverPort::Alive() const {
+  if (fork_generation_ == ForkGeneration()) return Status();
+  return Status(Code::kCancelled,
+                "this port belongs to the parent process; a forked child makes its own");
+}
+
+void FailoverPort::Tell(FailoverEvent event, const std::string& what) const {
+  if (options_.tell) options_.tell(event, what);
+}
+
+Result<std::shared_ptr<FailoverPort::Backend>> FailoverPort::Now() {
+  MutexLock lock(mutex_);
+  if (now_ == nullptr) now_ = former_.lock();  // a stream has not left it yet
+  if (now_ == nullptr) {
+    Result<EnginePtr> own = Engine::Create(OfOneRank(options_.engine));
+    if (!own) return own.error();
+    now_ = std::make_shared<Backend>(*std::move(own));
+  }
+  return now_;
+}
+
+void FailoverPort::GoAlone() {
+  now_ = nullptr;
+  due_ = tries_ < options_.retry.size() ? SteadyClock().Now() + options_.retry[tries_] : kNever;
+  if (due_ == kNever || returning_) return;
+  Result<std::jthread> started =
+      StartThread("forebay-return", [this](std::stop_token stop) { Run(stop); });
+  if (!started) return;  // the port stays alone
+  returning_ = true;
+  thread_ = *std::move(started);  // the one before has ended
+}
+
+void FailoverPort::Lost(const std::shared_ptr<Backend>& at, const Status& why) {
+  {
+    MutexLock lock(mutex_);
+    if (now_ != at) return;  // another thread has seen to it
+    if (SteadyClock().Now() - attached_at_ > options_.lived) tries_ = 0;
+    GoAlone();
+  }
+  Tell(FailoverEvent::kAlone, why.message());
+  ClearDeadDaemon(options_.daemon.folder);
+  MoveIdle();
+  MoveShares();
+}
+
+void FailoverPort::Refused(const std::shared_ptr<Backend>& at, const Status& why) {
+  {
+    MutexLock lock(mutex_);
+    if (now_ != at) return;
+    tries_ = options_.retry.size();
+    GoAlone();
+  }
+  Tell(FailoverEvent::kAlone, why.message());
+  MoveShares();
+}
+
+void FailoverPort::Run(std::stop_token stop) {
+  while (true) {
+    {
+      MutexLock lock(mutex_);
+      if (stop.stop_requested() || due_ == kNever) {
+        returning_ = false;
+        return;
+      }
+      const Nanos now = SteadyClock().Now();
+      if (now < due_) {
+        changed_.wait_for(lock.native(), std::chrono::nanoseconds(std::min(due_ - now, kSecond)));
+        continue;
+      }
+      due_ = kNever;
+      ++tries_;
+    }
+    try {
+      TryToReturn();
+    } catch (const std::exception&) {
+      // No memory, or no thread, is no reason to end the program: it goes on as it is.
+    }
+  }
+}
+
+void FailoverPort::TryToReturn() {
+  Result<std::unique_ptr<SocketPort>> made = AttachDaemon(options_.daemon);
+  std::set<DatasetId> used;
+  {
+    MutexLock lock(mutex_);
+    if (!made) {  // whatever it is, the next try may do
+      if (tries_ < options_.retry.size()) due_ = SteadyClock().Now() + options_.retry[tries_];
+      return;
+    }
+    for (const auto& [id, stream] : streams_) used.insert(stream->options.shape.dataset);
+  }
+  const auto back = std::make_shared<Backend>(std::shared_ptr<SocketPort>(*std::move(made)));
+  // A large catalog takes its time, which no consumer shall wait for. Who needs it meets an error.
+  for (const DatasetId dataset : used) (void)DatasetAt(*back, dataset);
+  std::shared_ptr<Backend> left;  // goes when no lock is held
+  {
+    MutexLock lock(mutex_);
+    left = std::exchange(now_, back);
+    if (left != nullptr) former_ = left;
+    attached_at_ = SteadyClock().Now();
+  }
+  Tell(FailoverEvent::kReturned, StrCat("process ", back->daemon->server_pid()));
+  MoveIdle();
+  MoveShares();
+}
+
+void FailoverPort::MoveIdle() NO_THREAD_SAFETY_ANALYSIS {
+  std::vector<std::shared_ptr<Stream>> streams;
+  {
+    MutexLock lock(mutex_);
+    for (const auto& [id, stream] : streams_) streams.push_back(stream);
+  }
+  for (const std::shared_ptr<Stream>& stream : streams) {
+    if (!stream->turn.TryEnter()) continue;
+    const InTurn turn(stream->turn, InTurn::Entered());
+    std::shared_ptr<Backend> at;
+    StreamId there = 0;
+    Look(*stream, &at, &there);
+    if (at == nullptr) {
+      // Left before.
+    } else if (at->lost() || stream->PastEnd()) {
+      Leave(*stream);  // the next call opens it again
+    } else {
+      (void)Settle(*stream, &at, &there);  // an error meets the next call, too
+    }
+  }
+}
+
+void FailoverPort::MoveShares() {
+  std::vector<std::shared_ptr<Share>> live;
+  {
+    MutexLock lock(mutex_);
+    std::erase_if(shares_, [](const std::weak_ptr<Share>& share) { return share.expired(); });
+    for (const std::weak_ptr<Share>& share : shares_) {
+      if (std::shared_ptr<Share> found = share.lock()) live.push_back(std::move(found));
+    }
+  }
+  if (live.empty()) return;
+  const Result<std::shared_ptr<Backend>> now = Now();
+  if (!now) return;
+  for (const std::shared_ptr<Share>& share : live) {
+    MutexLock lock(share->mutex);
+    if (share->at == *now) continue;
+    // The memory is in use: where the new budget has no room for it, it is beyond that budget.
+    Result<std::shared_ptr<void>> token = (*now)->port->Lend(share->bytes, 0, 0);
+    share->token = token ? *std::move(token) : nullptr;
+    share->at = *now;
+  }
+}
+
+std::shared_ptr<SocketPort> FailoverPort::daemon() {
+  if (!Alive().ok()) return nullptr;
+  MutexLock lock(mutex_);
+  return now_ == nullptr ? nullptr : now_->daemon;
+}
+
+std::shared_ptr<Engine> FailoverPort::engine() {
+  if (!Alive().ok()) return nullptr;
+  MutexLock lock(mutex_);
+  return now_ == nullptr ? nullptr : now_->engine;
+}
+
+// ---- data sets -------------------------------------------------------------------------------
+
+Result<DatasetId> FailoverPort::DatasetAt(Backend& at, DatasetId dataset) {
+  Dataset wanted;
+  {
+    MutexLock lock(mutex_);
+    if (dataset >= datasets_.size()) {
+      return Status(Code::kInvalidArgument, StrCat("data set ", dataset, " does not exist"));
+    }
+    wanted = datasets_[dataset];
+  }
+  MutexLock lock(at.mutex);
+  const auto known = at.datasets.find(dataset);
+  if (known != at.datasets.end()) return known->second;
+  const Result<DatasetId> opened = at.port->OpenDataset(wanted.catalog, wanted.delay);
+  if (opened) at.datasets[dataset] = *opened;
+  return opened;
+}
+
+Result<DatasetId> FailoverPort::OpenDataset(std::shared_ptr<const Catalog> catalog,
+                                            const std::string& delay) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  const uint64_t fingerprint = catalog->fingerprint();  // a daemon needs all lengths anyway
+  DatasetId id = 0;
+  {
+    MutexLock lock(mutex_);
+    const auto same = std::find_if(datasets_.begin(), datasets_.end(), [&](const Dataset& known) {
+      return known.delay == delay && known.catalog->root() == catalog->root() &&
+             known.catalog->fingerprint() == fingerprint;
+    });
+    id = static_cast<DatasetId>(same - datasets_.begin());
+    if (same == datasets_.end()) datasets_.push_back({std::move(catalog), delay});
+  }
+  while (true) {
+    const Result<std::shared_ptr<Backend>> now = Now();
+    if (!now) return now.error();
+    const Result<DatasetId> there = DatasetAt(**now, id);
+    if (there) return id;
+    if (!(*now)->lost()) return there.error();
+    Lost(*now, there.error());
+  }
+}
+
+std::shared_ptr<const Catalog> FailoverPort::Find(DatasetId dataset) {
+  if (!Alive().ok()) return nullptr;
+  MutexLock lock(mutex_);
+  return dataset < datasets_.size() ? datasets_[dataset].catalog : nullptr;
+}
+
+// ---- streams ---------------------------------------------------------------------------------
+
+bool FailoverPort::Stream::PastEnd() const {
+  if (ended || last_over) return true;
+  const StreamShape& shape = options.shape;
+  return shape.epochs != 0 && epoch >= shape.first_epoch + shape.epochs;
+}
+
+std::shared_ptr<FailoverPort::Stream> FailoverPort::FindStream(StreamId id) {
+  MutexLock lock(mutex_);
+  const auto found = streams_.find(id);
+  return found == streams_.end() ? nullptr : found->second;
+}
+
+void FailoverPort::Look(Stream& stream, std::shared_ptr<Backend>* at, StreamId* there) {
+  MutexLock lock(stream.mutex);
+  *at = stream.at;
+  *there = stream.there;
+}
+
+Result<StreamId> FailoverPort::OpenAt(Backend& at, Stream& stream) {
+  const Result<DatasetId> dataset = DatasetAt(at, stream.options.shape.dataset);
+  if (!dataset) return dataset.error();
+  StreamOptions options = stream.options;
+  StreamShape& shape = options.shape;
+  if (shape.epochs != 0) {  // the end stays where it was
+    const uint64_t end = shape.first_epoch + shape.epochs;
+    shape.epochs = end > stream.epoch ? end - stream.epoch : 1;
+  }
+  shape.dataset = *dataset;
+  shape.first_epoch = stream.epoch;
+  shape.first_position = options.declared ? 0 : stream.position;
+  if (at.daemon != nullptr && shape.job.empty()) shape.job = options_.job;
+  const Result<StreamId> opened = at.port->OpenStream(options);
+  if (!opened || !options.declared) return opened;
+  // Of the order under way, what was not handed out.
+  uint64_t done = shape.itemised ? stream.fetched : stream.position;
+  stream.rest_epoch = stream.epoch;
+  stream.rest_index = shape.itemised ? 0 : done / shape.batch_size;
+  for (const Declared& declared : stream.orders) {
+    const auto from = static_cast<ptrdiff_t>(std::min<uint64_t>(done, declared.order.size()));
+    const Status told =
+        at.port->Declare(*opened, declared.epoch,
+                         {declared.order.begin() + from, declared.order.end()}, declared.last);
+    if (!told.ok()) {
+      (void)at.port->CloseStream(*opened);
+      return told;
+    }
+    done = 0;
+  }
+  return opened;
+}
+
+void FailoverPort::Leave(Stream& stream) {
+  std::shared_ptr<Backend> at;
+  StreamId there = 0;
+  Look(stream, &at, &there);
+  if (at == nullptr) return;
+  Result<std::vector<EpochStats>> stats = at->port->Stats(there);
+  (void)at->port->CloseStream(there);  // its daemon has gone, or it was closed
+  MutexLock lock(stream.mutex);
+  if (stats) stream.past = MergeStats(std::move(stream.past), *std::move(stats));
+  stream.at = nullptr;
+}
+
+Status FailoverPort::Settle(Stream& stream, std::shared_ptr<Backend>* at, StreamId* there) {
+  while (true) {
+    Look(stream, at, there);
+    const Result<std::shared_ptr<Backend>> now = Now();
+    if (!now) return now.error();
+    // One with a daemon that lives stays there.
+    if (*at == *now || (*at != nullptr && (*at)->daemon != nullptr && !(*at)->lost())) {
+      return Status();
+    }
+    const Result<StreamId> opened = OpenAt(**now, stream);
+    if (!opened) {
+      bool served = false;  // before, so this process can
+      {
+        MutexLock lock(stream.mutex);
+        served = stream.opened;
+      }
+      if ((*now)->lost()) {
+        Lost(*now, opened.error());
+      } else if (served && (*now)->daemon != nullptr) {
+        Refused(*now, opened.error());
+      } else {
+        return opened.error();
+      }
+      continue;
+    }
+    Leave(stream);  // when the new one is open
+    {
+      MutexLock lock(stream.mutex);
+      stream.at = *now;
+      stream.there = *opened;
+      stream.opened = true;
+    }
+    // Who closes looks at the place after it has said so.
+    if (stream.closed.load()) {
+      (void)(*now)->port->CloseStream(*opened);
+      return WasClosed();
+    }
+  }
+}
+
+Result<StreamId> FailoverPort::OpenStream(const StreamOptions& options) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  const auto stream = std::make_shared<Stream>(options);
+  {
+    InTurn turn(stream->turn);
+    std::shared_ptr<Backend> at;
+    StreamId there = 0;
+    FOREBAY_RETURN_IF_ERROR(Settle(*stream, &at, &there));
+  }
+  MutexLock lock(mutex_);
+  const StreamId id = next_stream_++;
+  streams_[id] = stream;
+  return id;
+}
+
+Status FailoverPort::Declare(StreamId id, uint64_t epoch, std::vector<SampleId> order, bool last) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  const std::shared_ptr<Stream> stream = FindStream(id);
+  if (stream == nullptr) return NoStream(id);
+  while (true) {
+    std::shared_ptr<Backend> at;
+    Status told;
+    {
+      InTurn turn(stream->turn);
+      StreamId there = 0;
+      FOREBAY_RETURN_IF_ERROR(Settle(*stream, &at, &there));
+      told = at->port->Declare(there, epoch, order, last);
+      if (told.ok()) {
+        stream->orders.push_back({epoch, std::move(order), last});
+        return told;
+      }
+    }
+    if (!at->lost()) return told;
+    Lost(at, told);
+  }
+}
+
+Status FailoverPort::Seek(StreamId id, uint64_t epoch, uint64_t position) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  const std::shared_ptr<Stream> stream = FindStream(id);
+  if (stream == nullptr) return NoStream(id);
+  while (true) {
+    std::shared_ptr<Backend> at;
+    Status sought;
+    {
+      InTurn turn(stream->turn);
+      StreamId there = 0;
+      FOREBAY_RETURN_IF_ERROR(Settle(*stream, &at, &there));
+      sought = at->port->Seek(there, epoch, position);
+      if (sought.ok()) {
+        stream->epoch = epoch;
+        stream->position = stream->options.declared ? 0 : position;
+        stream->ended = stream->last_over = false;
+        stream->orders.clear();
+        stream->fetched = stream->rest_index = 0;
+        return sought;
+      }
+    }
+    if (!at->lost()) return sought;
+    Lost(at, sought);
+  }
+}
+
+Status FailoverPort::CloseStream(StreamId id) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  const std::shared_ptr<Stream> stream = FindStream(id);
+  if (stream == nullptr) return NoStream(id);
+  // Not in turn: this ends a wait of another thread.
+  stream->closed.store(true);
+  {
+    MutexLock lock(mutex_);
+    streams_.erase(id);
+  }
+  std::shared_ptr<Backend> at;
+  StreamId there = 0;
+  Look(*stream, &at, &there);
+  if (at == nullptr) return Status();
+  const Status closed = at->port->CloseStream(there);
+  return at->lost() ? Status() : closed;
+}
+
+// ---- batches ---------------------------------------------------------------------------------
+
+void FailoverPort::Note(Stream& stream, TakeKind kind, BatchLoan* out) {
+  const StreamOptions& options = stream.options;
+  switch (kind) {
+    case TakeKind::kBatch:
+      if (out->epoch != stream.epoch) {  // declared epochs may have any numbers
+        stream.epoch = out->epoch;
+        stream.position = 0;
+      }
+      if (options.declared && out->epoch == stream.rest_epoch) out->index += stream.rest_index;
+      stream.position += out->samples.size() * (options.declared ? 1 : options.sampler.world);
+      return;
+    case TakeKind::kEndOfEpoch:
+      ++stream.epoch;
+      stream.position = 0;
+      stream.rest_index = 0;
+      if (stream.orders.empty()) return;
+      stream.epoch = stream.orders.front().epoch + 1;
+      stream.last_over = stream.orders.front().last;
+      stream.orders.pop_front();
+      return;
+    case TakeKind::kEndOfStream:
+      stream.ended = true;
+      return;
+    case TakeKind::kPending:
+      return;
+  }
+}
+
+void FailoverPort::Hold(std::shared_ptr<Backend> at, StreamId id, const Stream& stream,
+                        BatchLoan* out) {
+  out->stream = id;
+  out->dataset = stream.options.shape.dataset;
+  MutexLock lock(leases_mutex_);
+  const LeaseId lease = next_lease_++;
+  leases_.emplace(lease, Held{std::move(at), out->lease});
+  out->lease = lease;
+}
+
+Result<TakeKind> FailoverPort::TakeOnce(Stream& stream, Nanos wait, BatchLoan* out,
+                                        std::shared_ptr<Backend>* at) {
+  InTurn turn(stream.turn);
+  if (stream.closed.load()) return WasClosed();
+  if (stream.PastEnd()) return TakeKind::kEndOfStream;
+  std::shared_ptr<Backend> asked;
+  StreamId there = 0;
+  FOREBAY_RETURN_IF_ERROR(Settle(stream, &asked, &there));
+  *at = asked;
+  const Result<TakeKind> kind = asked->port->Take(there, wait, out);
+  if (kind) Note(stream, *kind, out);
+  return kind;
+}
+
+Result<TakeKind> FailoverPort::Take(StreamId id, Nanos wait, BatchLoan* out) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  const std::shared_ptr<Stream> stream = FindStream(id);
+  if (stream == nullptr) return NoStream(id);
+  const Nanos deadline = SteadyClock().Now() + std::clamp<Nanos>(wait, 0, kLongestWait);
+  while (true) {
+    const Nanos left = std::max<Nanos>(0, deadline - SteadyClock().Now());
+    std::shared_ptr<Backend> at;
+    const Result<TakeKind> kind = TakeOnce(*stream, std::min(left, kSlice), out, &at);
+    if (!kind) {
+      if (at == nullptr || !at->lost()) return kind;
+      Lost(at, kind.error());
+      continue;
+    }
+    if (*kind == TakeKind::kBatch) Hold(std::move(at), id, *stream, out);
+    if (*kind != TakeKind::kPending || left <= kSlice) return kind;
+  }
+}
+
+void FailoverPort::NoteFetched(Stream& stream) {
+  InTurn turn(stream.turn);
+  // As the engine counts: an order is over when as many samples were fetched as it has.
+  if (stream.orders.empty()) return;
+  ++stream.fetched;
+  while (!stream.orders.empty() && stream.fetched >= stream.orders.front().order.size()) {
+    stream.fetched -= stream.orders.front().order.size();
+    stream.epoch = stream.orders.front().epoch + 1;
+    stream.orders.pop_front();
+  }
+}
+
+Result<TakeKind> FailoverPort::Fetch(StreamId id, SampleId sample, Nanos wait, BatchLoan* out) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  const std::shared_ptr<Stream> stream = FindStream(id);
+  if (stream == nullptr) return NoStream(id);
+  const Nanos deadline = SteadyClock().Now() + std::clamp<Nanos>(wait, 0, kLongestWait);
+  while (true) {
+    std::shared_ptr<Backend> at;
+    StreamId there = 0;
+    {
+      InTurn turn(stream->turn);
+      if (stream->closed.load()) return WasClosed();
+      FOREBAY_RETURN_IF_ERROR(Settle(*stream, &at, &there));
+    }
+    // Many may fetch at once.
+    const Nanos left = std::max<Nanos>(0, deadline - SteadyClock().Now());
+    const Result<TakeKind> kind = at->port->Fetch(there, sample, left, out);
+    if (kind && *kind == TakeKind::kBatch) {
+      Hold(std::move(at), id, *stream, out);
+      NoteFetched(*stream);
+    }
+    if (kind) return kind;
+    if (at->lost()) {
+      Lost(at, kind.error());
+      continue;
+    }
+    std::shared_ptr<Backend> then;
+    Look(*stream, &then, &there);
+    if (then == at || stream->closed.load()) return kind;  // else the stream has left it meanwhile
+  }
+}
+
+Status FailoverPort::Release(LeaseId lease) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  Held held;
+  {
+    MutexLock lock(leases_mutex_);
+    const auto found = leases_.find(lease);
+    if (found == leases_.end()) return Status();
+    held = std::move(found->second);
+    leases_.erase(found);
+  }
+  const Status released = held.at->port->Release(held.lease);
+  return held.at->lost() ? Status() : released;
+}
+
+// ---- memory and accounts ---------------------------------------------------------------------
+
+Result<std::shared_ptr<void>> FailoverPort::Lend(uint64_t bytes, uint64_t leave, Nanos wait) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  while (true) {
+    const Result<std::shared_ptr<Backend>> now = Now();
+    if (!now) return now.error();
+    Result<std::shared_ptr<void>> token = (*now)->port->Lend(bytes, leave, wait);
+    if (!token) {
+      if (!(*now)->lost()) return token.error();
+      Lost(*now, token.error());
+      continue;
+    }
+    auto share = std::make_shared<Share>();
+    share->bytes = bytes;
+    {
+      MutexLock lock(share->mutex);
+      share->at = *now;
+      share->token = *std::move(token);
+    }
+    MutexLock lock(mutex_);
+    shares_.push_back(share);
+    return std::shared_ptr<void>(std::move(share));
+  }
+}
+
+uint64_t FailoverPort::budget() {
+  if (!Alive().ok()) return 0;
+  const Result<std::shared_ptr<Backend>> now = Now();
+  return now ? (*now)->port->budget() : 0;
+}
+
+uint64_t FailoverPort::sharers() {
+  if (!Alive().ok()) return 1;
+  const Result<std::shared_ptr<Backend>> now = Now();
+  return now ? (*now)->port->sharers() : 1;
+}
+
+StallCause FailoverPort::WaitCause(StreamId id) {
+  if (!Alive().ok()) return StallCause::kSource;
+  const std::shared_ptr<Stream> stream = FindStream(id);
+  if (stream == nullptr) return StallCause::kSource;
+  std::shared_ptr<Backend> at;
+  StreamId there = 0;
+  Look(*stream, &at, &there);
+  return at == nullptr ? StallCause::kSource : at->port->WaitCause(there);
+}
+
+Status FailoverPort::Blocked(StreamId id) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  const std::shared_ptr<Stream> stream = FindStream(id);
+  if (stream == nullptr) return NoStream(id);
+  std::shared_ptr<Backend> at;
+  StreamId there = 0;
+  Look(*stream, &at, &there);
+  return at == nullptr ? Status() : at->port->Blocked(there);
+}
+
+void FailoverPort::CountStall(StreamId id, StallCause cause, Nanos waited) {
+  if (!Alive().ok()) return;
+  const std::shared_ptr<Stream> stream = FindStream(id);
+  if (stream == nullptr) return;
+  std::shared_ptr<Backend> at;
+  StreamId there = 0;
+  Look(*stream, &at, &there);
+  if (at != nullptr) at->port->CountStall(there, cause, waited);
+}
+
+Result<std::vector<EpochStats>> FailoverPort::Stats(StreamId id) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  const std::shared_ptr<Stream> stream = FindStream(id);
+  if (stream == nullptr) return NoStream(id);
+  std::shared_ptr<Backend> at;
+  StreamId there = 0;
+  std::vector<EpochStats> past;
+  {
+    MutexLock lock(stream->mutex);
+    at = stream->at;
+    there = stream->there;
+    past = stream->past;
+  }
+  if (at == nullptr) return past;
+  Result<std::vector<EpochStats>> now = at->port->Stats(there);
+  return now ? MergeStats(std::move(past), *std::move(now)) : past;
+}
+
+std::string FailoverPort::WaitingFor(StreamId id) {
+  if (const Status alive = Alive(); !alive.ok()) return alive.message();
+  const std::shared_ptr<Stream> stream = FindStream(id);
+  if (stream == nullptr) return NoStream(id).message();
+  std::shared_ptr<Backend> at;
+  StreamId there = 0;
+  Look(*stream, &at, &there);
+  return at == nullptr ? "the node's daemon has gone" : at->port->WaitingFor(there);
+}
+
+Result<std::string> FailoverPort::MetricsText() {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  while (true) {
+    const Result<std::shared_ptr<Backend>> now = Now();
+    if (!now) return now.error();
+    Result<std::string> text = (*now)->port->MetricsText();
+    if (text || !(*now)->lost()) return text;
+    Lost(*now, text.error());
+  }
+}
+
+}  // namespace forebay
