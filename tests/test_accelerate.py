@@ -944,6 +944,7 @@ def test_a_loader_that_cannot_be_fast_comes_back(
     assert forebay.accelerate(loader, engine=engine) is loader
     (line,) = warned(caplog)
     assert "runs unchanged" in line and reason in line and "\n" not in line
+    assert reason in loader.report()
 
 
 def test_only_loaders(engine: forebay.Engine) -> None:
@@ -969,6 +970,35 @@ def test_reads_that_are_not_covered(
     (line,) = warned(caplog)
     assert "not covered" in line and "forebay.open" in line
     assert engine.metrics()[SERVED] == 0
+
+
+@WORKERS
+@pytest.mark.parametrize("foreseen", [True, False])
+def test_what_is_not_covered_is_not_read_twice(
+    workers: int, foreseen: bool, folder: DataSet, engine: forebay.Engine
+) -> None:
+    dataset = Files(file_list(folder), read_by_number)
+    order = None if foreseen else Unknown(len(dataset))
+    loader = DataLoader(
+        dataset, 2, shuffle=foreseen, sampler=order, num_workers=workers, collate_fn=as_list
+    )
+    fast = forebay.accelerate(loader, engine=engine)
+    for _ in range(3):
+        assert sum(len(batch) for batch in fast) == len(dataset)
+    # Only what the first pass began with, before a batch came that nobody had asked us for.
+    assert engine.metrics()[READS] <= 2 * max(2 * workers, 4)
+    assert len(dataset) > 20
+    assert fast.report().startswith("Epoch 2: 0 samples")
+
+
+def test_what_is_covered_later_is_read_ahead(folder: DataSet, engine: forebay.Engine) -> None:
+    # The second pass reads through us, the first does not.
+    dataset = Files(file_list(folder), read_by_number)
+    fast = forebay.accelerate(DataLoader(dataset, 2, collate_fn=as_list), engine=engine)
+    list(fast)
+    dataset.read = read_plain
+    list(fast)
+    assert engine.metrics()[SERVED] == len(dataset)
 
 
 class Caching(Files):

@@ -156,6 +156,18 @@ def test_a_second_mount_reads_from_copies(source: Path, mount: Mount, tmp_path: 
         assert forebay("unmount", second).returncode == 0
 
 
+def test_a_block_of_a_large_file_is_one_request_of_the_source(
+    source: Path, mount: Mount, tmp_path: Path
+) -> None:
+    """A buffer that does not begin on a page would cost two."""
+    with SlowFs(source) as slow:
+        shown = mount(slow.path, "--cache", tmp_path / "cache")
+        before = slow.stats()["read"]
+        assert (shown / "large.bin").read_bytes() == (source / "large.bin").read_bytes()
+        assert slow.stats()["read"] - before == 20
+        assert forebay("unmount", shown).returncode == 0
+
+
 def test_goes_on_without_its_service_and_shows_the_sources_errors(
     source: Path, mount: Mount, tmp_path: Path
 ) -> None:

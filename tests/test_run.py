@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,6 +85,16 @@ def test_files_come_from_copies(old: Path, local: Path) -> None:
 
 
 @needs_library
+def test_a_name_that_does_not_exist_is_no_failure(old: Path, local: Path) -> None:
+    done = run("--source", str(old), "--", "sh", "-c", f"cat {old}/none {old}/none/1 {old}/1.bin")
+    assert (done.returncode, len(done.stdout)) == (1, 5000)
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith("forebay: 1 files copied to local disk")
+    assert "failed" not in said and "left to the source" not in said
+    wait_until_empty(local)
+
+
+@needs_library
 def test_data_folder_behind_a_link(old: Path, local: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(old)
     link = str(tmp_path / "link")
@@ -109,6 +121,18 @@ def test_cache_that_stays(old: Path, local: Path, tmp_path: Path) -> None:
         assert (done.returncode, done.stdout.split()[0]) == (0, wanted)
         assert expected in done.stderr
     assert len(os.listdir(cache / "copies")) == 8
+
+
+@needs_library
+def test_a_cache_that_is_removed_is_made_anew(old: Path, local: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    for _ in range(2):
+        # The service of the run before still waits for others.
+        done = run("--source", str(old), "--cache", str(cache), "--", "cat", str(old / "1.bin"))
+        assert (done.returncode, len(done.stdout)) == (0, 5000)
+        assert "forebay: 1 files copied to local disk" in done.stderr
+        assert len(os.listdir(cache / "copies")) == 1
+        shutil.rmtree(cache)
 
 
 @needs_library
@@ -227,6 +251,81 @@ subprocess.run(["true"], cwd="/usr", check=True)
 fd = os.open("1.bin", os.O_RDONLY)
 print("/copies/" in os.path.realpath(f"/proc/self/fd/{fd}"))
 """
+
+
+PLAIN = """
+#include <stdio.h>
+#include <stdlib.h>
+int main(int argc, char** argv) {
+  FILE* file = fopen(argv[1], "rb");
+  const char* preload = getenv("LD_PRELOAD");
+  printf("%d %s\\n", file == NULL ? -1 : fgetc(file), preload == NULL ? "none" : preload);
+  if (file != NULL) fclose(file);
+  return argc;
+}
+"""
+
+
+def built(folder: Path, *options: str) -> str:
+    """A program that reads a file."""
+    program = folder / "program"
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no compiler is here")
+    (folder / "program.cc").write_text(PLAIN)
+    subprocess.run(
+        [compiler, *options, "-o", str(program), str(folder / "program.cc")],
+        check=True,
+    )
+    return str(program)
+
+
+@needs_library
+@pytest.mark.parametrize("kind", ["asan", "musl"])
+def test_a_program_that_the_library_does_not_fit_runs_plain(
+    kind: str, old: Path, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ASAN_OPTIONS", "detect_leaks=0")
+    if kind == "asan":
+        program = built(tmp_path, "-fsanitize=address")
+    else:
+        # As good as musl's, as far as its name goes.
+        (loader,) = glob.glob("/lib64/ld-linux-*.so.*") + glob.glob("/lib/ld-linux-aarch64.so.1")
+        (tmp_path / "ld-musl-x86_64.so.1").symlink_to(loader)
+        program = built(tmp_path, f"-Wl,--dynamic-linker={tmp_path}/ld-musl-x86_64.so.1")
+    path = str(old / "3.bin")
+    done = run("--source", str(old), "--", program, path)
+    assert (done.returncode, done.stdout) == (2, "3 none\n"), done.stderr
+    assert done.stderr.startswith("forebay: WARNING: running without Forebay: ")
+    assert done.stderr.count("\n") == 1
+    # Started by one that it fits: by exec, by a search, and as a script's interpreter.
+    (tmp_path / "script").write_text(f"#!{program}\n")
+    (tmp_path / "script").chmod(0o755)
+    code = """
+import os, subprocess, sys
+os.environ["PATH"] = os.path.dirname(sys.argv[1]) + ":" + os.environ["PATH"]
+for command in ([sys.argv[1], sys.argv[2]], ["program", sys.argv[2]]):
+    for close in (True, False):
+        print(subprocess.run(command, close_fds=close).returncode, flush=True)
+print(os.spawnvp(os.P_WAIT, "program", ["program", sys.argv[2]]), flush=True)
+print(subprocess.run([sys.argv[3], sys.argv[2]]).returncode, flush=True)
+print("/copies/" in os.path.realpath(f"/proc/self/fd/{os.open(sys.argv[2], 0)}"))
+"""
+    done = run(
+        "--source", str(old), "--", sys.executable, "-c", code, program, path,
+        str(tmp_path / "script"),
+    )  # fmt: skip
+    # The script's own name is its interpreter's first argument.
+    expected = ["3 none", "2"] * 5 + [f"{ord('#')} none", "3", "True"]
+    assert done.stdout.splitlines() == expected, done.stderr
+    assert "forebay: WARNING: 6 programs ran without Forebay" in done.stderr
+    wait_until_empty(local)
+
+
+def test_a_sanitizer_that_is_preloaded_stays_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_command.why_not(["sh"]) == ""
+    monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libasan.so.8")
+    assert "libasan.so.8" in run_command.why_not(["sh"])
 
 
 @needs_library

@@ -8,6 +8,7 @@
 #include "common.h"
 #include "files/client.h"
 #include "files/current.h"
+#include "files/program_file.h"
 #include "files/service.h"
 #include "files/session.h"
 
@@ -150,6 +151,15 @@ void BindFiles(nb::module_& m) {
             });
           },
           nb::arg("path"), "As open(), but not the copy of a file that has changed since.");
+  m.def(
+      "why_not_preload",
+      [](const nb::bytes& program) {
+        return std::string(files::WhyNot(files::PreloadInto(program.c_str())));
+      },
+      nb::arg("program"), "Why no library of ours can be preloaded into it; empty: it can.");
+  m.def(
+      "is_sanitizer", [](const nb::bytes& library) { return files::IsSanitizer(library.c_str()); },
+      nb::arg("library"), "Whether a library, by its name, insists on being loaded first.");
   m.def(
       "files_socket",
       [](const std::string& folder, const nb::bytes& cache) {

@@ -14,6 +14,7 @@ the source until the main process has an engine of its own for them, a moment la
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import os
 import time
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("forebay")
 _PASSES_KEPT = 1000
+_BATCHES_UNPROVEN = 4  # read ahead before the data set is seen to read through us
 
 
 def accelerate(
@@ -100,7 +102,14 @@ def accelerate(
 
 def _unchanged(loader: DataLoader, reason: str) -> DataLoader:
     _log.warning("forebay: this loader runs unchanged: %s", reason)
+    if not hasattr(loader, "report"):
+        # A program that asks for it need not know whether its loader is covered.
+        loader.__dict__["report"] = functools.partial(_report_unchanged, reason)
     return loader
+
+
+def _report_unchanged(reason: str) -> str:
+    return f"This loader runs unchanged: {reason}"
 
 
 # ---- the main process
@@ -127,9 +136,13 @@ class _Hub:
         self._pid = os.getpid()
         self._checked = False
         self._ahead = True
-        self._before = 0
         self._future: list[int] | None = None  # of this pass, where it is known
         self._at = 0  # in it
+        self._told = 0  # so much of it, or of what was drawn, has been declared
+        self._begun = False
+        self._unproven = 0  # so much may be declared before a worker has asked
+        self._trusted = False  # the pass before has read through us
+        self._asked = 0  # samples that workers had asked for when the pass began
         self.passes: deque[EpochReport] = deque(maxlen=_PASSES_KEPT)
         # The first is not tried twice: what this raises goes to the caller's log.
         self._open()
@@ -185,12 +198,26 @@ class _Hub:
             _log.warning("forebay: reading ahead is off: %s", str(error))
 
     def begin(self) -> None:
-        """A new pass over the data set: what was declared before is over."""
+        """A new pass over the data set."""
+        asked = self.place.asked
+        self._trusted = asked != self._asked
+        # Of the first pass nothing is known; one that asked for nothing is not believed in.
+        self._unproven = 0 if self._begun else max(self.lag, _BATCHES_UNPROVEN * self._batch_size)
+        self._begun, self._asked = True, asked
+        self.start_over()
+
+    def start_over(self) -> None:
+        """What was declared before is over."""
         self._ahead = True
-        self._future, self._at = None, 0
+        self._future, self._at, self._told = None, 0, 0
         self._call(self._come_back)
         self._call(lambda: self.native.seek(self.stream, self.epoch, 0))
-        self._before = self._served()
+
+    def _covered(self) -> bool:
+        """Whether the data set is known to read through us. One that does not would have every file
+        read twice: by us, ahead of it, and by itself.
+        """
+        return self._trusted or self.place.asked != self._asked
 
     def _come_back(self) -> None:
         """To a daemon that is there again."""
@@ -204,12 +231,30 @@ class _Hub:
 
     def foresee(self, future: list[int]) -> None:
         """All that this pass will ask for."""
-        self.declare(future)
         self._future = future
+        self._tell()
+
+    def _tell(self) -> None:
+        """Declares what was foreseen: at first enough for the workers to begin with, the rest when
+        one of them has asked for a sample.
+        """
+        if self._future is None or self._told >= len(self._future):
+            return
+        end = len(self._future) if self._covered() else min(self._unproven, len(self._future))
+        if end > self._told:
+            self.declare(self._future[max(self._told, self._at - self.lag) : end])
+            self._told = end
 
     def drawn(self, count: int) -> None:
-        """So many more of what was foreseen."""
+        """So many more of what was foreseen are about to be asked for."""
+        self._tell()
         self._at += count
+
+    def follow(self, indices: Sequence[int]) -> None:
+        """Drawn, and not foreseen."""
+        if self._told < self._unproven or self._covered():
+            self.declare(indices)
+            self._told += len(indices)
 
     def declare(self, indices: Sequence[int]) -> None:
         """What the data set will be asked for next."""
@@ -242,7 +287,7 @@ class _Hub:
         before = self.stream, self.socket
         self._call(look)
         if before != (self.stream, self.socket) and self._future is not None:
-            self.declare(self._future[max(0, self._at - self.lag) :])
+            self.declare(self._future[max(0, self._at - self.lag) : self._told])
 
     def metrics(self) -> dict[str, int]:
         """Of the engine; the daemon's are the whole node's. Empty when it cannot tell."""
@@ -250,9 +295,6 @@ class _Hub:
             return self.engine.metrics()
         except (ForebayError, OSError):
             return {}
-
-    def _served(self) -> int:
-        return self.metrics().get("forebay_stage_samples_total", 0)
 
     def finished(self, tally: _Tally) -> None:
         """A pass has delivered everything: what did it cost? The first: did it read through us?"""
@@ -262,7 +304,7 @@ class _Hub:
         if self._checked:
             return
         self._checked = True
-        if self._served() == self._before:
+        if self.place.asked == self._asked:
             _log.warning(
                 "forebay: the data set reads its files in a way that is not covered (not through "
                 "open()); "
@@ -393,9 +435,9 @@ class _Announcing:
                     _log.warning(
                         "forebay: the sampler drew another order than foreseen; following it"
                     )
-                    hub.begin()
+                    hub.start_over()
                 future = None
-                hub.declare(indices)
+                hub.follow(indices)
             at += len(indices)
             hub.drawn(len(indices))
             yield drawn

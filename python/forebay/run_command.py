@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import os
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -125,6 +126,17 @@ def environment(told: dict[str, str], hook: bool) -> dict[str, str]:
     return env
 
 
+def why_not(command: Sequence[str]) -> str:
+    """Why the command's program cannot have the library; empty: it can."""
+    for path in os.environ.get("LD_PRELOAD", "").replace(":", " ").split():
+        if _forebay.is_sanitizer(os.fsencode(os.path.basename(path))):
+            return f"{path} is preloaded, and must be loaded before all others"
+    # Where there is none, the start says so.
+    program = shutil.which(command[0])
+    why = _forebay.why_not_preload(os.fsencode(program)) if program else ""
+    return f"{command[0]}: {why}" if why else ""
+
+
 # ---- the program
 
 
@@ -184,6 +196,9 @@ def run(arguments: argparse.Namespace) -> int:
     ahead_bytes = parse_bytes(arguments.ahead, "--ahead") or None
     if guessed and not arguments.quiet:
         say(f"data folders, from the command's arguments: {', '.join(sources)} (or use --source)")
+    if why := why_not(command):
+        say(f"WARNING: running without Forebay: {why}")
+        return execute(command, dict(os.environ))
     service = None
     status: dict[str, Any] = {"metrics": {}}
     try:
@@ -221,10 +236,16 @@ def end(service: Any, before: dict[str, Any], quiet: bool, temporary: bool) -> N
 
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        line = None if quiet else summary(before, service.status())
+        after = service.status()
         service.close()
-        if line is not None:
-            say(line)
+        plain = int(after.get("plain", 0)) - int(before.get("plain", 0))
+        if plain:
+            say(
+                f"WARNING: {plain} programs ran without Forebay: they are linked with "
+                "AddressSanitizer, or their C library is not glibc"
+            )
+        if not quiet:
+            say(summary(before, after))
     except Exception as error:  # noqa: BLE001 - the program's exit code is what counts
         if not quiet:
             say(f"the file service did not last to the end: {' '.join(str(error).split())}")

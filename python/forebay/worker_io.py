@@ -38,6 +38,7 @@ class Place:
         self._text = multiprocessing.RawArray("c", self._BYTES)
         self._count = multiprocessing.RawValue("Q", 0)  # of changes
         self._lost = multiprocessing.RawValue("Q", 0)
+        self._asked = multiprocessing.RawValue("Q", 0)
 
     def move(self, socket: str, stream: int) -> None:
         said = os.fsencode(f"{stream} {socket}")
@@ -58,6 +59,17 @@ class Place:
             return None
         stream, _, socket = said.partition(b" ")
         return os.fsdecode(socket), int(stream)
+
+    def tell_asked(self) -> None:
+        """A worker asks for a sample."""
+        self._asked.value += 1
+
+    @property
+    def asked(self) -> int:
+        """Another number than before: workers have asked. It does not count them: some at once may
+        count as one.
+        """
+        return self._asked.value
 
     def tell_lost(self) -> None:
         """A worker has lost the engine."""
@@ -165,6 +177,7 @@ class Reader:
 
     def fetch(self, number: int) -> bytes | None:
         """A sample's bytes; None when only the real open() can tell."""
+        self._place.tell_asked()
         client = self._now()
         if client is None:
             return None

@@ -29,6 +29,8 @@ BookMetrics::BookMetrics(Mechanism& m)
       discarded(m.AddCounter("forebay_files_discarded_total",
                              "Copies discarded: the file changed while it was read")),
       errors(m.AddCounter("forebay_files_errors_total", "Files that the source failed to give")),
+      missing(m.AddCounter("forebay_files_missing_total",
+                           "Names that programs asked for and that do not exist")),
       full(m.AddCounter("forebay_files_full_total", "Times that the cache's disk was full")),
       kept_bytes(m.AddGauge("forebay_files_kept_bytes", "Bytes of copies that are kept")),
       staged_bytes(m.AddGauge("forebay_files_staged_bytes", "Bytes of copies made ahead")),
@@ -198,7 +200,7 @@ void Book::Get(std::string_view path, uint64_t waiter, Nanos now) {
   if (entry->announced == 0) Observe(path, now);
 }
 
-void Book::Changed(std::span<const std::string_view> paths, uint64_t waiter) {
+void Book::Changed(std::span<const std::string_view> paths, uint64_t waiter, bool follow) {
   metrics_.changed.Add(paths.size());
   uint32_t left = 0;
   for (const std::string_view path : paths) {
@@ -207,6 +209,7 @@ void Book::Changed(std::span<const std::string_view> paths, uint64_t waiter) {
     CopyJob job;
     job.kind = CopyJob::Kind::kResolve;
     job.urgent = true;
+    job.follow = follow;
     job.path = path;
     job.owner = next_owner_++;
     resolving_.emplace(job.owner, waiter);
@@ -491,9 +494,17 @@ void Book::Failed(Entry& entry, const CopyResult& result, Nanos now) {
     case Outcome::kDropped:
       entry.retry_at = now + options_.retry;
       break;
+    case Outcome::kMissing:
+      // That there is no such file is an answer: nobody failed, and nothing is left to the source.
+      metrics_.missing.Add(1);
+      entry.retry_at = 0;
+      for (const uint64_t waiter : std::exchange(entry.rare->waiters, {})) {
+        actions_.Answer(waiter, Answer::kSource, 0);
+      }
+      break;
     default:
       metrics_.errors.Add(1);
-      entry.retry_at = result.outcome == Outcome::kMissing ? 0 : now + options_.retry;
+      entry.retry_at = now + options_.retry;
       break;
   }
   CloseSource(entry);  // it may be of a file that is gone

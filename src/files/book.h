@@ -59,6 +59,7 @@ struct BookMetrics {
   Metric& changed;
   Metric& discarded;
   Metric& errors;
+  Metric& missing;
   Metric& full;
   Metric& kept_bytes;
   Metric& staged_bytes;
@@ -82,7 +83,8 @@ class Book {
 
   void Get(std::string_view path, uint64_t waiter, Nanos now);
   void Range(std::string_view path, uint64_t offset, uint64_t bytes, uint64_t waiter);
-  void Changed(std::span<const std::string_view> paths, uint64_t waiter);
+  // `follow`: and what the paths lead to.
+  void Changed(std::span<const std::string_view> paths, uint64_t waiter, bool follow = true);
 
   // A reader's coming order; false when there is something wrong with it.
   bool Names(uint64_t stream, uint64_t first, std::span<const std::string_view> paths);

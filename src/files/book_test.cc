@@ -67,7 +67,7 @@ class BookTest : public ::testing::Test, public BookActions {
     CopyJob& job = result.job;
     if (job.kind == Kind::kResolve) {
       const auto link = links_.find(job.path);
-      result.real = link == links_.end() ? job.path : link->second;
+      result.real = link == links_.end() || !job.follow ? job.path : link->second;
     } else if (outcome == Outcome::kDone && job.kind == Kind::kCopy) {
       if (const auto link = links_.find(job.path); link != links_.end()) {
         result.outcome = Outcome::kAlias;
@@ -195,6 +195,9 @@ TEST_F(BookTest, AFileThatIsNotThereLeavesNoTrace) {
   EXPECT_EQ(answers_[asked], Answer::kSource);
   EXPECT_EQ(book_->files(), 0);
   EXPECT_EQ(State("/data/none"), FileState::kEmpty);
+  EXPECT_EQ(metrics_->missing.value(), 1U);
+  EXPECT_EQ(metrics_->errors.value(), 0U);
+  EXPECT_EQ(metrics_->left.value(), 0U);
 }
 
 TEST_F(BookTest, ErrorsOfTheSourceAreNotAskedForAgainAtOnce) {
@@ -209,6 +212,22 @@ TEST_F(BookTest, ErrorsOfTheSourceAreNotAskedForAgainAtOnce) {
   const uint64_t later = Ask(Path(0));
   Finish();
   EXPECT_EQ(answers_[later], Answer::kReady);
+}
+
+TEST_F(BookTest, ALinkThatIsMadeChangesNothingButItsName) {
+  (void)Ask("/data/sub/a");
+  Finish();
+  links_["/data/link"] = "/data/sub";
+  const std::string_view link = "/data/link";
+  book_->Changed({&link, 1}, ++waiter_, false);
+  Finish();
+  EXPECT_EQ(answers_[waiter_], Answer::kReady);
+  EXPECT_TRUE(There("/data/sub/a"));
+  EXPECT_EQ(State("/data/link"), FileState::kChanged);
+  // One that is removed, or led elsewhere, may have led others there.
+  book_->Changed({&link, 1}, ++waiter_);
+  Finish();
+  EXPECT_FALSE(There("/data/sub/a"));
 }
 
 TEST_F(BookTest, AChangeDropsWhatIsBeingCopied) {

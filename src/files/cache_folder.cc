@@ -149,6 +149,10 @@ Status CacheFolder::MakeTable(uint64_t slots) {
   if (renameat(folder_.get(), "table.tmp", folder_.get(), "table") != 0) {
     return ErrnoStatus(errno, StrCat("making ", path_, "/table"));
   }
+  struct stat made = {};
+  if (fstat(file.get(), &made) != 0) return ErrnoStatus(errno, StrCat(path_, "/table"));
+  table_device_ = made.st_dev;
+  table_inode_ = made.st_ino;
   return Status();
 }
 
@@ -180,7 +184,21 @@ Result<uint64_t> CacheFolder::FreeBytes() const {
   return uint64_t{fs.f_bavail} * fs.f_frsize;
 }
 
+bool CacheFolder::InPlace() const {
+  struct stat table = {};
+  struct stat copies = {};
+  struct stat ours = {};
+  return stat(StrCat(path_, "/table").c_str(), &table) == 0 && table.st_dev == table_device_ &&
+         table.st_ino == table_inode_ && stat(StrCat(path_, "/copies").c_str(), &copies) == 0 &&
+         fstat(copies_.get(), &ours) == 0 && copies.st_dev == ours.st_dev &&
+         copies.st_ino == ours.st_ino;
+}
+
 void CacheFolder::Leave(bool all) {
+  struct stat named = {};
+  struct stat ours = {};
+  const bool at_path = stat(path_.c_str(), &named) == 0 && fstat(folder_.get(), &ours) == 0 &&
+                       named.st_dev == ours.st_dev && named.st_ino == ours.st_ino;
   if (table_.valid()) table_.Close();
   unlinkat(folder_.get(), "table", 0);
   if (!all) {
@@ -191,7 +209,7 @@ void CacheFolder::Leave(bool all) {
   unlinkat(folder_.get(), "copies", AT_REMOVEDIR);
   unlinkat(folder_.get(), "boot", 0);
   unlinkat(folder_.get(), "lock", 0);
-  rmdir(path_.c_str());
+  if (at_path) rmdir(path_.c_str());  // another's of that name stays
 }
 
 }  // namespace forebay::files

@@ -6,6 +6,8 @@
 //   CACHE/copies  one file a copy
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -34,6 +36,9 @@ class CacheFolder {
   // Each copy that an earlier service left.
   void EachCopy(const std::function<void(const FileKey& key, uint64_t bytes)>& see) const;
   Result<uint64_t> FreeBytes() const;
+  // Whether clients still find this folder by its path: somebody may have removed it, or what is in
+  // it, and another may have its name.
+  bool InPlace() const;
 
   // Closes the table; with `all` the whole folder goes, else only what the next one cannot use.
   void Leave(bool all);
@@ -50,6 +55,8 @@ class CacheFolder {
   OwnedFd lock_;
   Mapping mapping_;
   FileTable table_;
+  dev_t table_device_ = 0;
+  ino_t table_inode_ = 0;
   bool rebooted_ = false;
 };
 

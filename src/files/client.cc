@@ -102,6 +102,7 @@ bool Client::Start(const char* cache, const char* socket, const char* sources) {
                                        sizeof(sources_) - 1 - used);
       if (*at != '/' || length == 0 || source_count_ == kMostSources) return false;
       source_lengths_[source_count_++] = static_cast<uint32_t>(length);
+      if (length > longest_source_) longest_source_ = length;
       used += length + 1;
     }
     at = *end == 0 ? end : end + 1;
@@ -251,9 +252,9 @@ bool Client::CopyPath(std::string_view path, char* out, size_t size) const {
   return CopyName(key, "", out, size) > 0;
 }
 
-void Client::Changed(std::string_view path) const {
+void Client::Changed(std::string_view path, bool follow) const {
   if (!on()) return;
-  uint64_t a = 0;
+  uint64_t a = follow ? 0 : kOnlyTheName;
   uint64_t b = 0;
   if (Ask(Kind::kChanged, path, &a, &b) == Answer::kBad) {
     // Nobody drops the copy, so nobody may use one.
@@ -262,11 +263,11 @@ void Client::Changed(std::string_view path) const {
   }
 }
 
-void Client::FileChanged(std::string_view path) const {
+void Client::FileChanged(std::string_view path, bool follow) const {
   if (!on()) return;
   const FileSlot* slot = table_.Find(KeyOf(path));
   if (slot != nullptr && FileTable::StateOf(*slot) == FileState::kChanged) return;
-  Changed(path);
+  Changed(path, follow);
 }
 
 int64_t Client::ReadPart(std::string_view path, void* out, size_t bytes, uint64_t offset,

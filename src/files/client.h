@@ -39,6 +39,12 @@ class Client {
     FileTable table = table_;
     if (table.valid()) table.SetUnwatched();
   }
+  // The same for one that is started without the library, since that does not fit it.
+  void StartsPlain() const {
+    SetUnwatched();
+    FileTable table = table_;
+    if (table.valid()) table.CountPlain();
+  }
   bool unwatched() const { return table_.valid() && table_.unwatched(); }
 
   // Whether a normal path lies in a data folder, and not in the cache.
@@ -53,6 +59,7 @@ class Client {
   const char* sources() const { return sources_; }
   size_t source_count() const { return source_count_; }
   size_t source_length(size_t number) const { return source_lengths_[number]; }
+  size_t longest_source() const { return longest_source_; }
 
   enum class Found : uint8_t { kCopy, kSource, kPartial };
   // The copy of a normal path, opened with O_RDONLY and `flags`, which are of kFlags; asks and
@@ -71,10 +78,10 @@ class Client {
   bool CopyPath(std::string_view path, char* out, size_t size) const;
 
   // Before and after a change of a path, and of all below it. Closes the table when the service
-  // does not answer.
-  void Changed(std::string_view path) const;
+  // does not answer. Without `follow`, what a link of that name leads to is as it was.
+  void Changed(std::string_view path, bool follow = true) const;
   // The same for one that is no folder: asks nobody when the service knows already.
-  void FileChanged(std::string_view path) const;
+  void FileChanged(std::string_view path, bool follow = true) const;
 
   // Which block of which part was last seen to be there; kept by whoever reads the file.
   static constexpr uint64_t kBlock = 1 << 20;
@@ -101,6 +108,7 @@ class Client {
   static constexpr size_t kMostSources = 64;
   size_t source_count_ = 0;
   uint32_t source_lengths_[kMostSources] = {};
+  size_t longest_source_ = 0;
   char sources_[4096] = {};  // each ends with a 0, the last with two
 };
 

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "base/crc32c.h"
+#include "base/page_buffer.h"
 #include "base/thread.h"
 #include "files/identity.h"
 
@@ -180,7 +181,7 @@ void Copier::SetThreads(size_t threads) {
 }
 
 void Copier::Work(const std::stop_token& stop) {
-  const auto buffer = std::make_unique_for_overwrite<std::byte[]>(options_.block);
+  const PageBuffer buffer = MakePageBuffer(options_.block);
   while (true) {
     CopyResult result;
     {
@@ -451,7 +452,8 @@ void Copier::Publish(CopyResult& result, int fd, const char* suffix, uint32_t cr
 
 void Copier::Resolve(CopyResult& result) {
   const std::string& path = result.job.path;
-  OwnedFd found(open(path.c_str(), O_PATH | O_CLOEXEC));
+  OwnedFd found;
+  if (result.job.follow) found = OwnedFd(open(path.c_str(), O_PATH | O_CLOEXEC));
   if (found.valid()) {
     result.real = PathOf(found.get());
   } else if (const size_t slash = path.rfind('/'); slash != std::string::npos) {

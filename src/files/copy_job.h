@@ -44,6 +44,7 @@ struct CopyJob {
   bool may_stage = false;      // it may take from the second budget
   bool old = false;            // a copy of an earlier run may be there
   bool known = false;          // its size was known when it was asked for
+  bool follow = true;          // of kResolve: the last part of the path, too
   Place place = Place::kNone;  // reserved already, `reserved` bytes
   uint64_t reserved = 0;
   uint64_t owner = 0;  // the book's

@@ -14,8 +14,8 @@ enum class Kind : uint16_t {
   // copy is there; kSource, read the source yourself; kPartial, a large file that is being copied
   // (`a`: its size): open the source, and ask with kRange for what is read of it.
   kGet = 2,
-  // Paths that are about to be changed, or have been; also all that lies below them. Answered once
-  // none of their copies can be opened any more.
+  // Paths that are about to be changed, or have been; also all that lies below them, and what they
+  // lead to, unless `a` is kOnlyTheName. Answered once none of their copies can be opened any more.
   kChanged = 3,
   // The coming order, of this connection's reader. kNames gives paths numbers, `a` being that of
   // the first. kOrder gives numbers (uint32_t each, after the header) from position `a` on; what
@@ -57,6 +57,7 @@ struct Header {
 static_assert(sizeof(Header) == 32);
 
 constexpr uint32_t kMostPacket = 128 << 10;
+constexpr uint64_t kOnlyTheName = 1;  // of kChanged: a link of that name is not followed
 
 // What `forebay run` tells the programs it starts.
 constexpr const char* kCacheVariable = "FOREBAY_FILES_CACHE";    // an absolute path

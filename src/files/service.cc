@@ -82,6 +82,8 @@ class ServiceImpl final : public Service, private BookActions {
   void Send(uint64_t id, enum Answer answer, uint64_t a, std::string_view text = {});
   void Watch(uint64_t id, Connection& connection);
   void Close(uint64_t id);
+  void FolderGone(uint64_t id);
+  void End() const;
   void Wake() const;
   std::string StatusJson();
   Status SetKnobs(std::span<const std::string_view> settings);
@@ -267,11 +269,26 @@ Nanos ServiceImpl::Round() {
   // Whoever has started it is about to come.
   const Nanos linger = had_session_ ? options_.linger : std::max(options_.linger, kFirstLinger);
   if (sessions_ == 0 && now - last_asked_ >= linger) {
-    const uint64_t one = 1;
-    (void)!write(ended_.get(), &one, sizeof one);
+    End();
   }
   const Nanos longest = sessions_ == 0 ? std::clamp(linger, kMilli, kLongestSleep) : kLongestSleep;
   return again == 0 ? longest : std::min(again, longest);
+}
+
+void ServiceImpl::End() const {
+  const uint64_t one = 1;
+  (void)!write(ended_.get(), &one, sizeof one);
+}
+
+// Nobody finds the copies any more. Who has come gets no answer and comes to the next service, once
+// this one has ended.
+void ServiceImpl::FolderGone(uint64_t id) {
+  if (!folder_.table().closed()) {
+    options_.say(StrCat("the cache folder ", folder_.path(), " was removed: this service ends"));
+  }
+  folder_.table().Close();
+  Close(id);
+  End();
 }
 
 void ServiceImpl::ApplyKnobs() {
@@ -363,6 +380,7 @@ void ServiceImpl::Handle(uint64_t id, std::span<const std::byte> packet) {
   if (header.kind != Kind::kStatus) last_asked_ = now;
   switch (header.kind) {
     case Kind::kHello:
+      if (!folder_.InPlace()) return FolderGone(id);
       if (!connection.session) ++sessions_;
       connection.session = had_session_ = true;
       for (const std::string_view source : question.paths) book_.AddSource(source);
@@ -374,7 +392,7 @@ void ServiceImpl::Handle(uint64_t id, std::span<const std::byte> packet) {
       if (question.paths.size() != 1) return Send(id, Answer::kBad, 0);
       return book_.Range(question.paths[0], header.a, header.b, id);
     case Kind::kChanged:
-      return book_.Changed(question.paths, id);
+      return book_.Changed(question.paths, id, header.a != kOnlyTheName);
     case Kind::kNames:
     case Kind::kOrder:
     case Kind::kAt:
@@ -468,8 +486,9 @@ std::string ServiceImpl::StatusJson() {
                 ",\"uptime_ms\":", (SteadyClock().Now() - started_) / kMilli,
                 ",\"sessions\":", sessions_, ",\"streams\":", book_.streams(),
                 ",\"files\":", book_.files(), ",\"full\":", book_.full() ? "true" : "false",
-                ",\"jobs\":", book_.in_flight(), ",\"sources\":[", sources, "],\"knobs\":[", knobs,
-                "],\"metrics\":{", metrics, "}}");
+                ",\"jobs\":", book_.in_flight(), ",\"plain\":", folder_.table().plain(),
+                ",\"sources\":[", sources, "],\"knobs\":[", knobs, "],\"metrics\":{", metrics,
+                "}}");
 }
 
 }  // namespace

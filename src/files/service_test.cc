@@ -132,6 +132,38 @@ TEST_F(FileServiceTest, AFileThatDoesNotSayHowLongItIsIsLeftToTheSource) {
   EXPECT_EQ(Value("kept_total"), 0);
 }
 
+TEST_F(FileServiceTest, ItEndsWhenItsFolderIsGone) {
+  const std::string path = Write("a", "of the source");
+  for (const bool whole : {true, false}) {
+    Start();
+    EXPECT_EQ(Read(path), "of the source");
+    session_.reset();
+    if (whole) {
+      std::filesystem::remove_all(options_.cache);
+      std::filesystem::create_directory(options_.cache);
+    } else {
+      for (const auto& each : std::filesystem::directory_iterator(options_.cache)) {
+        std::filesystem::remove_all(each.path());
+      }
+    }
+    auto session = Session::Connect(options_.socket, 10 * kSecond);
+    ASSERT_TRUE(session) << session.error().ToString();
+    EXPECT_EQ((*session)->Hello({}).code(), Code::kUnavailable);
+    pollfd ended = {service_->ended_fd(), POLLIN, 0};
+    EXPECT_EQ(poll(&ended, 1, 10'000), 1);
+    EXPECT_EQ(Read(path), "source");  // nobody is served old copies
+  }
+  options_.temporary = true;
+  Start();
+  EXPECT_EQ(Read(path), "of the source");
+  EXPECT_EQ(Value("kept_total"), 1U);
+  // Another's folder of that name stays.
+  std::filesystem::remove_all(options_.cache);
+  std::filesystem::create_directory(options_.cache);
+  service_.reset();
+  EXPECT_TRUE(std::filesystem::exists(options_.cache));
+}
+
 TEST_F(FileServiceTest, AFileIsReadOnceAndOpenedByItsCopy) {
   const std::string bytes = Pattern(100'000);
   const std::string path = Write("a/b.jpg", bytes);

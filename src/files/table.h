@@ -47,7 +47,8 @@ struct FileTableHeader {
   // Milliseconds of the monotonic clock: a question was not answered in time, so nobody asks
   // before.
   std::atomic<int64_t> quiet_until_ms;
-  uint64_t reserved[4];
+  std::atomic<uint64_t> plain;  // programs that were started without the library: it does not fit
+  uint64_t reserved[3];
 };
 static_assert(sizeof(FileTableHeader) == 64);
 
@@ -71,6 +72,8 @@ class FileTable {
   void Close() { header_->closed.store(1, std::memory_order_release); }
   bool unwatched() const { return header_->unwatched.load(std::memory_order_acquire) != 0; }
   void SetUnwatched() { header_->unwatched.store(1, std::memory_order_release); }
+  uint64_t plain() const { return header_->plain.load(std::memory_order_relaxed); }
+  void CountPlain() { header_->plain.fetch_add(1, std::memory_order_relaxed); }
   int64_t quiet_until_ms() const { return header_->quiet_until_ms.load(std::memory_order_relaxed); }
   void KeepQuiet(int64_t until_ms) {
     header_->quiet_until_ms.store(until_ms, std::memory_order_relaxed);

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/owned.h"
+#include "base/page_buffer.h"
 #include "base/status.h"
 #include "files/current.h"
 #include "files/identity.h"
@@ -215,13 +216,14 @@ struct Tree::Operation {
                    fuse_file_info* info) {
     const OpenFile& file = HandleOf<OpenFile>(info);
     if (file.partial) {
-      const auto bytes = std::make_unique_for_overwrite<char[]>(size);
+      const PageBuffer buffer = MakePageBuffer(size);
+      auto* const bytes = reinterpret_cast<char*>(buffer.get());
       size_t got = 0;
-      const int error = Of(request).ReadAll(file, bytes.get(), size, offset, &got);
+      const int error = Of(request).ReadAll(file, bytes, size, offset, &got);
       if (error != 0) {
         fuse_reply_err(request, error);
       } else {
-        fuse_reply_buf(request, bytes.get(), got);
+        fuse_reply_buf(request, bytes, got);
       }
       return;
     }

@@ -35,6 +35,7 @@ int ExecuteFound(const char* file, char* const* arguments, char* const* variable
 int ExecuteOpen(int fd, char* const* arguments, char* const* variables);
 int ExecuteHere(const char* path, char* const* arguments);
 int ExecuteFoundHere(const char* file, char* const* arguments);
+long ExecuteCall(const long (&arguments)[6]);  // syscall(SYS_execve, ...)
 int Spawn(int* process, const char* path, const void* actions, const void* attributes,
           char* const* arguments, char* const* variables, bool find);
 

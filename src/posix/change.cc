@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "files/raw_call.h"
+#include "posix/memory.h"
 
 namespace forebay::posix {
 namespace {
@@ -21,8 +22,8 @@ bool IsFolder(int folder, const char* path, int flags) {
 
 Change::Change(int folder, const char* path, What what) : what_(what) {
   const files::Client& client = TheClient();
-  if (!client.on() || path == nullptr || path[0] == 0) return;
-  if ((what == What::kTimes && IsFolder(folder, path, 0)) ||
+  if (!client.on() || !PathReadable(path) || path[0] == 0) return;
+  if ((what == What::kAttributes && IsFolder(folder, path, 0)) ||
       (what == What::kName && IsFolder(folder, path, AT_SYMLINK_NOFOLLOW))) {
     return;
   }
@@ -41,14 +42,14 @@ Change::Change(int folder, const char* path, What what) : what_(what) {
     }
   }
   real_ = {real_room_,
-           RealPath(folder, path, what == What::kFile || what == What::kTimes, real_room_)};
+           RealPath(folder, path, what == What::kFile || what == What::kAttributes, real_room_)};
   if (real_ == named_ || !Concerns(real_, what == What::kTree)) real_ = {};
   Tell();
 }
 
 Change::Change(int fd, What what) : what_(what) {
   if (!TheClient().on()) return;
-  if (what == What::kTimes && IsFolder(fd, "", AT_EMPTY_PATH)) return;
+  if (what == What::kAttributes && IsFolder(fd, "", AT_EMPTY_PATH)) return;
   real_ = {real_room_, PathOf(fd, real_room_)};
   if (!Concerns(real_, false)) real_ = {};
   Tell();
@@ -60,7 +61,7 @@ void Change::Tell() const {
     if (what_ == What::kTree) {
       TheClient().Changed(path);
     } else {
-      TheClient().FileChanged(path);
+      TheClient().FileChanged(path, what_ != What::kNewLink);
     }
   }
 }

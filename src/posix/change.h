@@ -13,10 +13,11 @@ namespace forebay::posix {
 class Change {
  public:
   enum class What : uint8_t {
-    kFile,   // the file that the path leads to
-    kTimes,  // its times or extended attributes; those of a folder are nobody's business
-    kName,   // the name itself, which may be a link and is no folder
-    kTree,   // the name, and all below if it is a folder
+    kFile,        // the file that the path leads to
+    kAttributes,  // its times, owner, mode or extended attributes; a folder's change no file
+    kName,        // the name itself, which may be a link and is no folder
+    kTree,        // the name, and all below if it is a folder
+    kNewLink,     // a link that is made; what it leads to stays as it is
   };
   Change(int folder, const char* path, What what);
   // Of what a descriptor stands for.

@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/time.h>
 #include <utime.h>
 
@@ -8,6 +9,7 @@
 #include "posix/calls.h"
 #include "posix/change.h"
 #include "posix/libc.h"
+#include "posix/memory.h"
 #include "posix/place.h"
 
 namespace forebay::posix {
@@ -16,6 +18,10 @@ namespace {
 using What = Change::What;
 
 What FileOr(bool name) { return name ? What::kName : What::kFile; }
+What AttributesOr(bool name) { return name ? What::kName : What::kAttributes; }
+
+// A folder that its owner may not search shows none of its files, so none of their copies either.
+What OfMode(unsigned mode) { return (mode & S_IXUSR) != 0 ? What::kAttributes : What::kFile; }
 
 // Changes what a descriptor stands for: of a copy, the source by its path.
 template <typename OfPath, typename OfFd>
@@ -98,7 +104,7 @@ int Link(const char* from, const char* to) {
 
 int LinkAt(int folder, const char* from, int to_folder, const char* to, int flags) {
   files::Identity source;
-  if ((flags & AT_EMPTY_PATH) != 0 && from != nullptr && from[0] == 0 && folder >= 0 &&
+  if ((flags & AT_EMPTY_PATH) != 0 && IsEmptyPath(from) && folder >= 0 &&
       IdentityOf(folder, &source)) {
     return LinkAt(AT_FDCWD, source.path, to_folder, to, 0);
   }
@@ -109,12 +115,12 @@ int LinkAt(int folder, const char* from, int to_folder, const char* to, int flag
 }
 
 int SymLink(const char* target, const char* path) {
-  const Change change(AT_FDCWD, path, What::kTree);
+  const Change change(AT_FDCWD, path, What::kNewLink);
   return libc.symlink(target, path);
 }
 
 int SymLinkAt(const char* target, int folder, const char* path) {
-  const Change change(folder, path, What::kTree);
+  const Change change(folder, path, What::kNewLink);
   return libc.symlinkat(target, folder, path);
 }
 
@@ -128,20 +134,21 @@ int Truncate(const char* path, long size) {
 int ChangeMode(const char* path, unsigned mode) {
   files::Identity source;
   path = PathOfSource(AT_FDCWD, path, &source);
-  const Change change(AT_FDCWD, path, What::kFile);
+  const Change change(AT_FDCWD, path, OfMode(mode));
   return libc.chmod(path, mode);
 }
 
 int ChangeModeOf(int fd, unsigned mode) {
   return ChangeOf(
-      fd, What::kFile, [&](const char* path) { return libc.chmod(path, mode); },
+      fd, OfMode(mode), [&](const char* path) { return libc.chmod(path, mode); },
       [&] { return libc.fchmod(fd, mode); });
 }
 
 int ChangeModeAt(int folder, const char* path, unsigned mode, int flags) {
   files::Identity source;
   if ((flags & AT_SYMLINK_NOFOLLOW) == 0) path = PathOfSource(folder, path, &source);
-  const Change change(folder, path, FileOr((flags & AT_SYMLINK_NOFOLLOW) != 0));
+  const Change change(folder, path,
+                      (flags & AT_SYMLINK_NOFOLLOW) != 0 ? What::kName : OfMode(mode));
   return libc.fchmodat(folder, path, mode, flags);
 }
 
@@ -153,13 +160,13 @@ int ChangeModeOfLink(const char* path, unsigned mode) {
 int ChangeOwner(const char* path, unsigned user, unsigned group) {
   files::Identity source;
   path = PathOfSource(AT_FDCWD, path, &source);
-  const Change change(AT_FDCWD, path, What::kFile);
+  const Change change(AT_FDCWD, path, What::kAttributes);
   return libc.chown(path, user, group);
 }
 
 int ChangeOwnerOf(int fd, unsigned user, unsigned group) {
   return ChangeOf(
-      fd, What::kFile, [&](const char* path) { return libc.chown(path, user, group); },
+      fd, What::kAttributes, [&](const char* path) { return libc.chown(path, user, group); },
       [&] { return libc.fchown(fd, user, group); });
 }
 
@@ -169,28 +176,29 @@ int ChangeOwnerOfLink(const char* path, unsigned user, unsigned group) {
 }
 
 int ChangeOwnerAt(int folder, const char* path, unsigned user, unsigned group, int flags) {
-  if ((flags & AT_EMPTY_PATH) != 0 && path != nullptr && path[0] == 0 && folder >= 0) {
+  if ((flags & AT_EMPTY_PATH) != 0 && IsEmptyPath(path) && folder >= 0) {
     return ChangeOf(
-        folder, What::kFile, [&](const char* source) { return libc.chown(source, user, group); },
+        folder, What::kAttributes,
+        [&](const char* source) { return libc.chown(source, user, group); },
         [&] { return libc.fchownat(folder, path, user, group, flags); });
   }
   files::Identity copied;
   if ((flags & AT_SYMLINK_NOFOLLOW) == 0) path = PathOfSource(folder, path, &copied);
-  const Change change(folder, path, FileOr((flags & AT_SYMLINK_NOFOLLOW) != 0));
+  const Change change(folder, path, AttributesOr((flags & AT_SYMLINK_NOFOLLOW) != 0));
   return libc.fchownat(folder, path, user, group, flags);
 }
 
 int SetTime(const char* path, const utimbuf* times) {
   files::Identity source;
   path = PathOfSource(AT_FDCWD, path, &source);
-  const Change change(AT_FDCWD, path, What::kTimes);
+  const Change change(AT_FDCWD, path, What::kAttributes);
   return libc.utime(path, times);
 }
 
 int SetTimes(const char* path, const timeval* times) {
   files::Identity source;
   path = PathOfSource(AT_FDCWD, path, &source);
-  const Change change(AT_FDCWD, path, What::kTimes);
+  const Change change(AT_FDCWD, path, What::kAttributes);
   return libc.utimes(path, times);
 }
 
@@ -201,40 +209,40 @@ int SetTimesOfLink(const char* path, const timeval* times) {
 
 int SetTimesOf(int fd, const timeval* times) {
   return ChangeOf(
-      fd, What::kTimes, [&](const char* path) { return libc.utimes(path, times); },
+      fd, What::kAttributes, [&](const char* path) { return libc.utimes(path, times); },
       [&] { return libc.futimes(fd, times); });
 }
 
 int SetTimesAt(int folder, const char* path, const timeval* times) {
   if (path == nullptr) return SetTimesOf(folder, times);
-  const Change change(folder, path, What::kTimes);
+  const Change change(folder, path, What::kAttributes);
   return libc.futimesat(folder, path, times);
 }
 
 int SetExactTimesOf(int fd, const timespec* times) {
   return ChangeOf(
-      fd, What::kTimes, [&](const char* path) { return libc.utimensat(AT_FDCWD, path, times, 0); },
+      fd, What::kAttributes,
+      [&](const char* path) { return libc.utimensat(AT_FDCWD, path, times, 0); },
       [&] { return libc.futimens(fd, times); });
 }
 
 int SetExactTimesAt(int folder, const char* path, const timespec* times, int flags) {
-  if ((path == nullptr || path[0] == 0) && folder >= 0) {
+  if ((path == nullptr || IsEmptyPath(path)) && folder >= 0) {
     return ChangeOf(
-        folder, What::kTimes,
+        folder, What::kAttributes,
         [&](const char* source) { return libc.utimensat(AT_FDCWD, source, times, 0); },
         [&] { return libc.utimensat(folder, path, times, flags); });
   }
   files::Identity copied;
   if ((flags & AT_SYMLINK_NOFOLLOW) == 0) path = PathOfSource(folder, path, &copied);
-  const Change change(folder, path,
-                      (flags & AT_SYMLINK_NOFOLLOW) != 0 ? What::kName : What::kTimes);
+  const Change change(folder, path, AttributesOr((flags & AT_SYMLINK_NOFOLLOW) != 0));
   return libc.utimensat(folder, path, times, flags);
 }
 
 int SetAttribute(const char* path, const char* name, const void* value, size_t bytes, int flags) {
   files::Identity source;
   path = PathOfSource(AT_FDCWD, path, &source);
-  const Change change(AT_FDCWD, path, What::kTimes);
+  const Change change(AT_FDCWD, path, What::kAttributes);
   return libc.setxattr(path, name, value, bytes, flags);
 }
 
@@ -246,7 +254,7 @@ int SetAttributeOfLink(const char* path, const char* name, const void* value, si
 
 int SetAttributeOf(int fd, const char* name, const void* value, size_t bytes, int flags) {
   return ChangeOf(
-      fd, What::kTimes,
+      fd, What::kAttributes,
       [&](const char* path) { return libc.setxattr(path, name, value, bytes, flags); },
       [&] { return libc.fsetxattr(fd, name, value, bytes, flags); });
 }
@@ -254,7 +262,7 @@ int SetAttributeOf(int fd, const char* name, const void* value, size_t bytes, in
 int RemoveAttribute(const char* path, const char* name) {
   files::Identity source;
   path = PathOfSource(AT_FDCWD, path, &source);
-  const Change change(AT_FDCWD, path, What::kTimes);
+  const Change change(AT_FDCWD, path, What::kAttributes);
   return libc.removexattr(path, name);
 }
 
@@ -265,7 +273,7 @@ int RemoveAttributeOfLink(const char* path, const char* name) {
 
 int RemoveAttributeOf(int fd, const char* name) {
   return ChangeOf(
-      fd, What::kTimes, [&](const char* path) { return libc.removexattr(path, name); },
+      fd, What::kAttributes, [&](const char* path) { return libc.removexattr(path, name); },
       [&] { return libc.fremovexattr(fd, name); });
 }
 

@@ -8,6 +8,7 @@
 #include "posix/calls.h"
 #include "posix/change.h"
 #include "posix/libc.h"
+#include "posix/memory.h"
 #include "posix/partial.h"
 #include "posix/place.h"
 
@@ -20,8 +21,10 @@ using files::Client;
 // a larger one is read from the source.
 constexpr uint64_t kMostAwaited = 32 << 20;
 
+// Whether the file of that name may change. One made by O_TMPFILE has no name, and the path is the
+// folder's; should it get a name, that is told.
 bool Writes(int flags) {
-  return (flags & O_PATH) == 0 &&
+  return (flags & O_PATH) == 0 && (flags & O_TMPFILE) != O_TMPFILE &&
          ((flags & O_ACCMODE) != O_RDONLY || (flags & (O_CREAT | O_TRUNC)) != 0);
 }
 
@@ -82,7 +85,8 @@ struct OpenHow {
 long OpenAt2(const long (&a)[6]) {
   const auto* how = reinterpret_cast<const OpenHow*>(a[2]);
   const auto pass = [&] { return libc.syscall(SYS_openat2, a[0], a[1], a[2], a[3], a[4], a[5]); };
-  if (how == nullptr || static_cast<size_t>(a[3]) < sizeof(OpenHow) || how->flags > INT32_MAX) {
+  if (static_cast<size_t>(a[3]) < sizeof(OpenHow) || !Readable(how, sizeof(OpenHow)) ||
+      how->flags > INT32_MAX) {
     return pass();
   }
   const auto folder = static_cast<int>(a[0]);
@@ -217,8 +221,7 @@ long SystemCall(long number, const long (&a)[6]) {
     case SYS_truncate:
       return Truncate(reinterpret_cast<const char*>(a[0]), a[1]);
     case SYS_execve:
-      Starts(reinterpret_cast<char* const*>(a[2]));
-      return libc.syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+      return ExecuteCall(a);
     case SYS_renameat2:
       return RenameAt(static_cast<int>(a[0]), path, static_cast<int>(a[2]),
                       reinterpret_cast<const char*>(a[3]), static_cast<unsigned>(a[4]), true);

@@ -11,6 +11,7 @@
 #include "files/client.h"
 #include "files/raw_call.h"
 #include "posix/libc.h"
+#include "posix/memory.h"
 #include "posix/place.h"
 
 namespace forebay::posix {
@@ -117,7 +118,10 @@ ssize_t ReadAt(int fd, const File& file, char* out, size_t bytes, uint64_t offse
 
 bool Sum(const iovec* parts, int count, size_t* total) {
   *total = 0;
-  if (parts == nullptr || count <= 0 || count > IOV_MAX) return false;
+  if (count <= 0 || count > IOV_MAX ||
+      !Readable(parts, static_cast<size_t>(count) * sizeof(iovec))) {
+    return false;
+  }
   for (int i = 0; i < count; ++i) {
     if (parts[i].iov_len > kMostRead - *total) return false;
     *total += parts[i].iov_len;

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "files/raw_call.h"
+#include "posix/memory.h"
 
 namespace forebay::posix {
 namespace {
@@ -102,7 +103,10 @@ void StartPlace() {
 const files::Client& TheClient() { return client; }
 
 bool MayBeInside(int folder, const char* path) {
-  if (off.load(std::memory_order_acquire) || path == nullptr) return false;
+  // As much as is compared here, with what follows it.
+  if (off.load(std::memory_order_acquire) || !StringReadable(path, client.longest_source() + 2)) {
+    return false;
+  }
   if (path[0] == '/') {
     const char* at = client.sources();
     for (size_t n = 0; n < client.source_count(); at += client.source_length(n) + 1, ++n) {
@@ -116,6 +120,7 @@ bool MayBeInside(int folder, const char* path) {
 }
 
 std::string_view Inside(int folder, const char* path, char (&room)[kMostPath]) {
+  if (!PathReadable(path)) return {};
   if (path[0] == '/') {
     if (const size_t length = client.Plainly(path); length > 0) return {path, length};
   }
@@ -149,7 +154,7 @@ void RootChanged() { off.store(true, std::memory_order_release); }
 size_t PathOf(int fd, char (&out)[kMostPath]) { return ReadLinkOf(fd, out); }
 
 size_t RealPath(int folder, const char* path, bool follow, char (&out)[kMostPath]) {
-  if (path == nullptr || path[0] == 0) return 0;
+  if (!PathReadable(path) || path[0] == 0) return 0;
   if (follow) return RealOf(folder, path, 0, out);
   std::string_view text(path);
   while (text.size() > 1 && text.back() == '/') text.remove_suffix(1);
@@ -191,7 +196,7 @@ bool IdentityOfCopy(int fd, files::Identity* out) {
 }
 
 const char* PathOfSource(int folder, const char* path, files::Identity* room) {
-  if (path == nullptr || off.load(std::memory_order_acquire) ||
+  if (off.load(std::memory_order_acquire) || !StringReadable(path, 8) ||
       (std::strncmp(path, "/proc/", 6) != 0 && std::strncmp(path, "/dev/", 5) != 0)) {
     return path;
   }
@@ -206,12 +211,16 @@ const char* PathOfSource(int folder, const char* path, files::Identity* room) {
   return room->path;
 }
 
-void Starts(char* const* variables) {
-  if (off.load(std::memory_order_acquire)) return;
+bool Starts(char* const* variables) {
   bool preloads = false;
   bool knows = false;
   constexpr std::string_view kPreload = "LD_PRELOAD=";
-  for (; variables != nullptr && *variables != nullptr; ++variables) {
+  constexpr size_t kMostVariable = 128 << 10;  // Linux's own bound
+  for (; variables != nullptr; ++variables) {
+    // The kernel refuses what cannot be read.
+    if (!Readable(variables, sizeof(*variables))) return false;
+    if (*variables == nullptr) break;
+    if (!StringEnds(*variables, kMostVariable)) return false;
     const std::string_view variable(*variables);
     preloads = preloads || (variable.starts_with(kPreload) &&
                             variable.find("libforebay_posix") != std::string_view::npos);
@@ -219,6 +228,7 @@ void Starts(char* const* variables) {
                       variable[std::strlen(files::kCacheVariable)] == '=');
   }
   if (!preloads || !knows) client.SetUnwatched();
+  return preloads;
 }
 
 bool IsCurrent(int fd, const char* path) {

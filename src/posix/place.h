@@ -17,7 +17,7 @@ constexpr size_t kMostPath = 4096;
 void StartPlace();
 const files::Client& TheClient();
 
-// Cheap, and right when it says no. A path that is a null pointer is outside.
+// Cheap, and right when it says no. A path that cannot be read is outside.
 bool MayBeInside(int folder, const char* path);
 // The normal path of a file in a data folder, which may be `path` itself or lie in `room`; empty:
 // outside, or only libc can tell.
@@ -36,7 +36,8 @@ size_t RealPath(int folder, const char* path, bool follow, char (&out)[kMostPath
 bool Concerns(std::string_view real, bool tree);
 
 // A program is about to be started with these variables. One without ours tells of no changes.
-void Starts(char* const* variables);
+// Whether this library is to be preloaded into it, and all of them can be read.
+bool Starts(char* const* variables);
 // Whether a copy, just opened for a normal path that ends with a 0, may be used: where programs run
 // that tell of no changes, it is compared with the source.
 bool IsCurrent(int fd, const char* path);

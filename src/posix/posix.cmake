@@ -9,11 +9,13 @@ add_library(forebay_posix SHARED
   files/client.cc
   files/identity.cc
   files/key.cc
+  files/program_file.cc
   files/table.cc
   posix/change.cc
   posix/change_calls.cc
   posix/entries.cc
   posix/libc.cc
+  posix/memory.cc
   posix/open_calls.cc
   posix/partial.cc
   posix/place.cc

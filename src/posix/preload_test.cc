@@ -361,6 +361,12 @@ TEST_F(PreloadCopyTest, AfterAChangeTheSourceIsRead) {
   }
 }
 
+TEST_F(PreloadCopyTest, BadPointersAreRefusedByTheKernel) {
+  Serve();
+  ExpectSame({"bad", Both("sub/a", "the same", "the same")});
+  EXPECT_TRUE(service_->questions().empty());
+}
+
 TEST_F(PreloadCopyTest, AChangeByAnotherWayIsSeen) {
   Serve();
   const std::string path = Both("a", "of the source", "of the source");
@@ -498,6 +504,28 @@ TEST_F(PreloadTest, WithTheRealServiceAChangedFileIsTheSources) {
   Write(path, "of the source");
   EXPECT_EQ(Run(With::kLibrary, {"read", path}).status, 0);
   EXPECT_EQ(Run(With::kLibrary, {"around", data_, "around"}).text, "written\n");
+}
+
+TEST_F(PreloadTest, WhatChangesNoFileKeepsTheCopies) {
+  StartReal();
+  Write(data_ + "/sub/a", "of the source");
+  Write(data_ + "/sub/b", "of the source");
+  const auto read = [&] {
+    for (const char* name : {"/sub/a", "/sub/b"}) {
+      EXPECT_EQ(Run(With::kLibrary, {"read", data_ + name}).status, 0);
+    }
+  };
+  read();
+  EXPECT_EQ(Value("source_reads_total"), 2U);
+  EXPECT_EQ(Run(With::kLibrary, {"keep", data_ + "/sub"}).text, "0 wrong\n");
+  for (const char* name : {"/sub/a", "/sub/b"}) EXPECT_TRUE(fs::exists(CopyOf(data_ + name)));
+  read();
+  EXPECT_EQ(Value("source_reads_total"), 2U);
+  // What the new links lead to is the same file.
+  ExpectSame({"read", data_ + "/sub/link2"});
+  // A folder that cannot be searched any more shows none of its files.
+  EXPECT_EQ(Run(With::kLibrary, {"change", "chmod folder", data_ + "/sub/a"}).status, 0);
+  EXPECT_FALSE(fs::exists(CopyOf(data_ + "/sub/a")));
 }
 
 TEST_F(PreloadTest, WithTheRealServiceALargeFileIsReadOnce) {

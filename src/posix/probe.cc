@@ -29,6 +29,7 @@
 #include <map>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -239,6 +240,11 @@ int Change(const Arguments& a) {
       {"link", [&] { return link(path, other.c_str()); }},
       {"linkat", [&] { return linkat(AT_FDCWD, path, AT_FDCWD, other.c_str(), 0); }},
       {"chmod", [&] { return chmod(path, 0600); }},
+      {"chmod folder",
+       [&] {
+         const std::string folder = a[1].substr(0, a[1].rfind('/'));
+         return chmod(folder.c_str(), 0600) + chmod(folder.c_str(), 0700);
+       }},
       {"fchmodat", [&] { return fchmodat(AT_FDCWD, path, 0600, 0); }},
       {"fchmod", [&] { return fchmod(open(path, O_RDONLY), 0600); }},
       {"chown", [&] { return chown(path, getuid(), getgid()); }},
@@ -261,6 +267,39 @@ int Change(const Arguments& a) {
   return 0;
 }
 
+// What is done to a folder, and changes none of its files.
+int Keep(const Arguments& a) {
+  const std::string& folder = a[0];
+  const char* path = folder.c_str();
+  const auto good = [](const char* what, bool done) {
+    if (!done) std::perror(what);
+    return done ? 0 : 1;
+  };
+  int wrong = 0;
+  int fd = open(path, O_TMPFILE | O_RDWR, 0600);
+  if (fd >= 0) {
+    wrong += good("write", write(fd, "new", 3) == 3);
+    const std::string name = "/proc/self/fd/" + std::to_string(fd);
+    wrong += good("linkat", linkat(AT_FDCWD, name.c_str(), AT_FDCWD, (folder + "/new").c_str(),
+                                   AT_SYMLINK_FOLLOW) == 0);
+    close(fd);
+    // It has a name, and may still be written to.
+    wrong += good("new", Close(open((folder + "/new").c_str(), O_RDONLY)) == "new");
+  } else {
+    wrong += good("O_TMPFILE", errno == EOPNOTSUPP);
+  }
+  fd = open(path, O_RDONLY | O_DIRECTORY);
+  wrong += good("chmod", chmod(path, 0700) == 0 && fchmodat(AT_FDCWD, path, 0711, 0) == 0);
+  wrong += good("fchmod", fchmod(fd, 0755) == 0);
+  wrong +=
+      good("chown", chown(path, getuid(), getgid()) == 0 && fchown(fd, getuid(), getgid()) == 0);
+  close(fd);
+  wrong += good("symlink", symlink(path, (folder + "/link").c_str()) == 0);
+  wrong += good("symlink to a file", symlinkat("a", AT_FDCWD, (folder + "/link2").c_str()) == 0);
+  std::printf("%d wrong\n", wrong);
+  return wrong == 0 ? 0 : 1;
+}
+
 // Writes by a path that is not below the data folder's name: a link, "..", a descriptor.
 int ChangeAround(const Arguments& a) {
   const std::string& folder = a[0];
@@ -272,6 +311,102 @@ int ChangeAround(const Arguments& a) {
   close(fd);
   unlink(link.c_str());
   std::printf("%s\n", Close(open((folder + "/" + name).c_str(), O_RDONLY)).c_str());
+  return 0;
+}
+
+std::string Expected(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+
+// Memory that cannot be read or written, and a path that runs into it.
+struct Nowhere {
+  explicit Nowhere(const std::string& path) {
+    void* made = mmap(nullptr, 8192, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    page = static_cast<char*>(made) + 4096;
+    mprotect(page, 4096, PROT_NONE);
+    endless = page - path.size();
+    std::memcpy(endless, path.data(), path.size());
+  }
+  char* page;
+  char* endless;
+};
+
+void BadPaths(const char* which, const char* path, int folder) {
+  const auto say = [&](const char* how, long result) {
+    std::printf("%s %s: %ld %d\n", which, how, result, result < 0 ? errno : 0);
+  };
+  struct stat s {};
+  struct statx x {};
+  open_how how{};
+  char* const none[] = {nullptr};
+  say("open", open(path, O_RDONLY));
+  say("open to write", open(path, O_WRONLY));
+  say("openat", openat(folder, path, O_RDONLY));
+  say("creat", creat(path, 0600));
+  say("fopen", std::fopen(path, "r") == nullptr ? -1 : 0);
+  say("fopen to write", std::fopen(path, "r+") == nullptr ? -1 : 0);
+  say("syscall", syscall(SYS_openat, AT_FDCWD, path, O_RDONLY));
+  say("openat2", syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof(how)));
+  say("stat", stat(path, &s));
+  say("lstat", lstat(path, &s));
+  say("fstatat", fstatat(folder, path, &s, 0));
+  say("statx", statx(AT_FDCWD, path, 0, STATX_BASIC_STATS, &x));
+  say("access", access(path, R_OK));
+  say("faccessat", faccessat(folder, path, R_OK, AT_EACCESS));
+  say("truncate", truncate(path, 1));
+  say("chmod", chmod(path, 0600));
+  say("fchmodat", fchmodat(folder, path, 0600, 0));
+  say("chown", chown(path, getuid(), getgid()));
+  say("fchownat", fchownat(folder, path, getuid(), getgid(), AT_EMPTY_PATH));
+  say("utimensat", utimensat(folder, path, nullptr, 0));
+  say("setxattr", setxattr(path, "user.probe", "x", 1, 0));
+  say("rename", std::rename(path, path));
+  say("link", link(path, path));
+  say("linkat", linkat(folder, path, folder, path, AT_EMPTY_PATH));
+  say("symlink", symlink(path, path));
+  say("unlink", unlink(path));
+  say("rmdir", rmdir(path));
+  say("chdir", chdir(path));
+  say("execve", execve(path, none, environ));
+}
+
+// Pointers that the kernel refuses.
+int Bad(const Arguments& a) {
+  const Nowhere nowhere(a[0]);
+  const std::string parent = a[0].substr(0, a[0].rfind('/'));
+  const int folder = open(parent.c_str(), O_RDONLY | O_DIRECTORY);
+  volatile uintptr_t low = 16;
+  volatile uintptr_t high = ~uintptr_t{4095};
+  const std::pair<const char*, char*> all[] = {{"low", reinterpret_cast<char*>(low)},
+                                               {"high", reinterpret_cast<char*>(high)},
+                                               {"nowhere", nowhere.page},
+                                               {"half", nowhere.page - 8}};
+  for (const bool inside : {false, true}) {
+    if (inside && chdir(parent.c_str()) != 0) return 1;
+    for (const auto& [which, at] : all) {
+      if (at != nowhere.page - 8) BadPaths(which, at, folder);
+    }
+    BadPaths("endless", nowhere.endless, folder);
+  }
+  for (const auto& [which, at] : all) {
+    const auto say = [&, which = which](const char* how, long result) {
+      std::printf("%s %s: %ld %d\n", which, how, result, result < 0 ? errno : 0);
+    };
+    const int fd = open(a[0].c_str(), O_RDONLY);
+    auto* const s = reinterpret_cast<struct stat*>(at);
+    auto* const x = reinterpret_cast<struct statx*>(at);
+    char* const none[] = {nullptr};
+    say("stat to", stat(a[0].c_str(), s));
+    say("lstat to", lstat(a[0].c_str(), s));
+    say("fstat to", fstat(fd, s));
+    say("fstatat to", fstatat(folder, Expected(a[0]).c_str(), s, 0));
+    say("statx to", statx(AT_FDCWD, a[0].c_str(), 0, STATX_BASIC_STATS, x));
+    if (at != nowhere.page - 8) {
+      say("read to", read(fd, at, 4));
+      say("readv of", readv(fd, reinterpret_cast<iovec*>(at), 1));
+      say("openat2 how", syscall(SYS_openat2, AT_FDCWD, a[0].c_str(), at, sizeof(open_how)));
+      say("execve with", execve("/bin/true", none, reinterpret_cast<char**>(at)));
+    }
+    close(fd);
+  }
   return 0;
 }
 
@@ -291,8 +426,6 @@ int Range(const Arguments& a) {
   std::printf("%s\n", Close(out).c_str());
   return unlink(other.c_str());
 }
-
-std::string Expected(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
 // Files that hold their own names, read by threads and by the children that they fork.
 int Threads(const Arguments& a) {
@@ -434,6 +567,10 @@ int Large(const Arguments& a) {
   expect(lseek(fd, 0, SEEK_CUR) == 77 + 4010, "offset after readv");
   expect(preadv(fd, parts, 2, 999) == 4010 && IsRight(out.data(), 4010, 999), "preadv");
   expect(preadv2(fd, parts, 2, -1, 0) == 4010 && IsRight(out.data(), 4010, 77 + 4010), "preadv2");
+  const Nowhere nowhere(a[0]);
+  expect(pread(fd, nowhere.page, 100, 0) == -1 && errno == EFAULT, "pread to nowhere");
+  expect(readv(fd, reinterpret_cast<iovec*>(nowhere.page), 2) == -1 && errno == EFAULT,
+         "readv of nowhere");
   const int other = dup(fd);
   const int third = fcntl(fd, F_DUPFD_CLOEXEC, 50);
   lseek(other, 5, SEEK_SET);
@@ -505,9 +642,11 @@ int Numbers(const Arguments& a) {
 
 int main(int argc, char** argv) {
   const std::map<std::string, int (*)(const Arguments&)> all = {
-      {"read", Read},     {"stat", Stat},           {"fstat", FstatOf},   {"exec", Exec},
-      {"change", Change}, {"around", ChangeAround}, {"threads", Threads}, {"signals", Signals},
-      {"fill", Fill},     {"range", Range},         {"large", Large},     {"numbers", Numbers}};
+      {"read", Read},       {"stat", Stat},       {"fstat", FstatOf},
+      {"exec", Exec},       {"change", Change},   {"around", ChangeAround},
+      {"threads", Threads}, {"signals", Signals}, {"fill", Fill},
+      {"range", Range},     {"large", Large},     {"numbers", Numbers},
+      {"bad", Bad},         {"keep", Keep}};
   if (argc < 3) return 2;
   const auto found = all.find(argv[1]);
   if (found == all.end()) return 2;

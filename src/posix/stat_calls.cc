@@ -10,6 +10,7 @@
 #include "files/raw_call.h"
 #include "posix/calls.h"
 #include "posix/libc.h"
+#include "posix/memory.h"
 #include "posix/place.h"
 
 namespace forebay::posix {
@@ -29,7 +30,7 @@ constexpr unsigned kKnownMask = STATX_BASIC_STATS | STATX_BTIME;
 
 [[gnu::noinline]] bool FillFromPath(int folder, const char* path, bool follow, struct stat* out) {
   Identity identity;
-  if (!StatInside(folder, path, follow, &identity)) return false;
+  if (!StatInside(folder, path, follow, &identity) || !Writable(out, sizeof(*out))) return false;
   *out = identity.stat;
   return true;
 }
@@ -74,7 +75,7 @@ void Fill(const Identity& identity, struct statx* out) {
 
 [[gnu::noinline]] bool FillFromPath(int folder, const char* path, bool follow, struct statx* out) {
   Identity identity;
-  if (!StatInside(folder, path, follow, &identity)) return false;
+  if (!StatInside(folder, path, follow, &identity) || !Writable(out, sizeof(*out))) return false;
   std::memset(out, 0, sizeof(*out));
   Fill(identity, out);
   return true;
