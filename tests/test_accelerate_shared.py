@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,14 @@ from torch.utils.data import DataLoader, DistributedSampler  # noqa: E402
 
 READS = "forebay_source_reads_total"
 SERVED = "forebay_stage_samples_total"
+
+
+class Thinking(Files):
+    """One that takes its time."""
+
+    def __getitem__(self, i: int) -> tuple:
+        time.sleep(0.005)
+        return super().__getitem__(i)
 
 
 @pytest.fixture
@@ -167,3 +176,21 @@ def test_workers_come_back_to_a_new_daemon(
     assert engine.metrics()[SERVED] == 0
     assert passed() == expected
     assert engine.metrics()[SERVED] == len(folder)
+
+
+@pytest.mark.parametrize("workers", [0, 2], ids=["here", "workers"])
+def test_the_daemon_shows_what_an_accelerated_job_waits_for(
+    workers: int, folder: DataSet, run_folder: Path
+) -> None:
+    engine = shared()
+    client = engine.client()
+    assert client is not None
+    loader = DataLoader(Thinking(file_list(folder)), 4, num_workers=workers, collate_fn=as_list)
+    fast = forebay.accelerate(loader, engine=engine)
+    list(fast)
+    (report,) = fast.stats()
+    (stream,) = [s for c in json.loads(client.describe())["clients"] for s in c["streams"]]
+    assert stream["samples_total"] == report.samples == len(folder)
+    assert stream["bytes_total"] == report.bytes
+    told = {cause: ns * 1e-9 for cause, ns in stream["stall_ns"].items()}
+    assert told == pytest.approx(report.wait, abs=1e-3) and report.wait["decode"] > 0

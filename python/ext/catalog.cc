@@ -138,6 +138,17 @@ void BindCatalog(nb::module_& m) {
           nb::arg("paths"), nb::arg("progress") = nb::none(),
           "One sample for each path, in this order.")
       .def_static(
+          "open_files",
+          [](std::vector<std::string> paths, nb::object progress) {
+            OpenedCatalog opened = Run(
+                "", {}, progress, [&](const BuildOptions& o) { return OpenFileList(paths, o); });
+            return nb::make_tuple(CatalogHandle{std::move(opened.catalog)}, opened.rebuilt,
+                                  opened.note, FileText(opened.file));
+          },
+          nb::arg("paths"), nb::arg("progress") = nb::none(),
+          "(catalog, rebuilt, note, file): as from_files, but the saved catalog of the same list "
+          "when no folder of its files has changed since. `file`: where it is saved, if it is.")
+      .def_static(
           "load",
           [](const std::string& file) {
             Result<std::unique_ptr<Catalog>> loaded = [&] {

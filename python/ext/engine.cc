@@ -190,6 +190,11 @@ nb::dict StatsOf(const EpochStats& e) {
   return d;
 }
 
+StallCause CauseAt(size_t place) {
+  if (place >= kStallCauses) throw nb::index_error("no such cause");
+  return static_cast<StallCause>(place);
+}
+
 void BindEngine(nb::module_& m) {
   m.def("wants_peers", &peer::WantsPeers, nb::arg("peers") = "",
         "Whether an engine that is told this, and this environment, is meant to have peers.");
@@ -369,6 +374,13 @@ void BindEngine(nb::module_& m) {
             return out;
           },
           nb::arg("stream"))
+      .def(
+          "stalled",
+          [](const EngineHandle& e, StreamId /*stream*/, size_t cause, double seconds) {
+            e.engine->CountStall(CauseAt(cause), static_cast<Nanos>(seconds * kSecond));
+          },
+          nb::arg("stream"), nb::arg("cause"), nb::arg("seconds"),
+          "A consumer behind the stream's workers waited; `cause` is a place in STALL_CAUSES.")
       .def("waiting_for",
            [](const EngineHandle& e, StreamId s) { return FileText(e.engine->WaitingFor(s)); })
       .def("metrics",

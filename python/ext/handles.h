@@ -34,6 +34,8 @@ nb::object ClusterOf(const ClusterReport& report);
 
 // One epoch as a dict.
 nb::dict StatsOf(const EpochStats& epoch);
+// By its place in kStallCauseNames; raises IndexError.
+StallCause CauseAt(size_t place);
 
 // Of a batch's samples.
 nb::object LabelsOf(const Catalog& catalog, const std::vector<SampleId>& samples);

@@ -146,6 +146,13 @@ void BindShared(nb::module_& m) {
       .def(
           "empty_rings", [](const SharedHandle& e, StreamId s) { return e.port->EmptyRings(s); },
           nb::arg("stream"), "How often a take found no batch ready.")
+      .def(
+          "stalled",
+          [](const SharedHandle& e, StreamId s, size_t cause, double seconds) {
+            e.port->CountStall(s, CauseAt(cause), static_cast<Nanos>(seconds * kSecond));
+          },
+          nb::arg("stream"), nb::arg("cause"), nb::arg("seconds"),
+          "A consumer behind the stream's workers waited; `cause` is a place in STALL_CAUSES.")
       .def("waiting_for", [](const SharedHandle& e,
                              StreamId s) { return FileText(Ask(e, wire::Query::kWaitingFor, s)); })
       .def(

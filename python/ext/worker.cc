@@ -100,7 +100,16 @@ void BindWorker(nb::module_& m) {
           [](SocketPort& c, uint64_t reads, uint64_t passes) { Raise(c.Served(reads, passes)); },
           nb::arg("reads"), nb::arg("passes"),
           "Adds to the engine's counts of this worker's reads.")
+      .def_prop_ro(
+          "waits",
+          [](const SocketPort& c) {
+            const auto waits = c.FetchWaits();
+            return std::vector<int64_t>(waits.begin(), waits.end());
+          },
+          "Nanoseconds that fetch() has waited in the engine so far, in the order of STALL_CAUSES.")
       .def_prop_ro("connected", &SocketPort::connected);
+  m.attr("STALL_CAUSES") =
+      std::vector<std::string>(kStallCauseNames.begin(), kStallCauseNames.end());
 }
 
 }  // namespace forebay::python

@@ -13,6 +13,7 @@ the source until the main process has an engine of its own for them, a moment la
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import logging
@@ -28,12 +29,13 @@ from . import _forebay, ranks
 from ._errors import ForebayError
 from .daemon import SharedEngine, default_engine
 from .engine import Engine, dataset_id
-from .foresight import numbers, paths_of, replay
+from .foresight import Replay, between_passes, numbers, paths_of, replay
 from .progress import counting
-from .report import CAUSES, EpochReport, log_epoch, sentence, table
+from .report import EpochReport, log_epoch, story
 from .worker_io import (
     Place,
     Reader,
+    WorkerWaits,
     intercept_for_life,
     intercepting,
     open_here,
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("forebay")
 _PASSES_KEPT = 1000
 _BATCHES_UNPROVEN = 4  # read ahead before the data set is seen to read through us
+_CAUSES = _forebay.STALL_CAUSES
+_DECODE = _CAUSES.index("decode")
 
 
 def accelerate(
@@ -58,6 +62,10 @@ def accelerate(
     ``ConcatDataset`` of these) and read them with ``open()``, ``pathlib``, PIL, or
     ``forebay.open``. What is not covered is named in one line of the log, and the loader comes
     back as it was.
+
+    Files are read ahead in the sampler's order, across the end of a pass where the next one's
+    order can be worked out: with ``shuffle=True``, give the loader a ``generator``. Without one the
+    order comes from PyTorch's global generator, which everything else in the program draws from.
 
     Args:
         loader: A ``torch.utils.data.DataLoader``.
@@ -125,13 +133,13 @@ class _Hub:
             self.numbers.setdefault(path, len(self.numbers))
         self.folder = os.getcwd()  # where relative paths start
         self.samples = np.fromiter((self.numbers[p] for p in paths), np.uint32, len(paths))
-        with counting("looking at the data set's files") as progress:
-            files = [os.path.abspath(p) for p in self.numbers]
-            self.catalog = _forebay.Catalog.from_files(files, progress)
+        self.catalog, self._saved = _catalog_of([os.path.abspath(p) for p in self.numbers], engine)
+        self._lengths: Any = self.catalog.lengths()
         self.engine = engine
         self.lag = 0
         self.epoch = 0
         self.place = Place()
+        self.waits = WorkerWaits()
         self._batch_size = batch_size
         self._pid = os.getpid()
         self._checked = False
@@ -143,6 +151,13 @@ class _Hub:
         self._unproven = 0  # so much may be declared before a worker has asked
         self._trusted = False  # the pass before has read through us
         self._asked = 0  # samples that workers had asked for when the pass began
+        self._fetched = 0  # by the workers before it
+        self._next: list[int] | None = None  # the pass after it, as it was guessed and declared
+        # What may happen between two passes, the likeliest first; those that were wrong are gone.
+        self._guesses: list[Callable[[Any], bool]] | None = None
+        self.stay = False  # workers do, from pass to pass
+        self.generator: Any = None  # the loader's
+        self.drawn_samples = self.drawn_bytes = 0  # of all passes
         self.passes: deque[EpochReport] = deque(maxlen=_PASSES_KEPT)
         # The first is not tried twice: what this raises goes to the caller's log.
         self._open()
@@ -164,12 +179,13 @@ class _Hub:
             options["job"] = engine.job
             self.socket = engine.socket
         self.stream = self.native.open_stream(dataset, self._batch_size, **options)
+        self._next = None
         self._holder = now  # kept: an engine that took a daemon's place may have no other owner
         self.place.move(self.socket, self.stream)
 
     def reader(self) -> Reader | None:
         """For the data set that runs in this process."""
-        return start_worker(self.place, self.numbers, self.folder)
+        return start_worker(self.place, self.numbers, self.folder, self.waits, WorkerWaits.OWN)
 
     def _lost(self, why: str) -> bool:
         """Whether the daemon has gone; then the stream is open in its place."""
@@ -197,19 +213,36 @@ class _Hub:
             self._ahead = False
             _log.warning("forebay: reading ahead is off: %s", str(error))
 
-    def begin(self) -> None:
-        """A new pass over the data set."""
+    def begin(self, future: list[int] | None) -> None:
+        """A new pass over the data set, and all that it will ask for where that is known."""
         asked = self.place.asked
         self._trusted = asked != self._asked
         # Of the first pass nothing is known; one that asked for nothing is not believed in.
         self._unproven = 0 if self._begun else max(self.lag, _BATCHES_UNPROVEN * self._batch_size)
         self._begun, self._asked = True, asked
-        self.start_over()
+        self._ahead = True
+        self._call(self._come_back)
+        guess, self._next = self._next, None
+        known = guess is not None and guess == future
+        if guess is not None and future is not None and not known and self._guesses:
+            del self._guesses[0]
+        goes_on = known and self._all_fetched()
+        self._future, self._at = future, 0
+        self._fetched = self.waits.samples()
+        before = self.stream, self.socket
+        if goes_on:
+            self._call(self._look)
+        if goes_on and before == (self.stream, self.socket):
+            self._told = 0 if future is None else len(future)
+            return
+        self._told = 0  # what was declared before is over
+        self._call(lambda: self.native.seek(self.stream, self.epoch, 0))
+        self._tell()
 
     def start_over(self) -> None:
-        """What was declared before is over."""
+        """What was foreseen of this pass is not what it asks for."""
         self._ahead = True
-        self._future, self._at, self._told = None, 0, 0
+        self._future, self._next, self._at, self._told = None, None, 0, 0
         self._call(self._come_back)
         self._call(lambda: self.native.seek(self.stream, self.epoch, 0))
 
@@ -218,6 +251,40 @@ class _Hub:
         read twice: by us, ahead of it, and by itself.
         """
         return self._trusted or self.place.asked != self._asked
+
+    def _all_fetched(self) -> bool:
+        """Whether the workers have had from the engine what the pass before was to ask for, no more
+        and no less: only then its order, and the next one's behind it, are where the reader is.
+        """
+        future = self._future
+        if future is None or self._at != len(future):
+            return False
+        return self.waits.samples() - self._fetched == len(future)
+
+    def look_beyond(self, known: Replay, apart: bool) -> bool:
+        """Declares the next pass as it will probably be: the engine reads ahead across the end of
+        this one. Whether it was right shows when it begins. False: it is too early to tell.
+        """
+        if self._future is None or self._told < len(self._future):
+            return False
+        if self._guesses is None:
+            self._guesses = between_passes(known, self.stay, apart)
+        if not self._guesses or not self._guesses[0](known.sampler):
+            return True
+        guess = known.draw()
+        before = self.stream, self.socket
+        self.declare(guess)
+        if before != (self.stream, self.socket):
+            self._tell_again()
+        elif self._ahead:
+            self._next = guess
+        return True
+
+    def _tell_again(self) -> None:
+        """The stream is a new one: what is left of this pass is told to it."""
+        self._call(lambda: self.native.seek(self.stream, self.epoch, 0))
+        if self._future is not None:
+            self.declare(self._future[max(0, self._at - self.lag) : self._told])
 
     def _come_back(self) -> None:
         """To a daemon that is there again."""
@@ -228,11 +295,6 @@ class _Hub:
             self._open()
             left.close_stream(stream)
             del kept
-
-    def foresee(self, future: list[int]) -> None:
-        """All that this pass will ask for."""
-        self._future = future
-        self._tell()
 
     def _tell(self) -> None:
         """Declares what was foreseen: at first enough for the workers to begin with, the rest when
@@ -245,10 +307,13 @@ class _Hub:
             self.declare(self._future[max(self._told, self._at - self.lag) : end])
             self._told = end
 
-    def drawn(self, count: int) -> None:
-        """So many more of what was foreseen are about to be asked for."""
+    def drawn(self, indices: Sequence[int]) -> None:
+        """The sampler has come to these."""
         self._tell()
-        self._at += count
+        self._at += len(indices)
+        order = self._order(indices)
+        self.drawn_samples += len(order)
+        self.drawn_bytes += int(self._lengths[order].sum(dtype=np.int64))
 
     def follow(self, indices: Sequence[int]) -> None:
         """Drawn, and not foreseen."""
@@ -256,15 +321,18 @@ class _Hub:
             self.declare(indices)
             self._told += len(indices)
 
-    def declare(self, indices: Sequence[int]) -> None:
-        """What the data set will be asked for next."""
+    def _order(self, indices: Sequence[int]) -> np.ndarray:
+        """The samples of the catalog that the data set's items read."""
         drawn = np.asarray(indices, dtype=np.int64)
         count = len(self.samples)
         # The data set itself will object to the others.
-        drawn = drawn[(drawn >= -count) & (drawn < count)]
-        if len(drawn) == 0:
+        return self.samples[drawn[(drawn >= -count) & (drawn < count)]]
+
+    def declare(self, indices: Sequence[int]) -> None:
+        """What the data set will be asked for next."""
+        order = self._order(indices)
+        if len(order) == 0:
             return
-        order = np.ascontiguousarray(self.samples[drawn])
 
         def say() -> None:
             self.native.declare(self.stream, self.epoch, order)
@@ -278,16 +346,16 @@ class _Hub:
         """
         if not self.place.was_lost() or not isinstance(self.engine, SharedEngine):
             return
-
-        def look() -> None:
-            holder = self._holder
-            if not isinstance(holder, Engine):
-                holder.waiting_for(self.stream)  # an error tells that it has gone
-
         before = self.stream, self.socket
-        self._call(look)
-        if before != (self.stream, self.socket) and self._future is not None:
-            self.declare(self._future[max(0, self._at - self.lag) : self._told])
+        self._call(self._look)
+        if before != (self.stream, self.socket):
+            self._tell_again()
+
+    def _look(self) -> None:
+        """An error tells that the daemon has gone."""
+        holder = self._holder
+        if not isinstance(holder, Engine):
+            holder.waiting_for(self.stream)
 
     def metrics(self) -> dict[str, int]:
         """Of the engine; the daemon's are the whole node's. Empty when it cannot tell."""
@@ -296,11 +364,34 @@ class _Hub:
         except (ForebayError, OSError):
             return {}
 
+    def stalled(self, waits: Sequence[float]) -> None:
+        """The consumer has waited for so many seconds, by cause. Never fails: it is for those who
+        look on.
+        """
+        try:
+            for cause, seconds in enumerate(waits):
+                if seconds > 0:
+                    self.native.stalled(self.stream, cause, seconds)
+        except (ForebayError, OSError):
+            pass  # a daemon that has gone; the next declaration meets it
+
+    def _forget_changed(self) -> None:
+        """A file that was rewritten in place is read by the real open() from now on. The next run
+        looks at all files again.
+        """
+        if not self._saved or not self.place.changed:
+            return
+        _log.info("forebay: files have changed since they were listed; the next start lists them")
+        with contextlib.suppress(OSError):
+            os.unlink(self._saved)
+        self._saved = ""
+
     def finished(self, tally: _Tally) -> None:
         """A pass has delivered everything: what did it cost? The first: did it read through us?"""
+        self._forget_changed()
         report = tally.report(self.passes[-1].epoch + 1 if self.passes else 0)
         self.passes.append(report)
-        log_epoch(self.name, ranks.resolve(None, None)[0], lambda: report)
+        log_epoch(self.name, ranks.resolve(None, None)[0], lambda: report, self.engine.cluster)
         if self._checked:
             return
         self._checked = True
@@ -311,6 +402,15 @@ class _Hub:
                 "use forebay.open(path) in it to make them fast"
             )
 
+    def report(self) -> str:
+        """As of a loader of ours."""
+        passes = list(self.passes)
+        try:
+            cluster, problem = self.engine.cluster(), self.engine.peers_problem()
+        except (ForebayError, OSError):  # a daemon that has just gone
+            cluster, problem = None, ""
+        return story(passes, cluster, problem)
+
     def __del__(self) -> None:
         try:
             if self._pid == os.getpid():
@@ -319,25 +419,94 @@ class _Hub:
             pass
 
 
-class _Tally:
-    """What one pass over the data set costs. The workers wait in the server, ahead of the consumer;
-    what the consumer waits for is the workers.
+def _catalog_of(files: list[str], engine: Engine) -> tuple[_forebay.Catalog, str]:
+    """The files' catalog, and where it is saved: as of the last start where that is known to hold.
+
+    Copies on disk are of the files as they were when they were listed, and one that is rewritten in
+    place with its size unchanged shows in its own time only. So where there may be copies, each
+    file is looked at.
     """
+    with counting("looking at the data set's files") as progress:
+        if _has_copies(engine):
+            return _forebay.Catalog.from_files(files, progress), ""
+        catalog, _, note, saved = _forebay.Catalog.open_files(files, progress)
+    if note:
+        _log.info("forebay: %s", note)
+    return catalog, saved
+
+
+def _has_copies(engine: Engine) -> bool:
+    """Whether the engine keeps what it has read beyond its own end."""
+    client = engine.client() if isinstance(engine, SharedEngine) else None
+    # A daemon has the settings of who started it.
+    theirs = str(client.settings).splitlines() if client is not None else []
+    return bool(engine._options["cache_dir"]) or any(s.startswith("cache_dir=") for s in theirs)
+
+
+class _Tally:
+    """What one pass over the data set costs.
+
+    The consumer waits for the worker that makes its batch, or makes it itself. What that worker
+    meanwhile waited for in the engine, the engine has charged to causes; with the rest of the time
+    it decodes, or does whatever else the data set does.
+    """
+
+    _TELL_S = 0.01  # of waiting, before those who look on are told
 
     def __init__(self, hub: _Hub, workers: int) -> None:
         self._hub = hub
-        self._workers = max(1, workers)
-        self._own = workers == 0  # what it waits for it does itself
+        self._workers = workers
         self._start = self._last = time.monotonic()
         self._metrics = hub.metrics()
+        self._drawn = hub.drawn_samples, hub.drawn_bytes
         self._gaps: list[float] = []
-        self._waited = 0.0
+        self._wait = [0.0] * len(_CAUSES)
+        self._untold = [0.0] * len(_CAUSES)
+        self._asked = 0.0
+        self._slot: int | None = None
+        self._before: list[int] = []
         self._open = True
 
-    def batch(self, asked: float) -> None:
-        """One has come, that was asked for at ``asked``."""
+    def ask(self, iterator: Any) -> None:
+        """The consumer asks for the next batch."""
+        self._slot = self._awaited(iterator)
+        self._before = self._hub.waits.waits(self._slot)
+        self._asked = time.monotonic()
+
+    def _awaited(self, iterator: Any) -> int | None:
+        """Who makes the next batch; None when PyTorch does not say."""
+        if self._workers == 0:
+            return WorkerWaits.OWN
+        try:
+            return int(iterator._task_info[iterator._rcvd_idx][0]) + 1
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+            return None
+
+    def _charge(self, now: float) -> None:
+        waited = now - self._asked
+        after = self._hub.waits.waits(self._slot)
+        # Of all workers together it is a mean one's.
+        share = 1e-9 if self._slot is not None else 1e-9 / self._workers
+        waits = [(a - b) * share for a, b in zip(after, self._before, strict=True)]
+        known = sum(waits)
+        if known > waited:  # one of them began before the consumer did
+            waits = [wait * waited / known for wait in waits]
+            known = waited
+        waits[_DECODE] += waited - known
+        for place, wait in enumerate(waits):
+            self._wait[place] += wait
+            self._untold[place] += wait
+        if sum(self._untold) >= self._TELL_S:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._hub.stalled(self._untold)
+        self._untold = [0.0] * len(_CAUSES)
+
+    def batch(self) -> None:
+        """It has come."""
         now = time.monotonic()
-        self._waited += now - asked
+        self._charge(now)
         self._gaps.append(now - self._last)
         self._last = now
 
@@ -345,32 +514,26 @@ class _Tally:
     def count(self) -> int:
         return len(self._gaps)
 
-    def ended(self, asked: float) -> bool:
-        """True the first time."""
-        self._waited += time.monotonic() - asked
+    def ended(self, asked: bool) -> bool:
+        """There is none; ``asked``: it was waited for. True the first time."""
         first, self._open = self._open, False
+        if first:
+            if asked:
+                self._charge(time.monotonic())
+            self._tell()
         return first
 
     def report(self, epoch: int) -> EpochReport:
         metrics = self._hub.metrics()
         # Another engine than at the start has counts of its own.
         grown = {name: max(0, metrics[name] - self._metrics.get(name, 0)) for name in metrics}
-        seconds = time.monotonic() - self._start
-        # Workers that the consumer waits for are busy all the time: reading, or with what they do
-        # to the samples.
-        reading = grown.get("forebay_client_wait_nanoseconds_total", 0) * 1e-9
-        busy = self._waited if self._own else seconds * self._workers
-        share = min(1.0, reading / busy) if busy > 0 else 0.0
-        wait = dict.fromkeys(CAUSES, 0.0)
-        wait["source"] = self._waited * share
-        wait["decode"] = self._waited * (1 - share)
         return EpochReport(
             epoch=epoch,
-            seconds=seconds,
+            seconds=time.monotonic() - self._start,
             batches=len(self._gaps),
-            samples=grown.get("forebay_stage_samples_total", 0),
-            bytes=grown.get("forebay_stage_sample_bytes_total", 0),
-            wait=wait,
+            samples=self._hub.drawn_samples - self._drawn[0],
+            bytes=self._hub.drawn_bytes - self._drawn[1],
+            wait=dict(zip(_CAUSES, self._wait, strict=True)),
             source_reads=grown.get("forebay_source_reads_total", 0),
             source_bytes=grown.get("forebay_source_read_bytes_total", 0),
             batch_seconds=np.array(self._gaps),
@@ -421,11 +584,9 @@ class _Announcing:
 
     def __iter__(self) -> Iterator[Any]:
         hub = self._hub
-        hub.begin()
         known = replay(self._inner, self._batched)
         future = None if known is None else known.draw()
-        if future is not None:
-            hub.foresee(future)
+        hub.begin(future)
         at = 0
         for drawn in self._inner:
             indices = numbers(drawn if self._batched else [drawn])
@@ -436,11 +597,20 @@ class _Announcing:
                         "forebay: the sampler drew another order than foreseen; following it"
                     )
                     hub.start_over()
-                future = None
+                future = known = None
                 hub.follow(indices)
             at += len(indices)
-            hub.drawn(len(indices))
+            hub.drawn(indices)
+            beyond = known is not None and future is not None and 2 * at >= len(future)
+            if beyond and hub.look_beyond(known, self._apart()):
+                known = None
             yield drawn
+
+    def _apart(self) -> bool:
+        """Whether the sampler has a generator that the loader does not draw from."""
+        sampler = getattr(self._inner, "sampler", None) if self._batched else self._inner
+        own = getattr(sampler, "generator", None)
+        return own is not None and own is not self._hub.generator
 
 
 _classes: dict[type, type] = {}
@@ -456,6 +626,8 @@ def _accelerated(base: type) -> type:
             hub = _adopted(self)
             if hub is None:
                 return super()._get_iterator()
+            hub.stay = self.num_workers > 0 and self.persistent_workers
+            hub.generator = self.generator
             reader = hub.reader() if self.num_workers == 0 else None
             plain = self.num_workers == 0 and reader is None
             # A pass that does not read through us is not ours to judge. Reading ahead begins with
@@ -469,15 +641,22 @@ def _accelerated(base: type) -> type:
         def report(self) -> str:
             """Why training waited, in one sentence, and a table of the finished passes."""
             hub = _adopted(self)
-            passes = list(hub.passes) if hub is not None else []
-            if not passes:
+            if hub is None or not hub.passes:
                 return "No epoch has been read to its end yet."
-            return f"{sentence(passes[-1])}\n{table(passes)}"
+            return hub.report()
 
+    if not hasattr(base, "stats"):
+        Accelerated.stats = _stats  # type: ignore[attr-defined]
     Accelerated.__name__ = f"Accelerated{base.__name__}"
     Accelerated.__qualname__ = Accelerated.__name__
     _classes[base] = Accelerated
     return Accelerated
+
+
+def _stats(loader: Any) -> list[EpochReport]:
+    """One report for each finished pass."""
+    hub = _adopted(loader)
+    return [] if hub is None else list(hub.passes)
 
 
 def _adopted(loader: Any) -> _Hub | None:
@@ -519,19 +698,20 @@ def _passing(base: type) -> type:
             own = self.__dict__
             if "_forebay_held" not in own:
                 hub.check()
-                asked = time.monotonic()
+                if tally is not None:
+                    tally.ask(self)
                 try:
                     # Only while the data set runs: the program's own code sees the real open().
                     with intercepting(reader):
                         own["_forebay_held"] = super().__next__()
                 except StopIteration:
-                    if tally is not None and tally.ended(asked):
+                    if tally is not None and tally.ended(asked=True):
                         hub.finished(tally)
                     raise
                 if tally is not None:
-                    tally.batch(asked)
+                    tally.batch()
             # Some, such as Lightning, count the batches and never ask for the end.
-            if tally is not None and tally.count == _length(self) and tally.ended(time.monotonic()):
+            if tally is not None and tally.count == _length(self) and tally.ended(asked=False):
                 hub.finished(tally)
             batch = own["_forebay_held"]
             del own["_forebay_held"]  # no call, so no signal handler, between this and the return
@@ -541,7 +721,10 @@ def _passing(base: type) -> type:
 
         def _reset(self, *args: Any, **more: Any) -> None:
             """Another pass of workers that stay."""
-            self.__dict__.pop("_forebay_held", None)
+            own = self.__dict__
+            own.pop("_forebay_held", None)
+            hub, reader, _ = own["_forebay"]
+            own["_forebay"] = (hub, reader, _Tally(hub, self._num_workers))
             super()._reset(*args, **more)
 
     Passing.__name__ = base.__name__
@@ -563,20 +746,23 @@ class _WorkerInit:
         self._user = user
         self.hub: _Hub | None = hub  # of the main process
         self._place = hub.place
+        self._waits = hub.waits
         self._numbers = hub.numbers
         self._folder = hub.folder
 
     def __getstate__(self) -> tuple:
         # For spawn: pickle sends each text once, and the data set has most of them.
-        return self._user, self._place, list(self._numbers), self._folder
+        return self._user, self._place, self._waits, list(self._numbers), self._folder
 
     def __setstate__(self, state: tuple) -> None:
         self.hub = None
-        self._user, self._place, paths, self._folder = state
+        self._user, self._place, self._waits, paths, self._folder = state
         self._numbers = {path: number for number, path in enumerate(paths)}
 
     def __call__(self, worker_id: int) -> None:
-        intercept_for_life(start_worker(self._place, self._numbers, self._folder))
+        intercept_for_life(
+            start_worker(self._place, self._numbers, self._folder, self._waits, worker_id + 1)
+        )
         if self._user is not None:
             self._user(worker_id)
 

@@ -11,6 +11,7 @@ import copy
 import operator
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 # ---- which file each item reads
@@ -156,6 +157,22 @@ def _generator_of(sampler: Any, seeded: bool) -> Any:
 
 
 # What may happen to a sampler between two passes: each does it to the copy; False: it cannot.
+
+
+def between_passes(known: Replay, stay: bool, apart: bool = False) -> list[Callable[[Any], bool]]:
+    """What may happen before the next pass, the likeliest first; nothing: nobody can know.
+
+    ``stay``: the loader's workers do. ``apart``: the loader does not draw from the sampler's
+    generator.
+    """
+    if not known.repeats:
+        return []
+    if hasattr(known.sampler, "epoch"):
+        return [next_epoch, unchanged]
+    if apart or not hasattr(known.sampler, "generator"):
+        return [unchanged]
+    # Workers that stay have their seed.
+    return [unchanged, base_seed_drawn] if stay else [base_seed_drawn, unchanged]
 
 
 def unchanged(sampler: Any) -> bool:

@@ -360,17 +360,8 @@ class _Pass:
 
     def _ways(self, iterator: Any) -> list[Callable[[Any], bool]]:
         """What may happen to the sampler before the next pass."""
-        foresight = _beside("foresight")
-        if not self._replay.repeats:
-            return []
-        if hasattr(self._replay.sampler, "epoch"):
-            return [foresight.next_epoch, foresight.unchanged]
-        if not hasattr(self._replay.sampler, "generator"):
-            return [foresight.unchanged]
-        ways = [foresight.base_seed_drawn, foresight.unchanged]
-        # Workers that stay have their seed.
         stay = iterator._num_workers > 0 and iterator._persistent_workers
-        return ways[::-1] if stay else ways
+        return _beside("foresight").between_passes(self._replay, stay)
 
     def _tell(self) -> None:
         reader, now = self._reader, self._now

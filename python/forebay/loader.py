@@ -18,8 +18,7 @@ from .daemon import MakeFeed, SharedEngine, SharedFeed, default_engine
 from .device import DeviceBatch, DeviceFeed, check_device
 from .engine import Engine, dataset_id, may_size_later, peers_of
 from .feeds import At, Course, Decoding, Held, PipelineFeed, StreamFeed, finish
-from .peers_status import fault_lines
-from .report import EpochReport, from_native, log_epoch, sentence, table
+from .report import EpochReport, from_native, log_epoch, story
 from .units import parse_bytes
 
 _log = logging.getLogger("forebay")
@@ -346,11 +345,7 @@ class DataLoader:
         reports = self.stats()
         if not reports:
             return "No epoch has been read yet."
-        cluster = self.engine.cluster()
-        lines = [sentence(reports[-1], cluster), table(reports), *fault_lines(cluster)]
-        if problem := self.engine.peers_problem():
-            lines.append(f"peers: {problem}")
-        return "\n".join(lines)
+        return story(reports, self.engine.cluster(), self.engine.peers_problem())
 
     def _tell_epoch(self, epoch: int) -> None:
         """Why was my GPU idle? A line of the log at each epoch's end."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ._errors import ForebayError
-from .peers_status import at_fault
+from .peers_status import at_fault, fault_lines
 from .units import format_bytes
 
 _log = logging.getLogger("forebay")
@@ -124,6 +124,14 @@ def log_epoch(
     if found is not None:
         rank_text = f", rank {rank}" if rank else ""
         _log.log(level, "forebay: %s%s: %s", what, rank_text, sentence(found, nodes))
+
+
+def story(reports: list[EpochReport], cluster: dict[str, Any] | None, problem: str) -> str:
+    """The last epoch's sentence, a table of all, and what is wrong with the other nodes."""
+    lines = [sentence(reports[-1], cluster), table(reports), *fault_lines(cluster)]
+    if problem:
+        lines.append(f"peers: {problem}")
+    return "\n".join(lines)
 
 
 def table(reports: list[EpochReport]) -> str:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from . import _forebay
+from ._errors import ChangedError
 
 _log = logging.getLogger("forebay")
 _real_open = builtins.open
@@ -39,6 +40,7 @@ class Place:
         self._count = multiprocessing.RawValue("Q", 0)  # of changes
         self._lost = multiprocessing.RawValue("Q", 0)
         self._asked = multiprocessing.RawValue("Q", 0)
+        self._changed = multiprocessing.RawValue("b", 0)
 
     def move(self, socket: str, stream: int) -> None:
         said = os.fsencode(f"{stream} {socket}")
@@ -80,6 +82,54 @@ class Place:
         lost = self._lost.value == self.version
         self._lost.value = 0
         return lost
+
+    def tell_changed(self) -> None:
+        """A file is not as it was when it was listed."""
+        self._changed.value = 1
+
+    @property
+    def changed(self) -> bool:
+        """Whether one was."""
+        return bool(self._changed.value)
+
+
+class WorkerWaits:
+    """What each worker has waited for in the engine, by cause, and how many samples it has had from
+    there. The workers, forked or spawned, write it and their main process reads it.
+
+    It only grows, over all workers that had a slot: two of one number at the same time, as of two
+    passes at once, share one, and what they count at the same moment may be lost.
+    """
+
+    OWN = 0
+    """The slot of the main process; worker n has n + 1."""
+    _SLOTS = 256  # further workers are not counted
+    _WIDTH = len(_forebay.STALL_CAUSES) + 1
+
+    def __init__(self) -> None:
+        self._cells = multiprocessing.RawArray("Q", self._SLOTS * self._WIDTH)
+
+    def add(self, slot: int, waits: list[int], samples: int) -> None:
+        """Nanoseconds by cause."""
+        if not 0 <= slot < self._SLOTS:
+            return
+        at = slot * self._WIDTH
+        for place, wait in enumerate(waits):
+            if wait > 0:  # threads of one reader may come out of order
+                self._cells[at + place] += wait
+        self._cells[at + self._WIDTH - 1] += samples
+
+    def waits(self, slot: int | None) -> list[int]:
+        """Nanoseconds by cause of one slot, or of all together."""
+        if slot is not None and 0 <= slot < self._SLOTS:
+            at = slot * self._WIDTH
+            return self._cells[at : at + self._WIDTH - 1]
+        cells = self._cells[:]
+        return [sum(cells[place :: self._WIDTH]) for place in range(self._WIDTH - 1)]
+
+    def samples(self) -> int:
+        """Of all slots."""
+        return sum(self._cells[self._WIDTH - 1 :: self._WIDTH])
 
 
 class SampleFile(io.BytesIO):
@@ -125,10 +175,15 @@ class SampleFile(io.BytesIO):
 class Reader:
     """Opens samples through an engine."""
 
-    def __init__(self, place: Place, numbers: Mapping[str, int], folder: str) -> None:
+    def __init__(
+        self, place: Place, numbers: Mapping[str, int], folder: str, waits: WorkerWaits, slot: int
+    ) -> None:
         self._place = place
         self._numbers = numbers
         self._folder = folder
+        self._waits = waits
+        self._slot = slot
+        self._waited: list[int] = []  # by the client of now, as far as it was counted
         self._served = 0
         self._passed = 0
         self._client: _forebay.WorkerClient | None = None
@@ -146,6 +201,7 @@ class Reader:
             self._version = 0
             return
         socket, self._stream = found
+        self._waited = [0] * len(_forebay.STALL_CAUSES)
         self._client = _forebay.WorkerClient.attach(socket, _ATTACH_S)
 
     def _now(self) -> _forebay.WorkerClient | None:
@@ -183,6 +239,7 @@ class Reader:
             return None
         try:
             content = client.fetch(self._stream, number, _WAIT_S)
+            self._count(client, content is not None)
             # The engine is told now and then how many reads it answered.
             self._served += content is not None
             self._passed += content is None
@@ -193,6 +250,9 @@ class Reader:
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on without us
             # A failing file fails again, in its own words, in the real open(). Logged as text: an
             # exception that a handler keeps would keep the engine.
+            self._count(client, False)
+            if isinstance(error, ChangedError):
+                self._place.tell_changed()
             if not client.connected:
                 if self._client is client:
                     _log.warning("forebay: reading from the source for now: %s", str(error))
@@ -202,14 +262,24 @@ class Reader:
             self._passed += 1
             return None
 
+    def _count(self, client: _forebay.WorkerClient, served: bool) -> None:
+        waits = client.waits
+        if self._client is not client:  # another thread has attached anew
+            return
+        before, self._waited = self._waited, waits
+        self._waits.add(self._slot, [w - b for w, b in zip(waits, before, strict=True)], served)
 
-def start_worker(place: Place, numbers: Mapping[str, int], folder: str) -> Reader | None:
+
+def start_worker(
+    place: Place, numbers: Mapping[str, int], folder: str, waits: WorkerWaits, slot: int
+) -> Reader | None:
     """Attaches this process to the engine; None, with one line in the log, when that fails.
 
-    `numbers` are the samples by path; relative ones start in `folder`.
+    `numbers` are the samples by path; relative ones start in `folder`. What is waited for goes to a
+    slot of `waits`.
     """
     try:
-        return Reader(place, numbers, folder)
+        return Reader(place, numbers, folder, waits, slot)
     except Exception as error:  # noqa: BLE001 - whatever it is, training goes on without us
         _log.warning("forebay: worker %d reads from the source: %s", os.getpid(), str(error))
         return None

@@ -48,7 +48,10 @@ class CapiSharedTest : public ::testing::Test {
     }
     folder_ = root_ + "/run";
   }
-  void TearDown() override { fs::remove_all(root_); }
+  void TearDown() override {
+    std::error_code ignored;  // a daemon that ends removes its files, too
+    fs::remove_all(root_, ignored);
+  }
 
   fb_engine_options Shared() {
     fb_engine_options options;

@@ -70,6 +70,7 @@ class Catalog {
   // Compares modification times of the folders (kFolder), or times and sizes of the shards and
   // which there are; kChanged names the first that differs. Stats run in parallel. A kFileList is
   // always fresh, though it covers its files' times: their sizes are checked when they are read.
+  // Whether a saved one is, OpenFileList knows.
   Status CheckFresh() const;
   // Checks every object's existence and size, every tar header and every TFRecord checksum.
   // `progress` counts samples and is called as in BuildOptions. The first few problems are listed
@@ -168,7 +169,14 @@ struct OpenedCatalog {
   std::unique_ptr<Catalog> catalog;
   bool rebuilt = false;
   std::string note;
+  std::string file = {};  // where it is saved; empty: it is not, or not yet
 };
 Result<OpenedCatalog> OpenOrBuild(const std::string& path, const BuildOptions& options);
+
+// The same for BuildFileList: the saved catalog of the same list when none of the folders that the
+// files lie in has another modification time since. It has one file for each list, named by a hash
+// of the list and one of these times; the first replaces the older ones of its list. A file that
+// was rewritten in place is met when it is read, as in a folder: another size is kChanged.
+Result<OpenedCatalog> OpenFileList(std::span<const std::string> paths, const BuildOptions& options);
 
 }  // namespace forebay

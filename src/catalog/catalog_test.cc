@@ -421,6 +421,73 @@ TEST_F(OpenCatalog, SingleShardIsFoundAgain) {
   EXPECT_FALSE(Open(file).rebuilt);
 }
 
+TEST_F(OpenCatalog, AListIsFoundAgainUntilAFolderChanges) {
+  TempFolder t;
+  const std::vector<std::string> paths = {t.Write("b/2.jpg", "22"), t.Write("a/1.jpg", "1"),
+                                          t.Write("b/3.jpg", "333")};
+  SetTime(t / "a", 1000);
+  SetTime(t / "b", 1000);
+  const auto open = [](const std::vector<std::string>& list) {
+    auto opened = OpenFileList(list, {});
+    EXPECT_TRUE(opened) << opened.status().ToString();
+    return *std::move(opened);
+  };
+  const OpenedCatalog first = open(paths);
+  EXPECT_TRUE(first.rebuilt);
+  EXPECT_EQ(first.note, "");
+  EXPECT_EQ(std::filesystem::status(first.file).permissions(),
+            std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+  const OpenedCatalog second = open(paths);
+  EXPECT_FALSE(second.rebuilt);
+  EXPECT_EQ(second.file, first.file);
+  ASSERT_EQ(second.catalog->size(), 3u);
+  EXPECT_EQ(second.catalog->image().size(), first.catalog->image().size());
+  EXPECT_EQ(second.catalog->fingerprint(), first.catalog->fingerprint());
+  for (SampleId s = 0; s < 3; ++s) {
+    EXPECT_EQ(second.catalog->ObjectPath(second.catalog->object(s)), paths[s]);
+  }
+  // Another order, and a part, are other lists.
+  EXPECT_TRUE(open({paths[1], paths[0], paths[2]}).rebuilt);
+  EXPECT_TRUE(open({paths[0], paths[1]}).rebuilt);
+  EXPECT_FALSE(open(paths).rebuilt);
+  // A file is replaced by another one, as programs do that write safely.
+  std::filesystem::rename(t.Write("new", "4444"), paths[2]);
+  const OpenedCatalog third = open(paths);
+  EXPECT_TRUE(third.rebuilt);
+  EXPECT_EQ(third.catalog->length(2), 4u);
+  EXPECT_NE(third.file, first.file);
+  EXPECT_FALSE(std::filesystem::exists(first.file)) << "one file for each list";
+  EXPECT_FALSE(open(paths).rebuilt);
+  // One that is gone is named.
+  std::filesystem::remove(paths[1]);
+  ExpectStatus(OpenFileList(paths, {}).status(), Code::kNotFound, paths[1]);
+  std::filesystem::remove_all(t / "a");
+  ExpectStatus(OpenFileList(paths, {}).status(), Code::kNotFound, paths[1]);
+  ExpectStatus(OpenFileList({}, {}).status(), Code::kInvalidArgument, "empty");
+}
+
+TEST_F(OpenCatalog, AListWhoseFileIsAnothersIsBuiltAgain) {
+  TempFolder t;
+  const std::vector<std::string> paths = {t.Write("a/1.jpg", "1")};
+  const std::vector<std::string> others = {t.Write("a/2.jpg", "2")};
+  SetTime(t / "a", 1000);
+  const auto one = OpenFileList(paths, {});
+  const auto other = OpenFileList(others, {});
+  ASSERT_TRUE(one && other);
+  // As if two lists had one name.
+  std::filesystem::copy_file(other->file, one->file,
+                             std::filesystem::copy_options::overwrite_existing);
+  const auto again = OpenFileList(paths, {});
+  ASSERT_TRUE(again);
+  EXPECT_TRUE(again->rebuilt);
+  EXPECT_EQ(again->catalog->ObjectPath(0), paths[0]);
+  std::filesystem::resize_file(again->file, 100);
+  const auto mended = OpenFileList(paths, {});
+  ASSERT_TRUE(mended);
+  EXPECT_TRUE(mended->rebuilt);
+  EXPECT_NE(mended->note.find(again->file), std::string::npos);
+}
+
 TEST_F(OpenCatalog, DamagedFileIsBuiltAgain) {
   TempFolder t;
   t.Write("a/1.jpg", "1");

@@ -1,27 +1,53 @@
+#include <dirent.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cstdlib>
+#include <span>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "base/trusted_files.h"
 #include "catalog/catalog.h"
+#include "catalog/parallel.h"
 #include "catalog/paths.h"
 
 namespace forebay {
 namespace {
 
 // FNV-1a with a final mix. File names must not change between builds of Forebay.
-uint64_t Hash(std::string_view text) {
-  uint64_t hash = 0xcbf29ce484222325ULL;
-  for (char c : text) {
-    hash ^= static_cast<uint8_t>(c);
-    hash *= 0x100000001b3ULL;
+class NameHash {
+ public:
+  void Add(std::string_view text) {
+    for (char c : text) {
+      hash_ ^= static_cast<uint8_t>(c);
+      hash_ *= 0x100000001b3ULL;
+    }
   }
-  hash ^= hash >> 32;
-  hash *= 0xd6e8feb86659fd93ULL;
-  return hash ^ (hash >> 32);
+  void Add(uint64_t number) {
+    for (int shift = 0; shift < 64; shift += 8) {
+      const char byte = static_cast<char>(number >> shift);
+      Add(std::string_view(&byte, 1));
+    }
+  }
+  uint64_t value() const {
+    uint64_t hash = hash_ ^ hash_ >> 32;
+    hash *= 0xd6e8feb86659fd93ULL;
+    return hash ^ (hash >> 32);
+  }
+
+ private:
+  uint64_t hash_ = 0xcbf29ce484222325ULL;
+};
+
+uint64_t Hash(std::string_view text) {
+  NameHash hash;
+  hash.Add(text);
+  return hash.value();
 }
 
 std::string Hex(uint64_t value) {
@@ -93,6 +119,89 @@ std::unique_ptr<Catalog> LoadFresh(const std::string& file, const std::string& p
   return std::move(*saved);
 }
 
+// A readable part of a file's name, for those who look into the folder.
+std::string Label(std::string_view path) {
+  std::string label(BaseName(path).substr(0, 48));
+  for (char& c : label) {
+    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+                       c == '-' || c == '_' || c == '.';
+    if (!plain) c = '_';
+  }
+  return label;
+}
+
+// Saves what was built, unless nobody may, and uses it as it was saved.
+OpenedCatalog Keep(std::unique_ptr<Catalog> built, const std::string& file, const Status& trusted,
+                   const std::string& name, std::string note) {
+  OpenedCatalog out = {.catalog = std::move(built), .rebuilt = true, .note = std::move(note)};
+  if (!trusted.ok()) return out;
+  if (out.catalog->sizer() != nullptr && !file.empty()) {
+    out.catalog->SaveWhenComplete(file);
+    return out;
+  }
+  const Status saved =
+      file.empty() ? Status(Code::kNotFound, "no cache folder; set FOREBAY_CACHE_DIR or HOME")
+                   : out.catalog->Save(file, Catalog::Access::kOwner);
+  if (!saved.ok()) {
+    out.note = StrCat(out.note, out.note.empty() ? "" : "; ", "the catalog of ", name,
+                      " is not saved, the next start lists it again: ", saved.message());
+    return out;
+  }
+  out.file = file;
+  // Mapped from the file it costs page cache, not this process's memory.
+  Result<std::unique_ptr<Catalog>> mapped = Catalog::LoadOwn(file);
+  if (mapped && (*mapped)->fingerprint() == out.catalog->fingerprint()) {
+    out.catalog = std::move(*mapped);
+  }
+  return out;
+}
+
+// Stands for the modification times of all folders that the files lie in.
+Result<uint64_t> FolderTimes(std::span<const std::string> files, size_t threads) {
+  std::vector<std::string_view> folders;
+  for (const std::string& file : files) {
+    const std::string_view folder = DirName(file);
+    if (folders.empty() || folders.back() != folder) folders.push_back(folder);
+  }
+  std::sort(folders.begin(), folders.end());
+  folders.erase(std::unique(folders.begin(), folders.end()), folders.end());
+  std::vector<int64_t> times(folders.size());
+  const auto stat_one = [&](size_t i) -> Status {
+    const std::string folder(folders[i]);
+    struct stat st = {};
+    if (::stat(folder.c_str(), &st) != 0) return PathError(errno, folder);
+    times[i] = MtimeNs(st);
+    return Status();
+  };
+  FOREBAY_RETURN_IF_ERROR(
+      ParallelFor(folders.size(), std::min(threads, folders.size()), stat_one, nullptr));
+  NameHash hash;
+  for (const int64_t time : times) hash.Add(static_cast<uint64_t>(time));
+  return hash.value();
+}
+
+bool Lists(const Catalog& catalog, std::span<const std::string> files) {
+  if (catalog.format() != Format::kFileList || catalog.size() != files.size()) return false;
+  for (size_t i = 0; i < files.size(); ++i) {
+    if (catalog.ObjectPath(catalog.object(static_cast<SampleId>(i))) != files[i]) return false;
+  }
+  return true;
+}
+
+// Removes the folder's files whose names begin so, but for one.
+void RemoveOthers(const std::string& folder, std::string_view prefix, std::string_view keep) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> open(::opendir(folder.c_str()), &::closedir);
+  if (open == nullptr) return;
+  std::vector<std::string> old;
+  while (const dirent* entry = ::readdir(open.get())) {
+    const std::string_view name = entry->d_name;
+    if (name.starts_with(prefix) && name.ends_with(".catalog") && name != keep) {
+      old.emplace_back(name);
+    }
+  }
+  for (const std::string& name : old) (void)::unlink(JoinPath(folder, name).c_str());
+}
+
 }  // namespace
 
 std::string DefaultCatalogFile(const std::string& path, const BuildOptions& options) {
@@ -103,14 +212,7 @@ std::string DefaultCatalogFile(const std::string& path, const BuildOptions& opti
   std::string key = full;
   key.append(1, '\0').append(options.format);
   for (const std::string& extension : options.extensions) key.append(1, '\0').append(extension);
-  // A readable part, for those who look into the folder.
-  std::string label(BaseName(full).substr(0, 48));
-  for (char& c : label) {
-    const bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-                       c == '-' || c == '_' || c == '.';
-    if (!plain) c = '_';
-  }
-  return JoinPath(folder, StrCat(label, "-", Hex(Hash(key)), ".catalog"));
+  return JoinPath(folder, StrCat(Label(full), "-", Hex(Hash(key)), ".catalog"));
 }
 
 Result<OpenedCatalog> OpenOrBuild(const std::string& path, const BuildOptions& options) {
@@ -123,30 +225,50 @@ Result<OpenedCatalog> OpenOrBuild(const std::string& path, const BuildOptions& o
   out.note = trusted.message();
   if (!file.empty() && trusted.ok()) {
     out.catalog = LoadFresh(file, *absolute, out.note);
+    out.file = file;
     if (out.catalog != nullptr) return out;
   }
   Result<std::unique_ptr<Catalog>> built = BuildCatalog(*absolute, options);
   if (!built) return built.error();
-  out.catalog = std::move(*built);
-  out.rebuilt = true;
-  if (!trusted.ok()) return out;
-  if (out.catalog->sizer() != nullptr && !file.empty()) {
-    out.catalog->SaveWhenComplete(file);
-    return out;
+  return Keep(*std::move(built), file, trusted, *absolute, std::move(out.note));
+}
+
+Result<OpenedCatalog> OpenFileList(std::span<const std::string> paths,
+                                   const BuildOptions& options) {
+  FOREBAY_RETURN_IF_ERROR(options.Validate());
+  if (paths.empty()) return Status(Code::kInvalidArgument, "the list of files is empty");
+  std::vector<std::string> files;
+  files.reserve(paths.size());
+  NameHash list;
+  for (const std::string& path : paths) {
+    Result<std::string> file = AbsolutePath(path);
+    if (!file) return file.error();
+    list.Add(*file);
+    list.Add(std::string_view("", 1));
+    files.push_back(*std::move(file));
   }
-  const Status saved =
-      file.empty() ? Status(Code::kNotFound, "no cache folder; set FOREBAY_CACHE_DIR or HOME")
-                   : out.catalog->Save(file, Catalog::Access::kOwner);
-  if (!saved.ok()) {
-    out.note = StrCat(out.note, out.note.empty() ? "" : "; ", "the catalog of ", *absolute,
-                      " is not saved, the next start lists it again: ", saved.message());
-    return out;
+  const std::string folder = CacheFolder();
+  const Status trusted = CheckFolder(folder);
+  OpenedCatalog out = {.note = trusted.message()};
+  // Looked at before the files are: what changes meanwhile shows the next time.
+  const Result<uint64_t> times = FolderTimes(files, options.threads);
+  const std::string prefix = StrCat(Label(DirName(files[0])), "-", Hex(list.value()), "-");
+  const std::string name = StrCat(prefix, times ? Hex(*times) : "", ".catalog");
+  const std::string file = folder.empty() || !times ? "" : JoinPath(folder, name);
+  if (!file.empty() && trusted.ok()) {
+    Result<std::unique_ptr<Catalog>> saved = Catalog::LoadOwn(file);
+    if (saved && Lists(**saved, files)) {
+      out.catalog = *std::move(saved);
+      out.file = file;
+      return out;
+    }
+    if (!saved && saved.error().code() != Code::kNotFound) out.note = saved.error().message();
   }
-  // Mapped from the file it costs page cache, not this process's memory.
-  Result<std::unique_ptr<Catalog>> mapped = Catalog::LoadOwn(file);
-  if (mapped && (*mapped)->fingerprint() == out.catalog->fingerprint()) {
-    out.catalog = std::move(*mapped);
-  }
+  Result<std::unique_ptr<Catalog>> built = BuildFileList(files, options);
+  if (!built) return built.error();
+  out = Keep(*std::move(built), file, trusted, StrCat(files.size(), " listed files"),
+             std::move(out.note));
+  if (!out.file.empty()) RemoveOthers(folder, prefix, name);
   return out;
 }
 

@@ -1180,18 +1180,27 @@ StallCause Scheduler::WaitCause(StreamId id) const {
       break;
     }
   }
-  if (lease != nullptr && lease->held) return StallCause::kShare;
   if (lease == nullptr) return stream.epochs.empty() ? StallCause::kPlan : StallCause::kSource;
+  return CauseOf(*lease);
+}
+
+StallCause Scheduler::LeaseWaitCause(LeaseId id) const {
+  const auto found = leases_.find(id);
+  return found == leases_.end() ? StallCause::kSource : CauseOf(found->second);
+}
+
+StallCause Scheduler::CauseOf(const Lease& lease) const {
+  if (lease.held) return StallCause::kShare;
   bool from_tier = false;
   bool from_peer = false;
-  for (SampleId s : lease->missing) {
-    const Entry& e = entry(lease->dataset, s);
-    from_tier |= e.state == State::kAbsent && AwaitsStore(lease->dataset, s);
+  for (SampleId s : lease.missing) {
+    const Entry& e = entry(lease.dataset, s);
+    from_tier |= e.state == State::kAbsent && AwaitsStore(lease.dataset, s);
     if (e.state == State::kUnsized) return StallCause::kSource;
     if (e.state != State::kReading) continue;
     if (e.flags & kInTier) {
       from_tier = true;
-    } else if (Elsewhere(lease->dataset, s)) {
+    } else if (Elsewhere(lease.dataset, s)) {
       from_peer = true;
     } else {
       return StallCause::kSource;
@@ -1200,9 +1209,9 @@ StallCause Scheduler::WaitCause(StreamId id) const {
   if (from_peer) return StallCause::kPeer;
   if (from_tier) return StallCause::kTier;
   // What waits to be copied into the folder has the memory.
-  if (held_bytes_ > 0 && !lease->copying) return StallCause::kTier;
-  if (!lease->missing.empty()) return StallCause::kMemory;
-  return lease->copying ? StallCause::kDecode : StallCause::kMemory;
+  if (held_bytes_ > 0 && !lease.copying) return StallCause::kTier;
+  if (!lease.missing.empty()) return StallCause::kMemory;
+  return lease.copying ? StallCause::kDecode : StallCause::kMemory;
 }
 
 bool Scheduler::AwaitsLength(const Lease& lease) const {

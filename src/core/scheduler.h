@@ -369,8 +369,10 @@ class Scheduler {
   uint64_t Changes(StreamId stream) const { return streams_[stream].changes; }
   // A sample that the stream's pending lease misses; false when there is none.
   bool FirstMissing(StreamId stream, DatasetId* dataset, SampleId* sample) const;
-  // Why the stream's pending lease waits.
+  // Why the stream's pending lease waits; with several, the oldest.
   StallCause WaitCause(StreamId stream) const;
+  // Why this one does: consumers of an itemised stream wait each for their own.
+  StallCause LeaseWaitCause(LeaseId lease) const;
   // Nothing is under way that could end the wait: only a Release can.
   bool OnlyReleaseHelps(StreamId stream) const;
   // A consumer waits for samples that are not there.
@@ -684,6 +686,7 @@ class Scheduler {
   void Fill(const Lease& lease, Handout* out) const;
   Take Finish(LeaseId id, Lease& lease, Handout* out);
   bool FindFailure(Lease& lease, Handout* out);
+  StallCause CauseOf(const Lease& lease) const;
   void Drop(LeaseId id);
 
   Options options_;  // keep_bytes changes while running

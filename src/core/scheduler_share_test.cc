@@ -528,6 +528,28 @@ TEST(Elsewhere, SuchReadsAreThePeersAndNotTheSources) {
   EXPECT_TRUE(node.scheduler.Held(node.dataset, 0)) << "what a peer gave is kept as any other";
 }
 
+TEST(Elsewhere, ConsumersOfOneStreamWaitEachForTheirOwn) {
+  Node node(100, 60, 90);
+  node.scheduler.SetElsewhere(node.dataset, [](SampleId s) { return s % 2 == 0; });
+  const StreamId id =
+      node.scheduler.OpenStream({.dataset = node.dataset, .batch_size = 1, .itemised = true});
+  Scheduler::Handout out;
+  LeaseId source = kNoLease;
+  LeaseId peer = kNoLease;
+  ASSERT_EQ(node.scheduler.FetchSample(id, 1, &source, &out), Take::kPending);
+  ASSERT_EQ(node.scheduler.FetchSample(id, 2, &peer, &out), Take::kPending);
+  node.Pump();
+  EXPECT_EQ(node.scheduler.LeaseWaitCause(source), StallCause::kSource);
+  EXPECT_EQ(node.scheduler.LeaseWaitCause(peer), StallCause::kPeer);
+  EXPECT_EQ(node.scheduler.WaitCause(id), StallCause::kSource) << "the oldest one's";
+  node.Drain();
+  ASSERT_EQ(node.scheduler.FetchSample(id, 1, &source, &out), Take::kReady);
+  ASSERT_EQ(node.scheduler.FetchSample(id, 2, &peer, &out), Take::kReady);
+  node.scheduler.Release(source);
+  node.scheduler.Release(peer);
+  EXPECT_EQ(node.scheduler.LeaseWaitCause(peer), StallCause::kSource) << "it is no more";
+}
+
 // Trainers, other nodes' requests, failures, and shares and limits that change all the time: every
 // invariant holds, training reaches the end, and requests end or can be given up.
 TEST(Share, RandomWorlds) {

@@ -465,10 +465,11 @@ TEST_P(PortConformance, ThousandsOfRandomFetches) {
   }
   EXPECT_EQ(wrong, 0);
   EXPECT_GT(fetched, 0);
-  // A request carries the last releases along.
   BatchLoan loan;
   for (Port* port : {port_.get(), other.get()}) {
     EXPECT_EQ(port->Take(9999, 0, &loan).status().code(), Code::kInvalidArgument);
+    // A request carries the last releases along.
+    EXPECT_TRUE(port->MetricsText());
   }
   EXPECT_EQ(AwaitMetric(engine(), "forebay_stage_leases", 0), 0u);
 }

@@ -666,24 +666,16 @@ bool Server::Answer(Pending& ask, Nanos now) {
       kind = blocked;
     }
     if (kind && now < ask.deadline) {
-      if (ask.since < 0) {
-        ask.since = now;
-        if (!ask.fetch) ask.cause = engine_.WaitCause(ask.stream);
-      }
+      const StallCause cause = engine_.WaitCause(ask.stream, ask.lease);
+      // What it lacks now is another thing: the rest of the wait is charged to that.
+      if (cause != ask.cause) ChargeWait(ask, now);
+      if (ask.since < 0) ask.since = now;
+      ask.cause = cause;
       return false;
     }
   }
   Peer& peer = *ask.peer;
-  const auto own = peer.streams.find(ask.stream);
-  if (ask.since >= 0 && ask.fetch) {
-    // Of a worker that reads ahead of the consumer: nobody's stall yet.
-    fetch_wait_total_.Add(static_cast<uint64_t>(now - std::exchange(ask.since, -1)));
-  }
-  if (ask.since >= 0) {
-    engine_.CountStall(ask.cause, now - ask.since);
-    if (own != peer.streams.end()) own->second.watch.Waited(ask.cause, ask.since, now);
-    ask.since = -1;
-  }
+  ChargeWait(ask, now);
   if (!kind) {
     Cancel(ask);
     Reply(peer, ask.request, kind.error());
@@ -694,11 +686,14 @@ bool Server::Answer(Pending& ask, Nanos now) {
   reply_.samples.clear();
   reply_.offsets.clear();
   reply_.lengths.clear();
+  reply_.waits.clear();
+  if (std::any_of(ask.waits.begin(), ask.waits.end(), [](Nanos wait) { return wait > 0; })) {
+    reply_.waits.assign(ask.waits.begin(), ask.waits.end());
+  }
+  StreamInfo* const info = Find(peer, ask.stream);
   if (*kind != TakeKind::kBatch) {
     Cancel(ask);
-    if (*kind == TakeKind::kEndOfEpoch && own != peer.streams.end()) {
-      own->second.watch.EndedEpoch();
-    }
+    if (*kind == TakeKind::kEndOfEpoch && info != nullptr) info->watch.EndedEpoch();
     reply_.lease = kNoLease;
     (void)wire::Encode(reply_, ask.request, &peer.out);  // a few bytes
     return true;
@@ -716,14 +711,41 @@ bool Server::Answer(Pending& ask, Nanos now) {
     uint64_t bytes = 0;
     for (const uint32_t length : reply_.lengths) bytes += length;
     peer.leases.emplace(loan_.lease, bytes);
-    if (own != peer.streams.end()) {
-      own->second.watch.Took(loan_.epoch, loan_.index, reply_.samples.size(), bytes);
+    if (info != nullptr && ask.fetch) {
+      info->watch.Fetched(loan_.epoch, reply_.samples.size(), bytes);
+    } else if (info != nullptr) {
+      info->watch.Took(loan_.epoch, loan_.index, reply_.samples.size(), bytes);
     }
   } else {
     (void)engine_.Release(loan_.lease);
     Reply(peer, ask.request, encoded);
   }
   return true;
+}
+
+void Server::ChargeWait(Pending& ask, Nanos now) {
+  if (ask.since < 0) return;
+  const Nanos since = std::exchange(ask.since, -1);
+  ask.waits[static_cast<size_t>(ask.cause)] += now - since;
+  if (ask.fetch) {
+    // Of a worker that reads ahead of the consumer: nobody's stall yet. Its main process tells what
+    // the consumer waited for.
+    fetch_wait_total_.Add(static_cast<uint64_t>(now - since));
+    return;
+  }
+  engine_.CountStall(ask.cause, now - since);
+  const auto own = ask.peer->streams.find(ask.stream);
+  if (own != ask.peer->streams.end()) own->second.watch.Waited(ask.cause, since, now);
+}
+
+Server::StreamInfo* Server::Find(Peer& peer, StreamId stream) {
+  const auto own = peer.streams.find(stream);
+  if (own != peer.streams.end()) return &own->second;
+  for (auto& [id, other] : peers_) {
+    const auto found = other->streams.find(stream);
+    if (found != other->streams.end()) return &found->second;
+  }
+  return nullptr;
 }
 
 void Server::Retry() {

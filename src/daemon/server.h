@@ -168,8 +168,9 @@ class Server {
     LeaseId lease = kNoLease;  // of a Fetch that the engine works on
     Nanos deadline = 0;
     Nanos blocked_since = -1;
-    Nanos since = -1;  // it waits
+    Nanos since = -1;  // it waits, for `cause`
     StallCause cause = StallCause::kSource;
+    std::array<Nanos, kStallCauses> waits{};  // before `since`
   };
 
   Server(Engine& engine, const ServerOptions& options);
@@ -230,6 +231,9 @@ class Server {
   // The client has taken it.
   static void CountTaken(Peer& peer, const Ring& ring, const Ring::Announced& entry);
   void ChargeWait(Peer& peer, Ring& ring, Nanos now);
+  void ChargeWait(Pending& ask, Nanos now);
+  // Of a stream that this client or another one has opened; null: the engine's own process did.
+  StreamInfo* Find(Peer& peer, StreamId stream);
   static uint8_t MainCause(Ring& ring);
   // Takes back what was announced and not taken.
   void DropAnnounced(Peer& peer, Ring& ring);

@@ -668,6 +668,32 @@ TEST_F(ServerTest, FoldersThatOthersCanEnterAreRefused) {
   EXPECT_TRUE(std::filesystem::exists(options.socket_path));
 }
 
+TEST_F(ServerTest, AFetchTellsWhatItWaitedFor) {
+  ASSERT_NO_FATAL_FAILURE(Make(SlowSource(20 * kMilli)));
+  const auto client = Attach();
+  ASSERT_NE(client, nullptr);
+  constexpr auto kSource = static_cast<size_t>(StallCause::kSource);
+  BatchLoan loan;
+  ASSERT_TRUE(client->Fetch(shared_stream_, 3, 10 * kSecond, &loan));
+  const auto first = client->FetchWaits();
+  EXPECT_GT(first[kSource], 0);
+  for (size_t i = 0; i < kStallCauses; ++i) EXPECT_TRUE(i == kSource || first[i] == 0) << i;
+  // What is in memory is not waited for.
+  BatchLoan again;
+  ASSERT_TRUE(client->Fetch(shared_stream_, 3, 10 * kSecond, &again));
+  EXPECT_EQ(client->FetchWaits(), first);
+  // Nobody's stall: who has the worker knows whether somebody waits for it.
+  EXPECT_GT(MetricValue(*engine_, "forebay_client_wait_nanoseconds_total"), 0u);
+  for (const std::string_view cause : kStallCauseNames) {
+    EXPECT_EQ(MetricValue(*engine_, StrCat("forebay_stall_", cause, "_nanoseconds_total")), 0u)
+        << cause;
+  }
+  // A sample that there is not: the time counts, as the source's.
+  ASSERT_FALSE(client->Fetch(shared_stream_, kSamples, kSecond, &again));
+  EXPECT_GT(client->FetchWaits()[kSource], first[kSource]);
+  for (const LeaseId lease : {loan.lease, again.lease}) EXPECT_TRUE(client->Release(lease).ok());
+}
+
 TEST_F(ServerTest, ChoosesAPathAndRemovesItsFolder) {
   engine_ = MakeEngine(10 << 20);
   const char* before = std::getenv("XDG_RUNTIME_DIR");

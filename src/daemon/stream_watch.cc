@@ -24,6 +24,12 @@ void StreamWatch::Took(uint64_t epoch, uint64_t index, uint64_t samples, uint64_
   bytes_ += bytes;
 }
 
+void StreamWatch::Fetched(uint64_t epoch, uint64_t samples, uint64_t bytes) {
+  if (epoch > epoch_) Enter(epoch);
+  samples_ += samples;
+  bytes_ += bytes;
+}
+
 void StreamWatch::Waited(StallCause cause, Nanos from, Nanos to) {
   if (to <= from) return;
   const auto at = static_cast<size_t>(cause);

@@ -27,6 +27,9 @@ class StreamWatch {
 
   // The consumer has taken the batch `index` of `epoch`.
   void Took(uint64_t epoch, uint64_t index, uint64_t samples, uint64_t bytes);
+  // The consumer's workers have fetched single samples. A late one of an epoch that is over counts
+  // for the present one.
+  void Fetched(uint64_t epoch, uint64_t samples, uint64_t bytes);
   void EndedEpoch() { Enter(epoch_ + 1); }
   void Sought(uint64_t epoch) { Enter(epoch); }
   void Waited(StallCause cause, Nanos from, Nanos to);

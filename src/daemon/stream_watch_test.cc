@@ -36,6 +36,20 @@ TEST(StreamWatch, CountsWhatWasTaken) {
   EXPECT_EQ(watch.epoch_batches(), 7u);
 }
 
+TEST(StreamWatch, CountsWhatWorkersFetched) {
+  StreamWatch watch(3, kStart);
+  watch.Fetched(3, 1, 100);
+  watch.Waited(StallCause::kSource, kStart, kStart + 5);
+  watch.Fetched(4, 1, 50);
+  EXPECT_EQ(watch.epoch(), 4u);
+  EXPECT_EQ(Source(watch.epoch_waits()), 0);
+  watch.Fetched(3, 1, 10);  // by a worker that is behind
+  EXPECT_EQ(watch.epoch(), 4u);
+  EXPECT_EQ(watch.samples(), 3u);
+  EXPECT_EQ(watch.bytes(), 160u);
+  EXPECT_EQ(watch.batches(), 0u);
+}
+
 TEST(StreamWatch, RemembersTheLastSeconds) {
   StreamWatch watch(0, kStart);
   EXPECT_EQ(watch.LastSeconds(kStart).Share(), 0.0);

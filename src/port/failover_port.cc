@@ -277,7 +277,7 @@ void FailoverPort::MoveShares() {
     MutexLock lock(share->mutex);
     if (share->at == *now) continue;
     // The memory is in use: where the new budget has no room for it, it is beyond that budget.
-    Result<std::shared_ptr<void>> token = (*now)->port->Lend(share->bytes, 0, 0);
+    Result<std::shared_ptr<void>> token = (*now)->port->Lend(share->bytes, 0, kMilli);
     share->token = token ? *std::move(token) : nullptr;
     share->at = *now;
   }

@@ -463,9 +463,12 @@ Status SocketPort::CloseStream(StreamId stream) {
 }
 
 template <typename Request>
-Result<TakeKind> SocketPort::Ask(const Request& request, Nanos wait, BatchLoan* out) {
+Result<TakeKind> SocketPort::Ask(const Request& request, Nanos wait, BatchLoan* out,
+                                 Waits* waits) {
   MutexLock call(call_mutex_);
   FOREBAY_RETURN_IF_ERROR(Call(request, wait, &loan_));
+  const size_t causes = std::min(loan_.waits.size(), waits->size());
+  for (size_t i = 0; i < causes; ++i) (*waits)[i] = static_cast<Nanos>(loan_.waits[i]);
   const auto kind = static_cast<TakeKind>(loan_.kind);
   if (kind != TakeKind::kBatch) return kind;
   out->lease = loan_.lease;
@@ -509,14 +512,15 @@ Result<TakeKind> SocketPort::Take(StreamId stream, Nanos wait, BatchLoan* out) {
   request.stream = stream;
   request.wait_ns = std::clamp<Nanos>(wait, 0, kLongestWait);
   const Nanos start = SteadyClock().Now();
-  Result<TakeKind> kind = Ask(request, request.wait_ns, out);
+  Waits waits{};
+  Result<TakeKind> kind = Ask(request, request.wait_ns, out, &waits);
   if (state != nullptr && kind) {
     const Nanos now = SteadyClock().Now();
+    const auto most = std::max_element(waits.begin(), waits.end()) - waits.begin();
     MutexLock lock(state->mutex);
     state->Begin(start);
     state->waited += now - start;
-    // Why it waited is the server's knowledge; mostly it is this.
-    state->Account(*kind, *out, StallCause::kSource, now);
+    state->Account(*kind, *out, static_cast<StallCause>(most), now);
   }
   return kind;
 }
@@ -708,13 +712,12 @@ Result<std::shared_ptr<void>> SocketPort::Lend(uint64_t bytes, uint64_t leave, N
     const Result<uint64_t> share = AskShare(bytes, leave);
     if (share) {
       // The token's owner count is what is wanted; it points to nothing.
-      return std::shared_ptr<void>(nullptr,
-                                   [shares = shares_, id = *share, fork = fork_generation_](void*) {
-                                     if (fork != ForkGeneration())
-                                       return;  // its lock may be held for ever
-                                     MutexLock lock(shares->mutex);
-                                     if (shares->port != nullptr) shares->port->GiveBack(id);
-                                   });
+      const auto give_back = [shares = shares_, id = *share, fork = fork_generation_](void*) {
+        if (fork != ForkGeneration()) return;  // the lock may be held for ever
+        MutexLock lock(shares->mutex);
+        if (shares->port != nullptr) shares->port->GiveBack(id);
+      };
+      return std::shared_ptr<void>(nullptr, give_back);
     }
     const Nanos now = SteadyClock().Now();
     if (share.error().code() != Code::kResourceExhausted || now - start >= wait) {
@@ -768,7 +771,26 @@ Result<TakeKind> SocketPort::Fetch(StreamId stream, SampleId sample, Nanos wait,
   request.stream = stream;
   request.sample = sample;
   request.wait_ns = std::clamp<Nanos>(wait, 0, kLongestWait);
-  return Ask(request, request.wait_ns, out);
+  const Nanos start = SteadyClock().Now();
+  Waits waits{};
+  Result<TakeKind> kind = Ask(request, request.wait_ns, out, &waits);
+  if (!kind) {
+    const bool full = kind.error().code() == Code::kResourceExhausted;
+    const StallCause cause = full ? StallCause::kMemory : StallCause::kSource;
+    waits[static_cast<size_t>(cause)] = SteadyClock().Now() - start;
+  }
+  for (size_t i = 0; i < waits.size(); ++i) {
+    if (waits[i] != 0) fetch_waits_[i].fetch_add(waits[i], std::memory_order_relaxed);
+  }
+  return kind;
+}
+
+std::array<Nanos, kStallCauses> SocketPort::FetchWaits() const {
+  Waits waits{};
+  for (size_t i = 0; i < waits.size(); ++i) {
+    waits[i] = fetch_waits_[i].load(std::memory_order_relaxed);
+  }
+  return waits;
 }
 
 Status SocketPort::Release(LeaseId lease) {

@@ -4,6 +4,7 @@
 // mapped read-only.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -80,6 +81,9 @@ class SocketPort final : public Port {
   Status SetKnobs(std::vector<std::string> names, std::vector<int64_t> values);
   // A node's policy as JSON (core/policy.h); empty: none.
   Status SetPolicy(std::string json);
+  // What Fetch has waited for so far, by cause, in nanoseconds. An error has no causes: it counts
+  // as waiting for memory where that was short, else for the source.
+  std::array<Nanos, kStallCauses> FetchWaits() const;
   // How often a Take of this process found the stream's ring empty; every other batch was ready.
   uint64_t EmptyRings(StreamId stream);
 
@@ -148,8 +152,10 @@ class SocketPort final : public Port {
   template <typename Request, typename Reply>
   Status Call(const Request& request, Nanos wait, Reply* reply, int descriptor = -1)
       REQUIRES(call_mutex_);
+  // `waits`: what the server says that it waited for, by cause.
+  using Waits = std::array<Nanos, kStallCauses>;
   template <typename Request>
-  Result<TakeKind> Ask(const Request& request, Nanos wait, BatchLoan* out);
+  Result<TakeKind> Ask(const Request& request, Nanos wait, BatchLoan* out, Waits* waits);
   std::shared_ptr<Stream> FindStream(StreamId stream);
   Result<TakeKind> TakeFromRing(StreamId id, const std::shared_ptr<Stream>& stream, Nanos wait,
                                 BatchLoan* out);
@@ -190,6 +196,8 @@ class SocketPort final : public Port {
   wire::Release releases_ GUARDED_BY(write_mutex_);
   uint64_t release_bytes_ GUARDED_BY(write_mutex_) = 0;
   std::unordered_map<LeaseId, Held> held_ GUARDED_BY(write_mutex_);
+
+  std::array<std::atomic<Nanos>, kStallCauses> fetch_waits_{};  // counts, which order nothing
 
   Mutex streams_mutex_;  // nothing else is taken under it
   std::map<StreamId, std::shared_ptr<Stream>> streams_ GUARDED_BY(streams_mutex_);

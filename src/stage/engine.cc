@@ -932,8 +932,11 @@ void Engine::Account(StreamState& state, const BatchLoan& loan, Nanos now) {
   ++stats.batches;
   stats.samples += loan.samples.size();
   stats.bytes += bytes;
-  stats.batch_us.push_back(
-      static_cast<uint32_t>(std::min<Nanos>((now - state.last_handout) / kMicro, ~uint32_t{0})));
+  // Of single samples nobody wants to know, and an itemised stream's epoch ends with a Seek only.
+  if (!state.options.shape.itemised) {
+    stats.batch_us.push_back(
+        static_cast<uint32_t>(std::min<Nanos>((now - state.last_handout) / kMicro, ~uint32_t{0})));
+  }
   state.last_handout = now;
   meter_.OnTake(bytes, scheduler_.ready_bytes());
   samples_total_.Add(loan.samples.size());
@@ -1017,7 +1020,8 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
     const Nanos left = wait - (now - start);
     if (left <= 0) return TakeKind::kPending;
     // The wait is charged to what the batch lacks as the wait begins.
-    const StallCause cause = scheduler_.WaitCause(id);
+    const StallCause cause =
+        fetch != nullptr ? scheduler_.LeaseWaitCause(*fetch) : scheduler_.WaitCause(id);
     ++state.waiters;
     state.ready.wait_for(
         lock.native(), std::chrono::nanoseconds(std::min(left, kSlice)),
@@ -1050,8 +1054,9 @@ Status Engine::Release(LeaseId lease) {
   return Status();
 }
 
-StallCause Engine::WaitCause(StreamId stream) const {
+StallCause Engine::WaitCause(StreamId stream, LeaseId fetch) const {
   MutexLock lock(mutex_);
+  if (fetch != kNoLease) return scheduler_.LeaseWaitCause(fetch);
   return stream < streams_.size() ? scheduler_.WaitCause(stream) : StallCause::kPlan;
 }
 

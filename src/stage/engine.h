@@ -209,9 +209,9 @@ class Engine {
   // than `leave` bytes would be left for samples. Waits at most `wait` for reads under way, whose
   // memory cannot be had before they end.
   Result<MemoryShare> Lend(uint64_t bytes, uint64_t leave = 0, Nanos wait = 0);
-  // For consumers that wait elsewhere: what the stream's next batch lacks, and where such a wait is
-  // counted.
-  StallCause WaitCause(StreamId stream) const;
+  // For consumers that wait elsewhere: what the stream's next batch lacks, or the sample of a
+  // pending Fetch, and where such a wait is counted.
+  StallCause WaitCause(StreamId stream, LeaseId fetch = kNoLease) const;
   void CountStall(StallCause cause, Nanos waited);
 
   const std::byte* base() const { return arena_.data(); }

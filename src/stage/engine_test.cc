@@ -560,6 +560,37 @@ TEST_F(EngineTest, DeclaredOrderIsFollowedAndCheckedForRange) {
   EXPECT_EQ(*engine->Take(*s, 10 * kSecond, &loan), TakeKind::kEndOfStream);
 }
 
+TEST_F(EngineTest, SingleSamplesGoOnFromEpochToEpoch) {
+  constexpr uint32_t kFiles = 40;
+  const EnginePtr engine = Make(16 << 20);
+  const auto dataset = engine->AddDataset(MakeFiles(kFiles, 100, 1000));
+  ASSERT_TRUE(dataset);
+  StreamOptions options;
+  options.shape.dataset = *dataset;
+  options.shape.itemised = true;
+  options.declared = true;
+  const auto stream = engine->OpenStream(options);
+  ASSERT_TRUE(stream);
+  std::vector<SampleId> order(kFiles);
+  for (SampleId s = 0; s < kFiles; ++s) order[s] = kFiles - 1 - s;
+  ASSERT_TRUE(engine->Declare(*stream, 0, order, false).ok());
+  for (uint64_t epoch = 0; epoch < 3; ++epoch) {
+    // The next one is known before this one ends.
+    ASSERT_TRUE(engine->Declare(*stream, epoch + 1, order, false).ok());
+    for (const SampleId sample : order) {
+      BatchLoan loan;
+      LeaseId lease = kNoLease;
+      ASSERT_TRUE(engine->Fetch(*stream, sample, 20 * kSecond, &lease, &loan));
+      EXPECT_EQ(loan.samples, std::vector<SampleId>{sample});
+      ASSERT_TRUE(engine->Release(loan.lease).ok());
+    }
+  }
+  const std::vector<EpochStats> stats = engine->Stats(*stream);
+  ASSERT_EQ(stats.size(), 1u) << "only a Seek ends them";
+  EXPECT_EQ(stats[0].samples, 3 * kFiles);
+  EXPECT_TRUE(stats[0].batch_us.empty()) << "they would grow for ever";
+}
+
 TEST_F(EngineTest, AForkedChildLeavesTheParentsEngineAlone) {
   auto catalog = MakeFiles(50, 1000, 3000);
   EnginePtr engine = Make(16 << 20);

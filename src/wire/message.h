@@ -13,7 +13,7 @@
 namespace forebay::wire {
 
 // Changes with the meaning of any message; both sides must have the same.
-inline constexpr uint32_t kProtocol = 3;
+inline constexpr uint32_t kProtocol = 4;
 
 enum class Type : uint16_t {
   kHello = 1,
@@ -194,10 +194,12 @@ struct Loan {
   std::vector<uint32_t> samples;
   std::vector<uint64_t> offsets;
   std::vector<uint32_t> lengths;
+  std::vector<uint64_t> waits;  // ns that the request waited, by StallCause; empty: it did not
   template <typename Self, typename Io>
   static void Fields(Self& m, Io& io) {
     io(m.kind, m.lease, m.stream, m.dataset, m.epoch, m.index);
     io.Columns(m.samples, m.offsets, m.lengths);
+    io(m.waits);
   }
   bool Valid() const { return kind < kKinds; }
 };
