@@ -17,10 +17,10 @@
 #include <utility>
 #include <vector>
 
+#include "core/sampler.h"
 #include "daemon/server.h"
 #include "daemon/test_files.h"
 #include "pipeline/pipeline.h"
-#include "core/sampler.h"
 
 namespace forebay {
 namespace {

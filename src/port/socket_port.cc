@@ -463,8 +463,7 @@ Status SocketPort::CloseStream(StreamId stream) {
 }
 
 template <typename Request>
-Result<TakeKind> SocketPort::Ask(const Request& request, Nanos wait, BatchLoan* out,
-                                 Waits* waits) {
+Result<TakeKind> SocketPort::Ask(const Request& request, Nanos wait, BatchLoan* out, Waits* waits) {
   MutexLock call(call_mutex_);
   FOREBAY_RETURN_IF_ERROR(Call(request, wait, &loan_));
   const size_t causes = std::min(loan_.waits.size(), waits->size());
