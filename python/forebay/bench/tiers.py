@@ -30,7 +30,7 @@ from .data import catalogs_in, make_files
 from .measure import Case, Outcome, best_of, timed
 from .page_cache import CachedReader, memory_group
 from .run import Context
-from .torch_rival import RawFolder, torch_loader
+from .torch_rival import TensorFolder, best_loader, best_workers, samples_of, stop_workers
 
 # What a cache folder counts for each sample beside its bytes.
 _FOLDER_BYTES_A_SAMPLE = 40
@@ -99,7 +99,7 @@ class Setup:
         self.sizes = lengths.tolist()
         self.bytes = int(lengths.sum())
         self.paths = [self.catalog.object_path(i) for i in range(len(lengths))]
-        self.torch_files = RawFolder(str(mount.path))
+        self.torch_files = TensorFolder(str(mount.path))
         self.batch: int = self.work["batch"]
         self.step_s: float = self.work["step_ms"] / 1e3
         self._torch_epoch = 0
@@ -236,17 +236,23 @@ class Setup:
             time.sleep(0.01)
 
     def torch(self, workers: int) -> float:
-        loader, sampler = torch_loader(self.torch_files, self.batch, workers, self.ctx.seed)
-        self._torch_epoch += 1
-        sampler.set_epoch(self._torch_epoch)
+        """An epoch of PyTorch at its best, its workers being there already."""
+        loader, sampler = best_loader(self.torch_files, self.batch, workers, self.ctx.seed)
 
         def batches() -> Iterable[tuple[int, int, Callable[[], Any]]]:
             for batch in loader:
-                arrays = [np.frombuffer(data, np.uint8) for data, _ in batch]
-                size = sum(a.nbytes for a in arrays)
-                yield len(arrays), size, functools.partial(_checksum, arrays)
+                arrays = [data.numpy() for data in samples_of(batch)]
+                yield len(arrays), batch[0].nbytes, functools.partial(_checksum, arrays)
 
-        return self._consume(batches(), self.bytes)
+        try:
+            seconds = 0.0
+            for _ in range(2):
+                self._torch_epoch += 1
+                sampler.set_epoch(self._torch_epoch)
+                seconds = self._consume(batches(), self.bytes)
+            return seconds
+        finally:
+            stop_workers(loader)
 
     def page_cache(self, root: str, percent: float, threads: int) -> tuple[list[float], list[int]]:
         """Seconds and source bytes of each epoch with the kernel's page cache as the only tier."""
@@ -476,7 +482,9 @@ def run(ctx: Context) -> Outcome:
         threads = best_of(
             {n: functools.partial(setup.plain_threads, n) for n in work["threads"]}, ctx.say
         )
-        workers = best_of({n: functools.partial(setup.torch, n) for n in work["workers"]}, ctx.say)
+        fixed = work.get("workers")
+        workers = fixed[0] if fixed and len(fixed) == 1 else 0
+        workers = workers or best_workers(setup.torch, ctx.say, start=4, counts=fixed)
         percents = work["percent"]
         points: dict[float, list[Point]] = {percent: [] for percent in percents}
         cached: dict[float, tuple[list[float], list[int]]] = {}
