@@ -106,8 +106,8 @@ typedef struct fb_engine_options {
   uint32_t linger_s;
   /* Where its socket lies. Default NULL: $XDG_RUNTIME_DIR/forebay, or /tmp/forebay-UID. */
   const char* daemon_folder;
-  /* The executable. Default NULL: $FOREBAYD, else forebayd beside this library or a folder above it,
-   * else along $PATH. */
+  /* The executable. Default NULL: $FOREBAYD, else forebayd beside this library or a folder above
+   * it, else along $PATH. */
   const char* daemon_program;
   /* The job that this process belongs to, for policies. Default NULL: $FOREBAY_JOB, else SLURM's or
    * torchrun's, else the process group. */
@@ -179,8 +179,9 @@ FOREBAY_API int fb_engine_open(const fb_engine_options* options, fb_engine** out
 /* Stops the engine once its data sets, loaders and batches are gone too. */
 FOREBAY_API void fb_engine_close(fb_engine* engine);
 
-/* Metrics of the engine, where it is now, in Prometheus' text format, as snprintf: writes at most n bytes with the final NUL and
- * returns the length of the whole text without it. buffer may be NULL when n is 0. */
+/* Metrics of the engine, where it is now, in Prometheus' text format, as snprintf: writes at most n
+ * bytes with the final NUL and returns the length of the whole text without it. buffer may be NULL
+ * when n is 0. */
 FOREBAY_API int64_t fb_metrics_text(const fb_engine* engine, char* buffer, size_t n);
 
 /* ---- data set ----------------------------------------------------------------------------------

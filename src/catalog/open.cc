@@ -249,7 +249,8 @@ Result<OpenedCatalog> OpenFileList(std::span<const std::string> paths,
   }
   const std::string folder = CacheFolder();
   const Status trusted = CheckFolder(folder);
-  OpenedCatalog out = {.note = trusted.message()};
+  OpenedCatalog out;
+  out.note = trusted.message();
   // Looked at before the files are: what changes meanwhile shows the next time.
   const Result<uint64_t> times = FolderTimes(files, options.threads);
   const std::string prefix = StrCat(Label(DirName(files[0])), "-", Hex(list.value()), "-");
