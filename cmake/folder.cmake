@@ -61,7 +61,7 @@ function(forebay_folder NAME)
       add_executable(forebay_${NAME}_test ${tests})
     endif()
     if(NOT FOREBAY_SANITIZE)
-      target_compile_options(forebay_${NAME}_test PRIVATE -O1)  # builds sooner than -O3
+      target_compile_options(forebay_${NAME}_test PRIVATE -O2)  # builds sooner than -O3
     endif()
     target_link_libraries(forebay_${NAME}_test PRIVATE forebay_${NAME} GTest::gtest GTest::gtest_main)
     # With precompiled headers g++ 12 warns of the standard library's own code.
