@@ -176,8 +176,9 @@ def test_waits_for_the_cache_folder(
     wait_until(lambda: engine.metrics()["forebay_tier_writes_total"] == len(folder))
     list(fast)
     first, second = fast.stats()
-    assert first.wait["source"] > 0
-    assert second.wait["tier"] > 0 and second.wait["source"] == 0
+    assert second.wait["source"] == 0
+    # Two workers are ahead of the loop: it may never have waited.
+    assert workers or (first.wait["source"] > 0 and second.wait["tier"] > 0)
     assert (first.source_reads, second.source_reads) == (len(folder), 0)
 
 

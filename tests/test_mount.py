@@ -164,7 +164,7 @@ def test_a_block_of_a_large_file_is_one_request_of_the_source(
         shown = mount(slow.path, "--cache", tmp_path / "cache")
         before = slow.stats()["read"]
         assert (shown / "large.bin").read_bytes() == (source / "large.bin").read_bytes()
-        assert slow.stats()["read"] - before == 20
+        assert 20 <= slow.stats()["read"] - before <= 24  # else 40
         assert forebay("unmount", shown).returncode == 0
 
 

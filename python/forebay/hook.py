@@ -143,11 +143,11 @@ def _before(iterator: Any) -> _Pass | None:
     seen = None
     try:
         now = iterator._sampler_iter
-        seen = iterator.__dict__.get("_forebay")
+        seen = iterator.__dict__.get("_forebay_pass")
         if seen is None or seen.sampler_iter is not now:
-            iterator.__dict__["_forebay"] = None  # the last pass ends here
+            iterator.__dict__["_forebay_pass"] = None  # the last pass ends here
             seen = _Pass(iterator)
-            iterator.__dict__["_forebay"] = seen
+            iterator.__dict__["_forebay_pass"] = seen
             seen.begin(iterator)
         if not seen.on:
             return None
