@@ -30,7 +30,7 @@ constexpr unsigned kMaxBackground = 512;
 
 struct OpenFolder {
   struct CloseDir {
-    void operator()(DIR* dir) const { closedir(dir); }
+    void operator()(DIR* open) const { closedir(open); }
   };
   std::unique_ptr<DIR, CloseDir> dir;
 
@@ -227,7 +227,10 @@ struct Tree::Operation {
       }
       return;
     }
-    fuse_bufvec data = FUSE_BUFVEC_INIT(size);
+    fuse_bufvec data{};  // what FUSE_BUFVEC_INIT makes, which is C
+    data.count = 1;
+    data.buf[0].size = size;
+    data.buf[0].fd = -1;
     data.buf[0].flags =
         static_cast<fuse_buf_flags>(FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK | FUSE_BUF_FD_RETRY);
     data.buf[0].fd = file.fd.get();
