@@ -230,7 +230,6 @@ struct Tree::Operation {
     fuse_bufvec data{};  // what FUSE_BUFVEC_INIT makes, which is C
     data.count = 1;
     data.buf[0].size = size;
-    data.buf[0].fd = -1;
     data.buf[0].flags =
         static_cast<fuse_buf_flags>(FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK | FUSE_BUF_FD_RETRY);
     data.buf[0].fd = file.fd.get();
