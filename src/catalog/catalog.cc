@@ -220,22 +220,19 @@ std::string Catalog::SampleName(SampleId sample) const {
   return name;
 }
 
-std::string Catalog::FolderBelow(uint32_t folder) const {
-  const ImageView& view = impl_->view;
+std::string Catalog::Impl::FolderBelow(uint32_t folder) const {
   std::string path;
   for (uint32_t f = folder; f != 0; f = view.folders[f]) {
-    path = path.empty() ? std::string(view.FolderName(f)) : JoinPath(view.FolderName(f), path);
+    path = JoinPath(view.FolderName(f), path);
   }
   return path;
 }
 
 std::string Catalog::Impl::FolderPath(uint32_t folder) const {
-  std::string path;
-  for (uint32_t f = folder; f != 0; f = view.folders[f]) {
-    path = JoinPath(view.FolderName(f), path);
-  }
-  return JoinPath(root, path);
+  return JoinPath(root, FolderBelow(folder));
 }
+
+std::string Catalog::FolderBelow(uint32_t folder) const { return impl_->FolderBelow(folder); }
 
 std::string_view Catalog::ObjectName(ObjectId object) const {
   return impl_->view.ObjectName(object);

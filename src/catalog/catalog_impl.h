@@ -35,6 +35,7 @@ struct Catalog::Impl {
   std::unique_ptr<Sizer> sizer;         // null: all lengths were known from the start
 
   // Absolute.
+  std::string FolderBelow(uint32_t folder) const;
   std::string FolderPath(uint32_t folder) const;
 };
 
