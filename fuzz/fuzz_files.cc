@@ -139,6 +139,7 @@ class World : public BookActions {
   }
   void Remove(const FileKey&) override {}
   void RemovePart(const FileKey&) override {}
+  void Forget(std::string_view) override {}
   bool Exists(const FileKey& key) override { return key.low % 2 == 0; }
   bool Link(const FileKey&, const FileKey&) override { return true; }
   void Say(const std::string&) override {}

@@ -84,6 +84,11 @@ void PutPeerMessages(const std::string& folder) {
   peer::ChangesMessage changes;
   changes.got = {1, 2, 3};
   changes.lost = {4};
+  const peer::GetNamedMessage named{
+      .dataset = 1,
+      .urgent = 1,
+      .wanted = {{.request = 1, .sample = {"class/7.jpg", 110000, 1'700'000'000'000'000'005, 0, 0}},
+                 {.request = 2, .sample = {"large.bin", 3 << 20, 5, 1 << 20, 2 << 20}}}};
   const std::vector<peer::Message> messages = {peer::HelloMessage(),
                                                peer::AnswerMessage(),
                                                peer::ProofMessage(),
@@ -94,7 +99,8 @@ void PutPeerMessages(const std::string& folder) {
                                                get,
                                                data,
                                                have,
-                                               changes};
+                                               changes,
+                                               named};
   for (size_t i = 0; i < messages.size(); ++i) {
     const std::vector<std::byte> bytes = peer::Encode(messages[i]);
     Put(folder, "peer", static_cast<int>(i),

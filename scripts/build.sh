@@ -31,6 +31,9 @@ if ! "$VENV/bin/python" -m pip install "${verbose[@]}" --disable-pip-version-che
   --no-deps --no-index --force-reinstall .; then
   die "the build failed (make build V=1 shows every command)"
 fi
+# Benches and what tests need are no part of the package: they run from where they lie.
+site="$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+printf '%s\n' "$ROOT/bench" >"$site/forebay_benches.pth"
 # The stamp carries the time the build began: an edit made meanwhile is built next time.
 mv "$began" "$stamp"
 trap - EXIT

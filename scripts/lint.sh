@@ -40,13 +40,13 @@ python_dirs() {
   done
 }
 
-# mypy sees the package with the generated stub beside it; without a build, a stub that allows all.
+# mypy sees the packages with the generated stub beside them; without a build, a stub that allows all.
 types() {
   ls python/forebay/*.py >/dev/null 2>&1 || { warn "python/forebay is empty"; return 0; }
   local copy=build/mypy stub
   rm -rf "$copy"
   mkdir -p "$copy"
-  cp -r python/forebay "$copy/"
+  cp -r python/forebay bench/forebay_bench bench/forebay_testing "$copy/"
   stub="$(find build/python .venv/lib -name _forebay.pyi -print -quit 2>/dev/null || true)"
   if [ -n "$stub" ]; then
     # nanobind says object of whatever Python makes of it: an array, a string, nothing.
@@ -54,8 +54,8 @@ types() {
   else
     printf 'from typing import Any\ndef __getattr__(name: str) -> Any: ...\n' >"$copy/forebay/_forebay.pyi"
   fi
-  (cd "$copy" && mypy --config-file "$ROOT/pyproject.toml" --cache-dir "$ROOT/build/mypy-cache" --no-error-summary forebay) |
-    sed 's#^forebay/#python/forebay/#'
+  (cd "$copy" && mypy --config-file "$ROOT/pyproject.toml" --cache-dir "$ROOT/build/mypy-cache" --no-error-summary \
+    forebay forebay_bench forebay_testing) | sed -E 's#^forebay/#python/&#; s#^forebay_(bench|testing)/#bench/&#'
 }
 
 check "include order" python tests/check_includes.py

@@ -24,7 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from browser import Browser  # noqa: E402
-from forebay.testing.slowfs import SlowFs  # noqa: E402
+from forebay.slowfs import SlowFs  # noqa: E402
 
 _JOB = textwrap.dedent("""\
     import sys, time, forebay

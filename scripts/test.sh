@@ -35,7 +35,7 @@ fi
 
 # Of the package's build, so that the core is compiled once for both.
 build_package() {
-  SKBUILD_CMAKE_DEFINE="FOREBAY_PYTHON=ON;FOREBAY_TESTS=ON;FOREBAY_WERROR=ON;FOREBAY_PCH=ON" scripts/build.sh
+  SKBUILD_CMAKE_DEFINE="FOREBAY_PYTHON=ON;FOREBAY_TESTS=ON;FOREBAY_WERROR=ON" scripts/build.sh
 }
 
 cpp_build() {
@@ -44,7 +44,7 @@ cpp_build() {
   if [ "$preset" = dev ]; then
     build_package
     folder=build/python
-    cmake -S . -B "$folder" -DFOREBAY_TESTS=ON -DFOREBAY_WERROR=ON -DFOREBAY_PCH=ON >"$log" 2>&1 || { cat "$log"; return 1; }
+    cmake -S . -B "$folder" -DFOREBAY_TESTS=ON -DFOREBAY_WERROR=ON >"$log" 2>&1 || { cat "$log"; return 1; }
   else
     cmake --preset "$preset" >"$log" 2>&1 || { cat "$log"; return 1; }
   fi

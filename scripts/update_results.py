@@ -3,10 +3,11 @@
 
 forebay bench overhead --json docs/results/overhead.json
 ...
-scripts/update_results.py            rewrites them: some in README.md, all in docs/results/README.md
+scripts/update_results.py            rewrites them: some in README.md, all in docs/results,
+                                     the node simulator's in docs/simulator.md
 scripts/update_results.py --check    fails when they differ, or when an old result is not marked
 
-A result is old when the folders that its bench names (python/forebay/bench/benches.json), and the
+A result is old when the folders that its bench names (bench/forebay_bench/benches.json), and the
 bench itself, have had more than 40 commits since the one it was measured on, or when its tree had
 changes, or when that commit is nowhere in the history. Without git there is no age, and the marks
 stay as they are. In a shallow clone that does not reach back far enough the check fails and says
@@ -47,12 +48,12 @@ class Bench:
 
     def paths(self) -> list[str]:
         """What a change of makes its result older: the bench itself, too."""
-        own = f"python/forebay/bench/{self.name}"
-        return [*self.folders, f"{own}*.py", f"python/forebay/bench/workloads/{self.name}.json"]
+        own = f"bench/forebay_bench/{self.name}"
+        return [*self.folders, f"{own}*.py", f"bench/forebay_bench/workloads/{self.name}.json"]
 
 
 def load(root: Path) -> list[Bench]:
-    registry = json.loads((root / "python/forebay/bench/benches.json").read_text(encoding="utf-8"))
+    registry = json.loads((root / "bench/forebay_bench/benches.json").read_text(encoding="utf-8"))
     benches = []
     for name, about in registry.items():
         file = root / "docs/results" / f"{name}.json"
@@ -169,6 +170,21 @@ def full_tables(benches: list[Bench], old: dict[str, str]) -> str:
     return "\n".join(parts).rstrip()
 
 
+def simulator_table(benches: list[Bench], old: dict[str, str]) -> str:
+    """Of each set-up of bench simulator."""
+    what = "simulated / measured: "
+    rows = ["| set-up | simulated / measured |", "|---|---|"]
+    for bench in benches:
+        if bench.name == "simulator" and bench.result is not None:
+            mark = f" {OLD}" if old[bench.name] else ""
+            rows += [
+                f"| {case['name'].removeprefix(what)} | {case['value']:.3f}{mark} |"
+                for case in bench.result["cases"]
+                if case["name"].startswith(what)
+            ]
+    return "\n".join(rows)
+
+
 def between(text: str, table: str) -> str:
     start, stop = text.index(BEGIN) + len(BEGIN), text.index(END)
     return text[:start] + "\n" + table + "\n" + text[stop:]
@@ -223,6 +239,8 @@ def main(argv: list[str] | None = None) -> int:
     benches = load(root)
     problems = strays(root, benches)
     pages: dict[str, Table] = {"README.md": front_table, "docs/results/README.md": full_tables}
+    if (root / "docs/simulator.md").exists():
+        pages["docs/simulator.md"] = simulator_table
     texts = {name: (root / name).read_text(encoding="utf-8") for name in pages}
 
     old: dict[str, str] = {bench.name: "" for bench in benches}

@@ -39,9 +39,9 @@ IMPURE_HEADERS = {
     "unistd.h",
 }
 # What the core may not be given from outside. One is left: whether a sample would come from a peer
-# ("core/scheduler.h": SetElsewhere), until peers send it as events.
+# (Scheduler::SetElsewhere), until peers send it as events.
 HOOK = re.compile(r"\bstd::function\b")
-HOOKS_LEFT = {"core/scheduler.h"}
+HOOKS_LEFT = {"core/residency.h"}
 
 FORBIDDEN_CALLS = [
     (re.compile(r"(?<![\w.>])(?:std::|::)?(?:exit|quick_exit|abort)\s*\("), "ends the process"),

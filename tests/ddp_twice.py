@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 import forebay
 import torch
 import torch.distributed as dist
-from forebay.bench.torch_rival import RawFolder, as_list
+from forebay_bench.torch_rival import RawFolder, as_list
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler

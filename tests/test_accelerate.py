@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch")
 
 import forebay  # noqa: E402
 from data_sets import DataSet, image_folder  # noqa: E402
-from forebay.testing import SlowFs  # noqa: E402
+from forebay.slowfs import SlowFs  # noqa: E402
 from PIL import Image  # noqa: E402
 from torch.utils.data import (  # noqa: E402
     BatchSampler,
@@ -505,7 +505,7 @@ def test_a_lost_server_is_replaced_by_the_source(
     for n, batch in enumerate(fast):
         got.append(batch)
         if n == 2:
-            engine.__dict__["_server"][1].close()
+            engine.__dict__["_server"].close()
     assert got == expected
     assert engine.metrics()[SERVED] < len(folder)
     assert list(fast) == again

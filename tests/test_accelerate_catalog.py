@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 import forebay  # noqa: E402
 from data_sets import DataSet  # noqa: E402
 from forebay import Catalog  # noqa: E402
-from forebay.testing import SlowFs  # noqa: E402
+from forebay.slowfs import SlowFs  # noqa: E402
 from test_accelerate import Files, accelerated, as_list, needs_fuse, warned  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 import forebay  # noqa: E402
 from data_sets import DataSet  # noqa: E402
-from forebay.report import CAUSES  # noqa: E402
+from forebay.views.report import CAUSES  # noqa: E402
 from forebay.worker_io import WorkerWaits  # noqa: E402
 from test_accelerate import Files, Unknown, accelerated, as_list, file_list  # noqa: E402
 from test_accelerate_shared import Thinking  # noqa: E402
@@ -30,7 +30,8 @@ NAMES = list(CAUSES)
 
 def slowly(monkeypatch: pytest.MonkeyPatch, delay: str) -> None:
     """Data sets that are added from now on lie on storage with these delays."""
-    monkeypatch.setattr(module, "dataset_id", functools.partial(module.dataset_id, delay=delay))
+    real = forebay.Engine.dataset
+    monkeypatch.setattr(forebay.Engine, "dataset", functools.partialmethod(real, delay=delay))
 
 
 def stalls(engine: forebay.Engine) -> dict[str, float]:

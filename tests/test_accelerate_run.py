@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from forebay.testing import SlowFs  # noqa: E402
+from forebay.slowfs import SlowFs  # noqa: E402
 from PIL import Image  # noqa: E402
 from test_run import local, needs_library, run  # noqa: E402, F401 - a fixture
 

@@ -17,9 +17,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from forebay import bench  # noqa: E402
-from forebay.bench import drift, measure, page_cache, run  # noqa: E402
-from forebay.testing import Cluster, Etcd, SlowFs  # noqa: E402
+import forebay_bench as bench  # noqa: E402
+from forebay_bench import drift, measure, page_cache, run  # noqa: E402
+from forebay_testing import Cluster, Etcd, SlowFs  # noqa: E402
 
 _usable, _reason = SlowFs.available()
 needs_fuse = pytest.mark.skipif(not _usable, reason=f"no mount here: {_reason}")
@@ -359,7 +359,7 @@ def test_every_bench_is_registered() -> None:
     for name, about in run.REGISTRY.items():
         targets = run.load_workload(name, "default")["targets"]
         assert about["folders"] and about.get("front", {}).keys() <= targets.keys()
-        assert importlib.util.find_spec(f"forebay.bench.{name}")
+        assert importlib.util.find_spec(f"forebay_bench.{name}")
     assert {"overhead", "peers"} <= set(run.BENCHES) and run.GPU_BENCHES == ("gpu",)
 
 
@@ -372,7 +372,7 @@ def test_the_data_can_be_kept(tiny: Path) -> None:
 def test_a_bench_that_fails_leaves_nothing_and_says_so(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forebay.bench import overhead
+    from forebay_bench import overhead
 
     monkeypatch.setattr(overhead, "_small", lambda ctx, out: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -400,7 +400,7 @@ def test_the_gpu_bench_wants_a_gpu(tiny: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_measured_bound_replaces_the_words_of_the_workload(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    from forebay.bench import accuracy
+    from forebay_bench import accuracy
 
     monkeypatch.setattr(
         accuracy,
@@ -417,7 +417,7 @@ def test_a_measured_bound_replaces_the_words_of_the_workload(
 
 def test_photo_like_images_are_the_same_each_time(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
-    from forebay.bench import decode_data
+    from forebay_bench import decode_data
 
     sizes = set()
     for copy in ("a", "b"):
@@ -459,7 +459,7 @@ def test_recovery_is_when_the_rate_stays() -> None:
 
 @needs_fuse
 def test_the_page_cache_has_the_size_of_its_group(tmp_path: Path) -> None:
-    from forebay.bench import data
+    from forebay_bench import data
 
     paths = data.make_files(str(tmp_path / "files"), 200, 100_000, 1, sigma=0.1)
     total = sum(os.path.getsize(p) for p in paths)

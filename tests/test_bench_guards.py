@@ -18,9 +18,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from forebay import bench  # noqa: E402
-from forebay.bench import check, ending, measure, run, torch_rival, tune  # noqa: E402
-from forebay.testing import SlowFs  # noqa: E402
+import forebay_bench as bench  # noqa: E402
+from forebay.slowfs import SlowFs  # noqa: E402
+from forebay_bench import check, ending, measure, run, torch_rival, tune  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 _usable, _reason = SlowFs.available()
@@ -34,7 +34,7 @@ needs_fuse = pytest.mark.skipif(not _usable, reason=f"no mount here: {_reason}")
 def test_a_figure_that_is_not_met_is_an_exit_code(
     value: float, code: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
-    from forebay.bench import overhead
+    from forebay_bench import overhead
 
     found = measure.Outcome({"memory_vs_memcpy": value, "small_samples_per_s": 2e6})
     monkeypatch.setattr(overhead, "run", lambda ctx: found)
@@ -71,7 +71,7 @@ def test_workers_are_doubled_until_two_larger_numbers_bring_nothing() -> None:
 def test_pytorchs_best_delivers_every_byte_through_persistent_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forebay.bench.data import make_files
+    from forebay_bench.data import make_files
 
     paths = make_files(str(tmp_path / "files"), 21, 3000, 1)
     with tempfile.TemporaryDirectory(prefix="fb-", dir="/tmp") as short:
@@ -197,7 +197,7 @@ class Repository:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.write("python/forebay/bench/benches.json", json.dumps(
+        self.write("bench/forebay_bench/benches.json", json.dumps(
             {"x": {"folders": ["src/x"], "front": {"speed": "how fast"}}}))  # fmt: skip
         marks = "before\n<!-- results -->\n<!-- /results -->\nafter\n"
         self.write("README.md", marks)
@@ -223,12 +223,12 @@ class Repository:
             self.git("commit", "-q", "-m", "more")
         return self.git("rev-parse", "HEAD")
 
-    def result(self, commit: str) -> None:
-        self.write("docs/results/x.json", json.dumps({
-            "bench": "x", "mode": "default", "commit": commit, "seconds": 1.0,
+    def result(self, commit: str, bench: str = "x", **more: Any) -> None:
+        self.write(f"docs/results/{bench}.json", json.dumps({
+            "bench": bench, "mode": "default", "commit": commit, "seconds": 1.0,
             "machine": {"cores": 2, "cpu": "c", "load_1min": 0.0},
             "workload": {"targets": {"speed": [">=", 2]}}, "figures": {"speed": 3.0},
-            "worst": {"speed": 2.5}}))  # fmt: skip
+            "worst": {"speed": 2.5}, **more}))  # fmt: skip
 
     def run(self, *arguments: str, **variables: str) -> Any:
         command = [sys.executable, str(ROOT / "scripts/update_results.py"), "--root"]
@@ -282,14 +282,28 @@ def test_a_result_of_a_changed_tree_or_of_nowhere_is_old(repository: Repository)
         assert repository.run("--check").returncode == 0
 
 
+def test_the_simulators_page_has_the_figures_of_its_result(repository: Repository) -> None:
+    folders = {"folders": ["src/x"]}
+    repository.write("bench/forebay_bench/benches.json", json.dumps({"simulator": folders}))
+    repository.write("docs/simulator.md", "<!-- results -->\n<!-- /results -->\n")
+    cases = [{"name": "simulated / measured: slow", "value": 1.0158},
+             {"name": "measured: slow", "value": 7.0}]  # fmt: skip
+    repository.result(repository.git("rev-parse", "HEAD"), "simulator", cases=cases)
+    assert repository.run("--check").returncode == 1
+    assert repository.run().returncode == 0
+    assert repository.run("--check").returncode == 0
+    page = (repository.folder / "docs/simulator.md").read_text()
+    assert "| slow | 1.016 |" in page and "7" not in page
+
+
 def test_documents_do_not_make_a_tree_dirty(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The result of one bench is there when the next one runs."""
     monkeypatch.delenv("FOREBAY_COMMIT", raising=False)
-    repository.write("python/forebay/bench/run.py", "")
+    repository.write("bench/forebay_bench/run.py", "")
     commit = repository.commit()
-    monkeypatch.setattr(run, "__file__", str(repository.folder / "python/forebay/bench/run.py"))
+    monkeypatch.setattr(run, "__file__", str(repository.folder / "bench/forebay_bench/run.py"))
     repository.result(commit)
     assert repository.run().returncode == 0
     assert run.commit() == commit

@@ -16,7 +16,7 @@ import forebay
 import pytest
 from data_sets import make_folder
 from forebay import _forebay
-from forebay.testing import SlowFs
+from forebay.slowfs import SlowFs
 
 _usable, _reason = SlowFs.available()
 needs_fuse = pytest.mark.skipif(not _usable, reason=f"no mount here: {_reason}")

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import tarfile
 import time
+from importlib import metadata
 from pathlib import Path
 
 import forebay
 import pytest
-from forebay import _forebay, cli, doctor
+from forebay import _forebay, cli
+from forebay.commands import doctor
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +67,29 @@ def test_help_of_a_command_has_examples(capsys: pytest.CaptureFixture[str], comm
     assert "examples:" in out
     assert "--no-fuse" not in out
     assert call(capsys, "help", command) == (0, out, "")
+
+
+def test_the_package_has_no_benches_and_no_test_code() -> None:
+    files = [str(file) for file in metadata.files("forebay") or []]
+    assert "forebay/cli.py" in files
+    assert [file for file in files if re.search("bench|testing|open_loop", file)] == []
+
+
+def test_bench_without_the_source_tree_says_where_benches_are(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "forebay_bench", None)
+    code, out, err = call(capsys, "bench", "epoch")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "come with the source tree" in err and "make bench NAME=epoch" in err
+
+
+def test_commands_of_the_package_need_nothing_beside_it() -> None:
+    code = (
+        "import sys; sys.modules['forebay_bench'] = sys.modules['forebay_testing'] = None; "
+        "import forebay.cli, forebay.commands.demo.command, forebay.commands.doctor"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_version_from_a_process() -> None:

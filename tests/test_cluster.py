@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from forebay.bench.peers_cluster import NodeFailed, Oracle, Ranks
-from forebay.bench.peers_node import Spec
-from forebay.testing import Cluster, SlowFs
+from forebay_bench.peers_cluster import NodeFailed, Oracle, Ranks
+from forebay_bench.peers_node import Spec
+from forebay_testing import Cluster, SlowFs
 
 _usable, _reason = Cluster.available()
 pytestmark = pytest.mark.skipif(not _usable, reason=f"no test bed here: {_reason}")
@@ -118,7 +118,7 @@ def test_by_hand_and_killed_without_a_word(tmp_path: Path) -> None:
         "import os, time; out = open(os.environ['PLACE'] + os.environ['RANK'], 'w')\n"
         "print(os.getpid(), file=out, flush=True); time.sleep(60)"
     )
-    command = [sys.executable, "-m", "forebay.testing", "--nodes", "2", "--",
+    command = [sys.executable, "-m", "forebay_testing", "--nodes", "2", "--",
                sys.executable, "-c", script]  # fmt: skip
     hand = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

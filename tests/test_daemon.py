@@ -18,8 +18,8 @@ from pathlib import Path
 import forebay
 import pytest
 from data_sets import DataSet, batches_of, check_batch, torch_order
-from forebay import daemon_status
 from forebay.cli import main
+from forebay.views import daemon_status
 
 _LIMIT_S = 60
 
@@ -283,6 +283,8 @@ def test_a_killed_daemon_costs_one_line(
             assert [s.samples for s in loader.stats()] == [len(folder)] * 2
     assert len(caplog.records) == 1 and "daemon" in caplog.text
     assert not run_folder.exists()  # what the dead one left is cleared
+    assert engine.metrics()["forebay_port_failovers_total"] == 1
+    assert "\nforebay_port_failovers_total 1\n" in engine.prometheus()
 
 
 def test_a_daemon_that_cannot_start_costs_one_line(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import time
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import forebay
 import numpy as np
@@ -19,7 +19,7 @@ from conftest import forebay_threads
 from data_sets import DataSet, check_batch
 from forebay import daemon
 from forebay import transforms as T
-from test_daemon import _await, _daemons, _engine, _orders, _pid
+from test_daemon import _LIMIT_S, _await, _daemons, _engine, _orders, _pid
 from test_decode_resume import make_pictures
 
 TRANSFORM = [T.RandomResizedCrop(16), T.RandomHorizontalFlip(), T.ColorJitter(0.4), T.ToTensor()]
@@ -68,9 +68,10 @@ def test_the_same_tensors_through_the_daemon(
         # Each is read once, and nothing is decoded by the daemon.
         assert metrics["forebay_source_reads_total"] == COUNT
         assert metrics.get("forebay_decode_samples_total", 0) == 0
-        client = engine.client()
-        assert client is not None and client.decoding()["forebay_decode_samples_total"] >= 3 * COUNT
-        assert client.decoding()["forebay_decode_threads"] == 1
+        port = engine.native
+        assert engine.client() is not None
+        assert port.decoding()["forebay_decode_samples_total"] >= 3 * COUNT
+        assert port.decoding()["forebay_decode_threads"] == 1
         # The memory of finished batches counts there.
         batch = 4 * 3 * 16 * 16 * 4
         assert metrics["forebay_stage_arena_used_bytes"] > used + 2 * batch
@@ -185,15 +186,22 @@ def test_decoded_batches_come_back(
 
 
 def test_tries_to_come_back_end(
-    folder: DataSet, run_folder: Path, soon: None, monkeypatch: pytest.MonkeyPatch
+    folder: DataSet,
+    run_folder: Path,
+    soon: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    program = tmp_path / "forebayd"
+    program.symlink_to(daemon.program())
+    monkeypatch.setenv("FOREBAYD", str(program))
     engine = _engine()
+    program.unlink()
     os.kill(_pid(engine), signal.SIGKILL)
-    monkeypatch.setenv("FOREBAYD", "/nonexistent/forebayd")
     loader = forebay.DataLoader(folder.root, 8, shuffle=True, engine=engine)
     assert sum(len(batch) for batch in loader) == len(folder)
-    _await(lambda: engine._returning is None, "tries without end")
-    assert engine._tries == 3 and engine.client() is None
+    _await(lambda: not engine.native.returning, "tries without end")
+    assert engine.metrics()["forebay_port_return_tries_total"] == 3 and engine.client() is None
     forebay._forebay.SharedEngine.clear_dead("")
 
 
@@ -214,51 +222,31 @@ def _kill(engine: forebay.SharedEngine, run_folder: Path) -> None:
 def test_a_daemon_that_does_not_take_the_stream(
     folder: DataSet, run_folder: Path, by_hand: None, caplog: pytest.LogCaptureFixture, idle: bool
 ) -> None:
+    arenas = lambda: set(re.findall(r"\d+ +/memfd:forebay ", Path("/proc/self/maps").read_text()))
+    others = arenas()
     engine = _engine()
     loader = forebay.DataLoader(folder.root, 8, shuffle=True, engine=engine)
-    feed = loader._feed
-    make = feed._make
-
-    def small(engine, dataset, arguments):
-        if isinstance(engine, daemon._Attached):
-            raise forebay.BudgetError("too small")
-        return make(engine, dataset, arguments)
-
-    feed._make = small
     iterator = iter(loader)
-    seen = [next(iterator)]
+    check_batch(next(iterator), _orders(folder, 8, 0)[0], folder)
+    theirs = arenas() - others
     _kill(engine, run_folder)
-    assert feed._feed is None and feed._client is None  # it does not keep the dead one's memory
-    if not idle:
-        seen.append(next(iterator))
-        before = feed.native
+    assert len(theirs) == 1 and not theirs & arenas()  # it does not keep the dead one's memory
+    seen = [] if idle else [next(iterator)]
+    before = engine.native.engine.identity
     caplog.clear()
-    assert engine._try_to_return() == 0.0
-    for batch, samples in zip([*seen, *iterator], _orders(folder, 8, 0), strict=True):
+    # An engine that lends itself to workers knows its own data sets only.
+    other = forebay.Engine("64M")
+    server = forebay._forebay.Server(other.native)
+    (run_folder / "forebayd.sock").symlink_to(server.path)
+    engine.native.come_back()
+    for batch, samples in zip([*seen, *iterator], _orders(folder, 8, 0)[1:], strict=True):
         check_batch(batch, samples, folder)
-    assert engine.client() is None and engine._returning is None
-    assert [r.levelname for r in caplog.records] == ["WARNING"] and "too small" in caplog.text
-    assert idle or (feed.native is before and engine.native is before)
-
-
-class _Gate:
-    """Does something at the first moment that a feed may move after a call."""
-
-    def __init__(self, feed: daemon.SharedFeed, then: Callable[[], None]) -> None:
-        self.feed, self.then, self.real = feed, then, feed._gate
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.real, name)
-
-    def __enter__(self) -> None:
-        self.real.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        ended = self.feed._inside == 0
-        self.real.__exit__(*error)
-        if ended:
-            self.feed._gate = self.real
-            self.then()
+    assert engine.client() is None and not engine.native.returning
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert "takes no data sets" in caplog.text
+    assert idle or engine.native.engine.identity == before
+    (run_folder / "forebayd.sock").unlink()
+    server.close()
 
 
 def test_a_move_counts_the_batch_before_it(
@@ -267,18 +255,23 @@ def test_a_move_counts_the_batch_before_it(
     engine = _engine()
     _kill(engine, run_folder)
     loader = forebay.DataLoader(folder.root, 8, shuffle=True, engine=engine)
-    feed = loader._feed
+    seen = []
 
-    def move() -> None:  # as another thread may
-        engine._try_to_return()
-        feed.waiting_for()
-        assert feed._client is engine.client() is not None
+    def move() -> None:  # while the loop is between any two batches
+        _await(lambda: len(seen) > 1, "no batches")
+        assert engine.native.come_back()
 
-    iterator = iter(loader)
-    feed._gate = _Gate(feed, move)
-    for batch, samples in zip(iterator, _orders(folder, 8, 0), strict=True):
+    with ThreadPoolExecutor(1) as pool:
+        moved = pool.submit(move)
+        for batch, samples in zip(loader, _orders(folder, 8, 0), strict=True):
+            check_batch(batch, samples, folder)
+            seen.append(batch.epoch)
+            if len(seen) == 4:
+                moved.result(_LIMIT_S)
+    for batch, samples in zip(loader, _orders(folder, 8, 1), strict=True):
         check_batch(batch, samples, folder)
-    assert feed._client is not None
+    assert engine.client() is not None
+    assert [s.samples for s in loader.stats()] == [len(folder)] * 2
 
 
 def test_the_end_stays_where_it_was(folder: DataSet, run_folder: Path, by_hand: None) -> None:

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from forebay.bench.data import make_files
-from forebay.testing import Cluster, SlowFs
+from forebay_bench.data import make_files
+from forebay_testing import Cluster, SlowFs
 
 pytest.importorskip("torch")
 _usable, _reason = Cluster.available()

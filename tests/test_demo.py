@@ -15,8 +15,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from forebay.demo import command, training  # noqa: E402
-from forebay.testing import SlowFs  # noqa: E402
+from forebay.commands.demo import command, training  # noqa: E402
+from forebay.slowfs import SlowFs  # noqa: E402
 
 _usable, _reason = SlowFs.available()
 needs_fuse = pytest.mark.skipif(not _usable, reason=f"no mount here: {_reason}")

@@ -21,6 +21,7 @@ from data_sets import DataSet
 fsspec = pytest.importorskip("fsspec")
 
 from forebay.fsspec_fs import ForebayFileSystem  # noqa: E402
+from transparent.plane import source_metric  # noqa: E402
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def service(
 
 
 def copies(service: forebay.files.Service) -> int:
-    return sum(1 for p in Path(service.cache, "copies").iterdir() if not p.name.endswith(".part"))
+    return sum(1 for p in Path(service.view, "copies").iterdir() if not p.name.endswith(".part"))
 
 
 def test_the_entry_point() -> None:
@@ -108,9 +109,9 @@ def test_copies_are_read_while_the_source_is_as_it_was(
     path.write_bytes(b"before")
     for _ in range(2):
         data, file = origin(path)
-        assert data == b"before" and file.startswith(f"{service.cache}/copies/")
+        assert data == b"before" and file.startswith(f"{service.view}/copies/")
     assert copies(service) == 1
-    assert service.status()["metrics"]["forebay_files_source_read_bytes_total"] == 6
+    assert source_metric(service.status()["metrics"], "source_read_bytes_total") == 6
     path.write_bytes(b"after!")  # past us
     for _ in range(2):
         assert origin(path) == (b"after!", str(path))

@@ -118,14 +118,16 @@ def test_a_map_dataset(folder: DataSet, engine: forebay.SharedEngine) -> None:
     assert list(read) == [expected(folder, i) for i in numbers]
 
 
-def test_a_killed_daemon(folder: DataSet, engine: forebay.SharedEngine) -> None:
+@pytest.mark.parametrize("workers", [0, 2], ids=["here", "workers"])
+def test_a_killed_daemon(workers: int, folder: DataSet, engine: forebay.SharedEngine) -> None:
     source = forebay.grain.Source(folder.root, engine=engine)
     order = sampler(source)
     source.follow(order)
     client = engine.client()
     assert client is not None
     got = []
-    for n, record in enumerate(grain.DataLoader(data_source=source, sampler=order)):
+    loader = grain.DataLoader(data_source=source, sampler=order, worker_count=workers)
+    for n, record in enumerate(loader):
         got.append(record)
         if n == 20:
             os.kill(client.pid, signal.SIGKILL)

@@ -29,7 +29,7 @@ import kill_client
 import pytest
 from conftest import Pulse, seed_count
 from data_sets import DataSet, batches_of, torch_order
-from forebay.testing import Etcd
+from forebay_testing import Etcd
 from test_daemon import _await, _crc, _daemons
 
 _HANG_S = 5.0

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from forebay.mount_command import mounted_kind
-from forebay.testing.slowfs import SlowFs
+from forebay.commands.mount import mounted_kind
+from forebay.slowfs import SlowFs
+from transparent.plane import PROGRAM
 
 _usable, _reason = SlowFs.available()
 pytestmark = pytest.mark.skipif(not _usable, reason=f"nothing can be mounted here: {_reason}")
@@ -178,7 +179,7 @@ def test_goes_on_without_its_service_and_shows_the_sources_errors(
         names = sorted(p.relative_to(source) for p in source.rglob("*.bin"))
         for name in names[:10]:
             assert (shown / name).read_bytes() == (source / name).read_bytes()
-        (service,) = processes("forebay-filesd", str(cache))
+        (service,) = processes(PROGRAM, str(cache))
         os.kill(service, signal.SIGKILL)
         for name in names:
             assert (shown / name).read_bytes() == (source / name).read_bytes()

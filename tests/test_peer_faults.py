@@ -25,10 +25,10 @@ from typing import Any
 
 import pytest
 from conftest import Pulse, seed_count
-from forebay.bench.data import make_files
-from forebay.bench.peers_cluster import Oracle, Ranks
-from forebay.bench.peers_node import Spec
-from forebay.testing import Cluster, SlowFs
+from forebay_bench.data import make_files
+from forebay_bench.peers_cluster import Oracle, Ranks
+from forebay_bench.peers_node import Spec
+from forebay_testing import Cluster, SlowFs
 
 _usable, _reason = Cluster.available()
 pytestmark = [

@@ -16,8 +16,9 @@ from typing import Any
 
 import forebay
 import pytest
-from forebay import daemon_status, peers_status, peers_watch, top, watch
-from forebay.report import CAUSES, EpochReport, sentence, table
+from forebay import peers_watch
+from forebay.views import daemon_status, peers_status, top, watch
+from forebay.views.report import CAUSES, EpochReport, sentence, table
 
 _FILES = 120
 _BYTES = 6000
@@ -423,7 +424,8 @@ _TOLD = """
 import json, logging, sys, time
 logging.basicConfig(level=logging.INFO, stream=sys.stderr)
 import forebay
-from forebay import daemon_status, peers_watch
+from forebay import peers_watch
+from forebay.views import daemon_status
 kind, folder, data, peers, wait_for = json.loads(sys.argv[1])
 peers_watch._LOOK_S = peers_watch._LASTED_S = 0.05
 engine = (forebay.SharedEngine("32M", folder=folder, peers=peers, linger=0) if kind == "daemon"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from forebay import cli
 
-plan = pytest.importorskip("forebay.plan_command")
+plan = pytest.importorskip("forebay.commands.plan")
 
 MB = 1 << 20
 SAMPLES = 300

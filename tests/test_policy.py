@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from forebay import ArgumentError, DataLoader, SharedEngine, _forebay, cli
 from forebay.policy import JobRule, Policy, from_json, load_policy, parse_policy
-from forebay.testing import Etcd
+from forebay_testing import Etcd
 
 SITE = """\
 # Two teams.
@@ -223,7 +223,7 @@ def test_a_daemon_follows_its_policy(
 def test_a_clusters_policy_lies_in_etcd(
     site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forebay.policy_command._knobs", lambda client: KNOBS)
+    monkeypatch.setattr("forebay.commands.policy._knobs", lambda client: KNOBS)
     with Etcd() as etcd:
         code, out, err = call(capsys, "policy", "show", "--etcd", etcd.endpoint)
         assert code == 0 and "no policy is in force" in out, err

@@ -14,8 +14,10 @@ import time
 from pathlib import Path
 
 import pytest
-from forebay import cli, run_command
+from forebay import cli
 from forebay._errors import ArgumentError, MissingError
+from forebay.commands import run as run_command
+from transparent.plane import PROGRAM, view
 
 RUN = [sys.executable, "-m", "forebay.cli", "run"]
 try:
@@ -120,7 +122,7 @@ def test_cache_that_stays(old: Path, local: Path, tmp_path: Path) -> None:
         wanted = hashlib.sha256(b"".join(bytes([i]) * 5000 for i in range(8))).hexdigest()
         assert (done.returncode, done.stdout.split()[0]) == (0, wanted)
         assert expected in done.stderr
-    assert len(os.listdir(cache / "copies")) == 8
+    assert len(os.listdir(view(cache) / "copies")) == 8
 
 
 @needs_library
@@ -131,7 +133,7 @@ def test_a_cache_that_is_removed_is_made_anew(old: Path, local: Path, tmp_path: 
         done = run("--source", str(old), "--cache", str(cache), "--", "cat", str(old / "1.bin"))
         assert (done.returncode, len(done.stdout)) == (0, 5000)
         assert "forebay: 1 files copied to local disk" in done.stderr
-        assert len(os.listdir(cache / "copies")) == 1
+        assert len(os.listdir(view(cache) / "copies")) == 1
         shutil.rmtree(cache)
 
 
@@ -192,7 +194,7 @@ def test_program_runs_when_the_service_cannot(old: Path, local: Path, tmp_path: 
     assert (done.returncode, done.stdout) == (0, "fine\n")
     assert done.stderr.startswith("forebay: running without Forebay: ")
     assert done.stderr.count("\n") == 1
-    env = {**os.environ, "FOREBAY_FILESD": "/no/such"}
+    env = {**os.environ, "FOREBAY_FILESD": "/no/such", "FOREBAYD": "/no/such"}
     done = run("--source", str(old), "--", "echo", "fine", env=env)
     assert (done.returncode, done.stdout) == (0, "fine\n")
     assert done.stderr.startswith("forebay: running without Forebay: ")
@@ -207,14 +209,15 @@ def read(name):
     with open(os.path.join(sys.argv[1], name), "rb") as file:
         return len(file.read())
 print(read("1.bin"))
-cache = os.environ["FOREBAY_FILES_CACHE"].encode()
+view = os.environ["FOREBAY_FILES_CACHE"].encode()
+folders = (b"=" + view, b"=" + os.path.dirname(view))
 for pid in filter(str.isdigit, os.listdir("/proc")):
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read().split(b"\\0")
     except OSError:
         continue
-    if words[0].endswith(b"forebay-filesd") and b"--cache=" + cache in words:
+    if words[0].endswith(sys.argv[2].encode()) and any(w.endswith(folders) for w in words[1:]):
         os.kill(int(pid), signal.SIGKILL)
 print(read("1.bin"), read("2.bin"))
 sys.exit(6)
@@ -360,7 +363,7 @@ def test_service_that_is_killed(
     runtime = tmp_path / "run"
     runtime.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    done = run("--source", str(old), "--", sys.executable, "-c", KILLING, str(old))
+    done = run("--source", str(old), "--", sys.executable, "-c", KILLING, str(old), PROGRAM)
     assert (done.returncode, done.stdout) == (6, "5000\n5000 5000\n")
     assert done.stderr.startswith("forebay: the file service did not last to the end")
     assert os.listdir(local) == []

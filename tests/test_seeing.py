@@ -25,9 +25,10 @@ import browser
 import forebay
 import pytest
 from data_sets import DataSet
-from forebay import _forebay, top, watch
+from forebay import _forebay
 from forebay.cli import main
-from forebay.report import CAUSES, EpochReport, log_epoch
+from forebay.views import top, watch
+from forebay.views.report import CAUSES, EpochReport, log_epoch
 
 _ROOT = Path(__file__).resolve().parent.parent
 _SLOW = "open_ms=20,bandwidth_mb=2"  # far too slow for whoever asks without a pause

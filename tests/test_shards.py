@@ -7,7 +7,7 @@ from pathlib import Path
 import forebay
 import pytest
 from data_sets import DataSet, batches_of, check_batch, make_tfrecord, make_webdataset, torch_order
-from forebay.testing import SlowFs
+from forebay.slowfs import SlowFs
 
 _usable, _reason = SlowFs.available()
 needs_fuse = pytest.mark.skipif(not _usable, reason=f"no mount here: {_reason}")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from forebay import cli
 
-simulate = pytest.importorskip("forebay.simulate")
+simulate = pytest.importorskip("forebay.commands.simulate")
 
 SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
 

@@ -15,8 +15,7 @@ import forebay
 import pytest
 from data_sets import DataSet, batches_of, check_batch, torch_order
 from forebay import Catalog
-from forebay import loader as loader_module
-from forebay.testing.slowfs import SlowFs
+from forebay.slowfs import SlowFs
 
 _SLOW, _WHY = SlowFs.available()
 
@@ -40,13 +39,13 @@ def slow(copy: DataSet) -> Iterator[DataSet]:
 
 def _before_sizes(monkeypatch: pytest.MonkeyPatch, act: Callable[[Catalog], None]) -> None:
     """Calls `act` between the listing and the first lookup of a size."""
-    real = loader_module.dataset_id
+    real = forebay.Engine.dataset
 
-    def dataset_id(engine: forebay.Engine, catalog: Catalog, delay: str = "") -> int:
+    def dataset(engine: forebay.Engine, catalog: Catalog, delay: str = "") -> int:
         act(catalog)
         return real(engine, catalog, delay)
 
-    monkeypatch.setattr(loader_module, "dataset_id", dataset_id)
+    monkeypatch.setattr(forebay.Engine, "dataset", dataset)
 
 
 def _check_epochs(loader: forebay.DataLoader, data: DataSet, batch: int, epochs: int = 2) -> None:

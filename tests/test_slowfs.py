@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 try:
-    from forebay.testing.slowfs import SlowFs
+    from forebay.slowfs import SlowFs
 except ImportError:
     # slowfs can be tested before the package is built: its module needs nothing but Python.
     _file = Path(__file__).resolve().parents[1] / "python" / "forebay" / "testing" / "slowfs.py"

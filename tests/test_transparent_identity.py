@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from conftest import seed_count
-from forebay.testing.slowfs import SlowFs
+from forebay.slowfs import SlowFs
 from transparent import cpython
 from transparent.under import LIBRARY, SERVICE, FileService, plain_environment, run
 

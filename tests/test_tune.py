@@ -7,7 +7,7 @@ from pathlib import Path
 import forebay
 import pytest
 from forebay import ArgumentError, cli
-from forebay.bench.tune import Best, best_point, grid
+from forebay_bench.tune import Best, best_point, grid
 
 COUNT, SIZE = 200, 5000
 

@@ -36,10 +36,5 @@ rm -f "$scratch"/site/forebay/_forebay*.so
 cmake --install "$scratch/build" --component python --prefix "$scratch/site" >>"$scratch/build.log"
 echo "built in $((SECONDS - start)) s"
 
-export PYTHONPATH="$path" PYTHONUNBUFFERED=1 TMPDIR="$scratch/tmp"
-# The copy in site/ has no history of its own.
-if [ -z "${FOREBAY_COMMIT:-}" ] && commit="$(git -C "$root" rev-parse HEAD 2>/dev/null)"; then
-  FOREBAY_COMMIT="$commit$([ -z "$(git -C "$root" status --porcelain)" ] || echo +)"
-fi
-export FOREBAY_COMMIT
+export PYTHONPATH="$path:$root/bench" PYTHONUNBUFFERED=1 TMPDIR="$scratch/tmp"
 "$python" -c 'import sys; from forebay.cli import main; sys.exit(main(["bench", "gpu", *sys.argv[1:]]))' "$@"

@@ -80,6 +80,8 @@ const char* FormatName(Format format) {
       return "tfrecord";
     case Format::kFileList:
       return "files";
+    case Format::kGrowing:
+      return "growing";
   }
   return "unknown";
 }

@@ -8,6 +8,7 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
@@ -54,6 +55,12 @@ class WaitUnlocked {
   PyThreadState* state_;
 };
 
+template <typename Call>
+auto Unlocked(Call call) {
+  WaitUnlocked unlocked;
+  return call();
+}
+
 // Signals are handled while C++ waits: true when Python has raised (KeyboardInterrupt).
 bool SignalRaised();
 
@@ -83,6 +90,7 @@ void BindLimits(nb::module_& m);
 void BindShared(nb::module_& m);
 void BindSignals(nb::module_& m);
 void BindSim(nb::module_& m);
+void BindStreamOptions(nb::module_& m);
 void BindTune(nb::module_& m);
 void BindWorker(nb::module_& m);
 

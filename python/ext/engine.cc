@@ -109,14 +109,23 @@ nb::object Field(nb::handle_t<Batch> self, int64_t i, const std::string& name) {
                           .c_str());
 }
 
-nb::object Take(const EngineHandle& self, StreamId stream, double wait_s, nb::handle held) {
-  BatchLoan loan;
-  return TakeInSlices(
-      wait_s, held, [&](Nanos slice) { return self.engine->Take(stream, slice, &loan); },
-      [&] {
-        auto catalog = std::as_const(*self.engine).shared_catalog(loan.dataset);
-        return Batch(self.port, std::move(catalog), std::move(loan));
-      });
+TunePolicy TunerFrom(const std::string& name) {
+  if (name == "prisma") return TunePolicy::kPrisma;
+  if (name != "forebay") {
+    Raise(Status(Code::kInvalidArgument,
+                 StrCat("tuner is '", name, "'; it takes forebay or prisma")));
+  }
+  return TunePolicy::kForebay;
+}
+
+PosixSourceOptions::Io IoFrom(const std::string& name) {
+  if (name == "threads") return PosixSourceOptions::Io::kThreads;
+  if (name == "io_uring") return PosixSourceOptions::Io::kUring;
+  if (name != "auto") {
+    Raise(Status(Code::kInvalidArgument,
+                 StrCat("io is '", name, "'; it takes auto, threads or io_uring")));
+  }
+  return PosixSourceOptions::Io::kAuto;
 }
 
 }  // namespace
@@ -133,9 +142,13 @@ nb::object PathsOf(const Catalog& catalog, const std::vector<SampleId>& samples)
   return paths;
 }
 
-nb::object MakeBatch(std::shared_ptr<Port> port, std::shared_ptr<const Catalog> catalog,
-                     BatchLoan loan) {
-  return nb::cast(Batch(std::move(port), std::move(catalog), std::move(loan)));
+nb::object MakeBatch(const std::shared_ptr<Port>& port, BatchLoan loan) {
+  std::shared_ptr<const Catalog> catalog = port->Find(loan.dataset);
+  if (catalog == nullptr) {
+    (void)port->Release(loan.lease);
+    Raise(Status(Code::kInternal, "a batch of a data set that this process did not open"));
+  }
+  return nb::cast(Batch(port, std::move(catalog), std::move(loan)));
 }
 
 nb::object ClusterOf(const ClusterReport& report) {
@@ -167,32 +180,6 @@ nb::object ClusterOf(const ClusterReport& report) {
   }
   d["peers"] = peers;
   return d;
-}
-
-nb::dict StatsOf(const EpochStats& e) {
-  nb::dict d;
-  d["epoch"] = e.epoch;
-  d["batches"] = e.batches;
-  d["samples"] = e.samples;
-  d["bytes"] = e.bytes;
-  d["source_reads"] = e.source_reads;
-  d["source_bytes"] = e.source_bytes;
-  d["peer_reads"] = e.peer_reads;
-  d["peer_bytes"] = e.peer_bytes;
-  d["seconds"] = static_cast<double>(e.wall_ns) * 1e-9;
-  nb::dict wait;
-  for (size_t i = 0; i < kStallCauses; ++i) {
-    wait[nb::str(kStallCauseNames[i].data(), kStallCauseNames[i].size())] =
-        static_cast<double>(e.wait_ns[i]) * 1e-9;
-  }
-  d["wait"] = wait;
-  d["batch_us"] = Array(std::vector<uint32_t>(e.batch_us));
-  return d;
-}
-
-StallCause CauseAt(size_t place) {
-  if (place >= kStallCauses) throw nb::index_error("no such cause");
-  return static_cast<StallCause>(place);
 }
 
 void BindEngine(nb::module_& m) {
@@ -240,14 +227,13 @@ void BindEngine(nb::module_& m) {
       .def("release", &Batch::Release,
            "Gives the memory back at once. Views made before must not be used any more.");
 
-  nb::class_<EngineHandle>(m, "Engine", "Budget, memory and streams; see forebay.Engine.")
+  nb::class_<EngineOptions>(m, "EngineOptions", "See forebay.Engine.")
       .def(
           "__init__",
-          [](EngineHandle* self, uint64_t memory, size_t max_in_flight, size_t in_flight,
+          [](EngineOptions* self, uint64_t memory, size_t max_in_flight, size_t in_flight,
              const std::string& io, size_t copy_threads, size_t decode_threads, bool keep,
              bool verify, const std::string& cache_dir, uint64_t cache_bytes, uint64_t memory_tier,
-             uint64_t read_ahead, const std::string& tuner, const std::string& tuner_log,
-             const std::string& peers) {
+             uint64_t read_ahead, const std::string& tuner, const std::string& tuner_log) {
             EngineOptions options;
             options.memory = memory;
             options.max_in_flight = max_in_flight;
@@ -261,31 +247,29 @@ void BindEngine(nb::module_& m) {
             options.memory_tier = memory_tier;
             options.read_ahead = read_ahead;
             options.tuner_log = tuner_log;
-            if (tuner == "prisma") {
-              options.tuner = TunePolicy::kPrisma;
-            } else if (tuner != "forebay") {
-              Raise(Status(Code::kInvalidArgument,
-                           StrCat("tuner is '", tuner, "'; it takes forebay or prisma")));
-            }
-            if (io == "threads") {
-              options.io = PosixSourceOptions::Io::kThreads;
-            } else if (io == "io_uring") {
-              options.io = PosixSourceOptions::Io::kUring;
-            } else if (io != "auto") {
-              Raise(Status(Code::kInvalidArgument,
-                           StrCat("io is '", io, "'; it takes auto, threads or io_uring")));
-            }
+            options.tuner = TunerFrom(tuner);
+            options.io = IoFrom(io);
+            new (self) EngineOptions(std::move(options));
+          },
+          nb::arg("memory") = 0, nb::arg("max_in_flight") = 256, nb::arg("in_flight") = 0,
+          nb::arg("io") = "auto", nb::arg("copy_threads") = 2, nb::arg("decode_threads") = 0,
+          nb::arg("keep") = true, nb::arg("verify") = false, nb::arg("cache_dir") = "",
+          nb::arg("cache_bytes") = 0, nb::arg("memory_tier") = 0, nb::arg("read_ahead") = 0,
+          nb::arg("tuner") = "forebay", nb::arg("tuner_log") = "");
+
+  nb::class_<EngineHandle> bound(m, "Engine", "Budget, memory and streams; see forebay.Engine.");
+  BindStreams(bound);
+  bound
+      .def(
+          "__init__",
+          [](EngineHandle* self, const EngineOptions& options, const std::string& peers) {
             EnginePtr engine = Value(Engine::Create(options));
             peer::Started started = Value(peer::StartPeers(*engine, peers));
             new (self) EngineHandle(peer::Share(std::move(engine), std::move(started.peers)));
             self->peers_note = std::move(started.note);
             self->peers_failed = started.failed;
           },
-          nb::arg("memory") = 0, nb::arg("max_in_flight") = 256, nb::arg("in_flight") = 0,
-          nb::arg("io") = "auto", nb::arg("copy_threads") = 2, nb::arg("decode_threads") = 0,
-          nb::arg("keep") = true, nb::arg("verify") = false, nb::arg("cache_dir") = "",
-          nb::arg("cache_bytes") = 0, nb::arg("memory_tier") = 0, nb::arg("read_ahead") = 0,
-          nb::arg("tuner") = "forebay", nb::arg("tuner_log") = "", nb::arg("peers") = "off")
+          nb::arg("options"), nb::arg("peers") = "off")
       .def(
           "add_dataset",
           [](const EngineHandle& e, CatalogHandle& c, const std::string& delay) {
@@ -305,84 +289,6 @@ void BindEngine(nb::module_& m) {
           nb::arg("catalog"), nb::arg("delay") = "",
           "`delay`: settings of an emulated slow storage, such as "
           "'open_ms=1,read_ms=1,bandwidth_mb=300'.")
-      .def(
-          "open_stream",
-          [](const EngineHandle& e, DatasetId dataset, uint32_t batch_size, bool drop_last,
-             bool contiguous, bool itemised, bool declared, uint32_t size, bool shuffle,
-             uint64_t seed, uint32_t rank, uint32_t world, bool sampler_drop_last, uint64_t epochs,
-             uint64_t first_epoch, uint64_t first_position, uint32_t exchange,
-             uint32_t ranks_per_node) {
-            StreamOptions options;
-            options.shape = {dataset,  batch_size,  drop_last,      contiguous,
-                             itemised, first_epoch, first_position, epochs};
-            options.declared = declared;
-            options.sampler = {size,  shuffle,           seed,     rank,
-                               world, sampler_drop_last, exchange, ranks_per_node};
-            return Value(e.engine->OpenStream(options));
-          },
-          nb::arg("dataset"), nb::arg("batch_size"), nb::arg("drop_last") = false,
-          nb::arg("contiguous") = false, nb::arg("itemised") = false, nb::arg("declared") = false,
-          nb::arg("size") = 0, nb::arg("shuffle") = true, nb::arg("seed") = 0, nb::arg("rank") = 0,
-          nb::arg("world") = 1, nb::arg("sampler_drop_last") = false, nb::arg("epochs") = 0,
-          nb::arg("first_epoch") = 0, nb::arg("first_position") = 0, nb::arg("exchange") = 0,
-          nb::arg("ranks_per_node") = 1)
-      .def("close_stream",
-           [](const EngineHandle& e, StreamId s) { Raise(e.engine->CloseStream(s)); })
-      .def(
-          "seek",
-          [](const EngineHandle& e, StreamId s, uint64_t epoch, uint64_t position) {
-            Raise(e.engine->Seek(s, epoch, position));
-          },
-          nb::arg("stream"), nb::arg("epoch"), nb::arg("position"))
-      .def(
-          "declare",
-          [](const EngineHandle& e, StreamId s, uint64_t epoch,
-             nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> order,
-             bool last) {
-            Raise(e.engine->Declare(
-                s, epoch, std::vector<SampleId>(order.data(), order.data() + order.size()), last));
-          },
-          nb::arg("stream"), nb::arg("epoch"), nb::arg("order"), nb::arg("last") = false)
-      .def("take", &Take, nb::arg("stream"), nb::arg("wait_s"), nb::arg("held") = nb::none(),
-           "A Batch; None when `wait_s` seconds passed; or 'end of epoch' or 'end of stream'. "
-           "It is also in `held.item`.")
-      .def(
-          "fetch",
-          [](const EngineHandle& e, StreamId stream, SampleId sample, double wait_s) -> nb::object {
-            BatchLoan loan;
-            LeaseId lease = kNoLease;
-            Result<TakeKind> taken = [&] {
-              WaitUnlocked unlocked;
-              return e.engine->Fetch(stream, sample, static_cast<Nanos>(wait_s * kSecond), &lease,
-                                     &loan);
-            }();
-            if (!taken || *taken != TakeKind::kBatch) {
-              if (lease != kNoLease) (void)e.engine->Release(lease);
-              Raise(taken.status());
-              return nb::none();
-            }
-            auto catalog = e.engine->shared_catalog(loan.dataset);
-            return nb::cast(Batch(e.port, std::move(catalog), std::move(loan)));
-          },
-          nb::arg("stream"), nb::arg("sample"), nb::arg("wait_s"),
-          "One sample as a Batch, or None.")
-      .def(
-          "stats",
-          [](const EngineHandle& e, StreamId s) {
-            nb::list out;
-            for (const EpochStats& epoch : e.engine->Stats(s)) out.append(StatsOf(epoch));
-            return out;
-          },
-          nb::arg("stream"))
-      .def(
-          "stalled",
-          [](const EngineHandle& e, StreamId /*stream*/, size_t cause, double seconds) {
-            e.engine->CountStall(CauseAt(cause), static_cast<Nanos>(seconds * kSecond));
-          },
-          nb::arg("stream"), nb::arg("cause"), nb::arg("seconds"),
-          "A consumer behind the stream's workers waited; `cause` is a place in STALL_CAUSES.")
-      .def("waiting_for",
-           [](const EngineHandle& e, StreamId s) { return FileText(e.engine->WaitingFor(s)); })
       .def("metrics",
            [](const EngineHandle& e) {
              std::map<std::string, uint64_t> out;
@@ -396,8 +302,6 @@ void BindEngine(nb::module_& m) {
              for (const Registry::Sample& s : e.engine->registry().Snapshot()) out[s.name] = s.help;
              return out;
            })
-      .def("prometheus",
-           [](const EngineHandle& e) { return e.engine->registry().PrometheusText(); })
       .def(
           "knobs",
           [](const EngineHandle& e) {
@@ -441,7 +345,10 @@ void BindEngine(nb::module_& m) {
             return out;
           },
           "name to its meaning, and the names of its knobs and metrics")
-      .def_prop_ro("budget", [](const EngineHandle& e) { return e.engine->budget(); })
+      .def_prop_ro(
+          "identity",
+          [](const EngineHandle& e) { return reinterpret_cast<uintptr_t>(e.engine.get()); },
+          "The same for all handles of one engine, while it lives.")
       .def_prop_ro("arena_bytes", [](const EngineHandle& e) { return e.engine->arena_bytes(); })
       .def_prop_ro(
           "cache_status",

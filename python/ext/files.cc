@@ -17,12 +17,6 @@ namespace {
 
 using files::Session;
 
-template <typename Call>
-auto Unlocked(Call call) {
-  WaitUnlocked unlocked;
-  return call();
-}
-
 std::vector<std::string_view> Views(const std::vector<nb::bytes>& paths) {
   std::vector<std::string_view> out;
   out.reserve(paths.size());
@@ -53,9 +47,10 @@ void BindFiles(nb::module_& m) {
           "start",
           [](const std::string& program, const std::string& folder, const nb::bytes& cache,
              const std::vector<nb::bytes>& sources, std::vector<std::string> settings,
-             double timeout_s) {
+             double timeout_s, bool engine) {
             files::SessionOptions options;
             options.program = program;
+            options.engine = engine;
             options.folder = folder;
             options.cache = Text(cache);
             options.sources = Strings(sources);
@@ -64,7 +59,7 @@ void BindFiles(nb::module_& m) {
             return Value(Unlocked([&] { return Session::Start(options); }));
           },
           nb::arg("program"), nb::arg("folder"), nb::arg("cache"), nb::arg("sources"),
-          nb::arg("settings"), nb::arg("timeout_s") = 20.0,
+          nb::arg("settings"), nb::arg("timeout_s") = 20.0, nb::arg("engine") = false,
           "The service that runs, or one that is started with these settings ('name=value').")
       .def_static(
           "connect",
@@ -74,6 +69,8 @@ void BindFiles(nb::module_& m) {
           },
           nb::arg("socket"), nb::arg("timeout_s") = 10.0, "Raises when none is there.")
       .def_prop_ro("socket", &Session::socket)
+      .def_prop_ro("cache",
+                   [](const Session& s) { return nb::bytes(s.cache().data(), s.cache().size()); })
       .def(
           "set_knobs",
           [](Session& s, const std::vector<std::string>& settings) {

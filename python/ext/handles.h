@@ -2,14 +2,19 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/clock.h"
+#include "base/thread_annotations.h"
 #include "catalog/catalog.h"
 #include "common.h"
+#include "port/failover_port.h"
 #include "port/local_port.h"
 #include "port/port.h"
 #include "port/socket_port.h"
@@ -85,14 +90,57 @@ struct EngineHandle {
   bool peers_failed = false;
 };
 
-// A daemon's engine.
+// A connection to a daemon.
 struct SharedHandle {
   explicit SharedHandle(std::shared_ptr<SocketPort> made) : port(std::move(made)) {}
-  std::shared_ptr<SocketPort> port;  // shared by Python objects, pipelines and batches on loan
+  std::shared_ptr<SocketPort> port;  // shared by Python objects, and by the port that it is of
 };
 
+// What a port has to say, from the thread that finds out to the one that logs it: Python code does
+// not run in threads of C++.
+class Changes {
+ public:
+  struct Change {
+    bool alone = false;
+    std::string what;
+  };
+  void Add(Change change);
+  bool any() const { return count_.load(std::memory_order_relaxed) != 0; }
+  // Of the oldest one, which stays until it is dropped.
+  bool First(Change* out) const;
+  void DropFirst();
+  // Until there is something to say; false: there never will be.
+  bool Wait();
+  void Close();
+
+ private:
+  mutable Mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Change> changes_ GUARDED_BY(mutex_);
+  bool closed_ GUARDED_BY(mutex_) = false;
+  std::atomic<size_t> count_{0};  // of changes_, for a look without the lock
+};
+
+// The node's daemon, or an engine of this process. Batches on loan keep the port, but do not have
+// it look for a daemon.
+struct PortHandle {
+  PortHandle(std::shared_ptr<FailoverPort> made, std::shared_ptr<Changes> said);
+  ~PortHandle();
+  PortHandle(const PortHandle&) = delete;
+  PortHandle& operator=(const PortHandle&) = delete;
+
+  std::shared_ptr<FailoverPort> port;  // shared by Python objects, pipelines and batches on loan
+  std::shared_ptr<Changes> changes;    // shared with the port and who waits for them
+};
+
+// The port behind an Engine or a Port of Python.
+std::shared_ptr<Port> PortOf(nb::handle engine);
+
+// An engine's streams, the same for every kind of port. `Handle` has a `port`.
+template <typename Handle>
+void BindStreams(nb::class_<Handle>& c);
+
 // A forebay.Batch: samples on loan from an engine here or in another process.
-nb::object MakeBatch(std::shared_ptr<Port> port, std::shared_ptr<const Catalog> catalog,
-                     BatchLoan loan);
+nb::object MakeBatch(const std::shared_ptr<Port>& port, BatchLoan loan);
 
 }  // namespace forebay::python

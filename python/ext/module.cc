@@ -38,6 +38,7 @@ const char* ExceptionFor(Code code) {
     case Code::kResourceExhausted:
       return "BudgetError";
     case Code::kUnavailable:
+    case Code::kAlreadyExists:
       return "StorageError";
     case Code::kDeadlineExceeded:
       return "DeadlineError";
@@ -194,6 +195,7 @@ NB_MODULE(_forebay, m) {
   forebay::python::BindShared(m);
   forebay::python::BindSignals(m);
   forebay::python::BindSim(m);
+  forebay::python::BindStreamOptions(m);
   forebay::python::BindTune(m);
   forebay::python::BindWorker(m);
   m.def(

@@ -142,22 +142,12 @@ void BindPipeline(nb::module_& m) {
   nb::class_<PipelineHandle>(m, "Pipeline", "Decoded batches of a data set; see DataLoader.")
       .def(
           "__init__",
-          [](PipelineHandle* self, nb::handle engine, DatasetId dataset, uint32_t batch_size,
-             bool drop_last, uint32_t size, bool shuffle, uint64_t seed, uint32_t rank,
-             uint32_t world, bool sampler_drop_last, uint64_t epochs, uint64_t first_epoch,
-             uint64_t first_position, uint32_t exchange, uint32_t ranks_per_node,
+          [](PipelineHandle* self, nb::handle engine, const StreamOptions& stream,
              const std::string& kind, nb::list transform, const std::string& dtype,
              const std::string& layout, bool fast, bool skip, size_t ahead,
-             const std::string& array_name, const std::vector<uint64_t>& shape,
-             const std::string& job) {
-            StreamOptions stream;
-            stream.shape = {dataset, batch_size,  drop_last,      false,
-                            false,   first_epoch, first_position, epochs};
-            stream.shape.job = job;
-            stream.sampler = {size,  shuffle,           seed,     rank,
-                              world, sampler_drop_last, exchange, ranks_per_node};
+             const std::string& array_name, const std::vector<uint64_t>& shape) {
             PipelineOptions options;
-            options.seed = seed;
+            options.seed = stream.sampler.seed;
             options.skip_corrupt = skip;
             options.ahead = ahead;
             nb::dlpack::dtype number;
@@ -173,10 +163,7 @@ void BindPipeline(nb::module_& m) {
               options.decode.shape = shape;
               number = NumberType(dtype);
             }
-            std::shared_ptr<Port> source =
-                nb::isinstance<SharedHandle>(engine)
-                    ? std::shared_ptr<Port>(nb::cast<const SharedHandle&>(engine).port)
-                    : nb::cast<const EngineHandle&>(engine).port;
+            std::shared_ptr<Port> source = PortOf(engine);
             Result<PipelinePtr> result = [&] {
               WaitUnlocked unlocked;  // it may wait for memory
               return Pipeline::Make(source, stream, options);
@@ -186,15 +173,11 @@ void BindPipeline(nb::module_& m) {
                 PipelineHandle{std::move(source),
                                std::shared_ptr<Pipeline>(made.release(), PipelineDelete()), number};
           },
-          nb::arg("engine"), nb::arg("dataset"), nb::arg("batch_size"),
-          nb::arg("drop_last") = false, nb::arg("size") = 0, nb::arg("shuffle") = true,
-          nb::arg("seed") = 0, nb::arg("rank") = 0, nb::arg("world") = 1,
-          nb::arg("sampler_drop_last") = false, nb::arg("epochs") = 0, nb::arg("first_epoch") = 0,
-          nb::arg("first_position") = 0, nb::arg("exchange") = 0, nb::arg("ranks_per_node") = 1,
-          nb::arg("kind") = "image", nb::arg("transform") = nb::list(),
-          nb::arg("dtype") = "float32", nb::arg("layout") = "chw", nb::arg("fast") = false,
-          nb::arg("skip") = false, nb::arg("ahead") = 0, nb::arg("array_name") = "",
-          nb::arg("shape") = std::vector<uint64_t>(), nb::arg("job") = "")
+          nb::arg("engine"), nb::arg("stream"), nb::arg("kind") = "image",
+          nb::arg("transform") = nb::list(), nb::arg("dtype") = "float32",
+          nb::arg("layout") = "chw", nb::arg("fast") = false, nb::arg("skip") = false,
+          nb::arg("ahead") = 0, nb::arg("array_name") = "",
+          nb::arg("shape") = std::vector<uint64_t>())
       .def("take", &Take, nb::arg("wait_s"), nb::arg("held") = nb::none(),
            "A DecodedBatch; None when `wait_s` seconds passed; or 'end of epoch' or 'end of "
            "stream'. It is also in `held.item`.")

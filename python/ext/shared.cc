@@ -1,8 +1,8 @@
-// SharedEngine: a daemon's engine behind the same methods as Engine, so that loaders see no
-// difference.
+// Port: the node's daemon while there is one, an engine of this process while there is not, behind
+// the same methods as Engine. SharedEngine: a connection to a daemon, to see and to set.
+#include <chrono>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <utility>
 
 #include "common.h"
@@ -14,147 +14,194 @@
 namespace forebay::python {
 namespace {
 
-SharedHandle Attached(Result<std::unique_ptr<SocketPort>> made) {
-  return SharedHandle(std::shared_ptr<SocketPort>(Value(std::move(made))));
+std::string Ask(const SharedHandle& self, uint8_t what) {
+  return Value(Unlocked([&] { return self.port->Query(what); }));
 }
 
-template <typename Call>
-auto Unlocked(Call call) {
-  WaitUnlocked unlocked;
-  return call();
+std::map<std::string, uint64_t> Metrics(const Registry& registry) {
+  std::map<std::string, uint64_t> out;
+  for (const Registry::Sample& s : registry.Snapshot()) out[s.name] = s.value;
+  return out;
 }
 
-std::string Ask(const SharedHandle& self, uint8_t what, StreamId stream = 0) {
-  return Value(Unlocked([&] { return self.port->Query(what, stream); }));
+void OpenPort(PortHandle* self, const EngineOptions& engine, const std::string& program,
+              const std::string& folder, std::vector<std::string> settings, const std::string& job,
+              double timeout_s, const std::vector<double>& retry_s) {
+  auto changes = std::make_shared<Changes>();
+  FailoverOptions options;
+  options.daemon.program = program;
+  options.daemon.folder = folder;
+  options.daemon.settings = std::move(settings);
+  options.daemon.timeout = static_cast<Nanos>(timeout_s * kSecond);
+  options.engine = engine;
+  options.job = job;
+  options.retry.clear();
+  for (const double wait : retry_s) options.retry.push_back(static_cast<Nanos>(wait * kSecond));
+  options.tell = [changes](FailoverEvent event, const std::string& what) {
+    changes->Add({event == FailoverEvent::kAlone, what});
+  };
+  FailoverPortPtr port = Value(Unlocked([&] { return FailoverPort::Open(std::move(options)); }));
+  new (self) PortHandle(std::shared_ptr<FailoverPort>(std::move(port)), std::move(changes));
 }
 
-DatasetId AddDataset(SharedHandle& self, const CatalogHandle& c, const std::string& delay) {
-  return Value(Unlocked([&] { return self.port->OpenDataset(c.catalog, delay); }));
+nb::object DaemonOf(const PortHandle& self) {
+  std::shared_ptr<SocketPort> daemon = self.port->daemon();
+  return daemon == nullptr ? nb::none() : nb::cast(SharedHandle(std::move(daemon)));
 }
 
-nb::object BatchOf(const SharedHandle& self, BatchLoan loan) {
-  std::shared_ptr<const Catalog> catalog = self.port->Find(loan.dataset);
-  if (catalog == nullptr) {
-    (void)self.port->Release(loan.lease);
-    Raise(Status(Code::kInternal, "a batch of a data set that this process did not open"));
-  }
-  return MakeBatch(self.port, std::move(catalog), std::move(loan));
+nb::object EngineOf(const PortHandle& self) {
+  std::shared_ptr<Engine> engine = Unlocked([&] { return self.port->engine(); });
+  return engine == nullptr ? nb::none() : nb::cast(EngineHandle(std::move(engine)));
 }
 
-nb::object Take(const SharedHandle& self, StreamId stream, double wait_s, nb::handle held) {
-  BatchLoan loan;
-  return TakeInSlices(
-      wait_s, held, [&](Nanos slice) { return self.port->Take(stream, slice, &loan); },
-      [&] { return BatchOf(self, std::move(loan)); });
+void BindPort(nb::module_& m) {
+  nb::class_<Changes>(m, "Changes", "What a Port has to say.")
+      .def(
+          "first",
+          [](const Changes& c) -> nb::object {
+            Changes::Change first;
+            if (!c.First(&first)) return nb::none();
+            return nb::make_tuple(first.alone, FileText(first.what));
+          },
+          "(whether this process goes on without the daemon, why or with whom), or None. It stays "
+          "until it is dropped.")
+      .def("drop_first", &Changes::DropFirst)
+      .def(
+          "wait", [](Changes& c) { return Unlocked([&] { return c.Wait(); }); },
+          "Until there is one; False: there never will be.")
+      .def_prop_ro("any", &Changes::any);
+
+  nb::class_<PortHandle> port(m, "Port",
+                              "The node's daemon while there is one, an engine of this process "
+                              "while there is not; see forebay.SharedEngine.");
+  BindStreams(port);
+  port.def("__init__", &OpenPort, nb::arg("engine"), nb::arg("program"), nb::arg("folder"),
+           nb::arg("settings"), nb::arg("job"), nb::arg("timeout_s"), nb::arg("retry_s"),
+           "`settings` ('name=value') are those of a daemon that is started, `engine` those of the "
+           "engine of this process; `retry_s`: waits before the tries to come back.")
+      .def(
+          "add_dataset",
+          [](const PortHandle& p, const CatalogHandle& c, const std::string& delay) {
+            return Value(Unlocked([&] { return p.port->OpenDataset(c.catalog, delay); }));
+          },
+          nb::arg("catalog"), nb::arg("delay") = "")
+      .def(
+          "open_shared_stream",
+          [](const PortHandle& p, const StreamOptions& options) {
+            return Value(Unlocked([&] { return p.port->OpenSharedStream(options); }));
+          },
+          nb::arg("options"), "One that other processes fetch from, too, under its address.")
+      .def(
+          "adopt_stream",
+          [](const PortHandle& p, const StreamOptions& options,
+             std::pair<uint32_t, StreamId> address) {
+            const StreamAddress of{address.first, address.second};
+            return Value(Unlocked([&] { return p.port->AdoptStream(options, of); }));
+          },
+          nb::arg("options"), nb::arg("address"),
+          "One that another process has opened; one of this process takes its place when it has "
+          "gone.")
+      .def(
+          "address",
+          [](const PortHandle& p, StreamId stream) {
+            const StreamAddress found = Value(Unlocked([&] { return p.port->Address(stream); }));
+            return std::pair<uint32_t, StreamId>(found.daemon, found.stream);
+          },
+          nb::arg("stream"),
+          "(the daemon's process, or 0 for the engine of this process; its number there). Notices "
+          "a daemon that has ended.")
+      .def(
+          "describe",
+          [](const PortHandle& p) { return Value(Unlocked([&] { return p.port->Describe(); })); },
+          "The daemon, its data sets, clients, knobs and metrics, as JSON; empty: there is none.")
+      .def(
+          "set_decode_threads",
+          [](const PortHandle& p, int64_t threads) {
+            Raise(p.port->registry().SetKnob("decode_threads", threads));
+          },
+          nb::arg("threads"), "Threads that decode in this process; 0: as many as are needed.")
+      .def(
+          "decoding", [](const PortHandle& p) { return Metrics(p.port->registry()); },
+          "Metrics of this process's decoding.")
+      .def(
+          "own_metrics", [](const PortHandle& p) { return Metrics(p.port->own_metrics()); },
+          "Metrics of the way to the engine.")
+      .def(
+          "empty_rings",
+          [](const PortHandle& p, StreamId stream) { return p.port->EmptyRings(stream); },
+          nb::arg("stream"), "How often a take found no batch ready.")
+      .def(
+          "come_back",
+          [](const PortHandle& p) { return Unlocked([&] { return p.port->ComeBack(); }); },
+          "Looks for a daemon at once; whether there is one now.")
+      .def_prop_ro(
+          "returning", [](const PortHandle& p) { return p.port->returning(); },
+          "Whether tries to come back to a daemon are still to come.")
+      .def_prop_ro("daemon", &DaemonOf, "The connection; None without a daemon.")
+      .def_prop_ro("engine", &EngineOf, "The engine of this process; None with a daemon.")
+      .def_prop_ro("changes", [](const PortHandle& p) { return p.changes; });
 }
 
 }  // namespace
 
+void Changes::Add(Change change) {
+  MutexLock lock(mutex_);
+  changes_.push_back(std::move(change));
+  count_.store(changes_.size(), std::memory_order_relaxed);
+  changed_.notify_all();
+}
+
+bool Changes::First(Change* out) const {
+  MutexLock lock(mutex_);
+  if (changes_.empty()) return false;
+  *out = changes_.front();
+  return true;
+}
+
+void Changes::DropFirst() {
+  MutexLock lock(mutex_);
+  if (!changes_.empty()) changes_.pop_front();
+  count_.store(changes_.size(), std::memory_order_relaxed);
+}
+
+bool Changes::Wait() {
+  MutexLock lock(mutex_);
+  while (changes_.empty() && !closed_) changed_.wait_for(lock.native(), std::chrono::seconds(1));
+  return !changes_.empty();
+}
+
+void Changes::Close() {
+  MutexLock lock(mutex_);
+  closed_ = true;
+  changed_.notify_all();
+}
+
+PortHandle::PortHandle(std::shared_ptr<FailoverPort> made, std::shared_ptr<Changes> said)
+    : port(std::move(made)), changes(std::move(said)) {}
+
+PortHandle::~PortHandle() {
+  WaitUnlocked unlocked;  // a daemon may be being started
+  port->StopReturning();
+  if (port->forked()) return;  // the locks may be held for ever
+  changes->Close();
+  port.reset();
+}
+
 void BindShared(nb::module_& m) {
-  nb::class_<SharedHandle>(m, "SharedEngine", "An engine in forebayd; see forebay.SharedEngine.")
-      .def_static(
-          "attach",
-          [](const std::string& program, const std::string& folder,
-             std::vector<std::string> settings, double timeout_s) {
-            DaemonOptions options;
-            options.program = program;
-            options.folder = folder;
-            options.settings = std::move(settings);
-            options.timeout = static_cast<Nanos>(timeout_s * kSecond);
-            return Attached(Unlocked([&] { return AttachDaemon(options); }));
-          },
-          nb::arg("program"), nb::arg("folder"), nb::arg("settings"), nb::arg("timeout_s") = 20.0,
-          "The daemon that runs, or one that is started with these settings ('name=value').")
+  nb::class_<SharedHandle>(m, "SharedEngine", "A connection to forebayd; see forebay.SharedEngine.")
       .def_static(
           "attach_running",
           [](const std::string& folder, double timeout_s) {
-            return Attached(Unlocked([&] {
+            auto made = Value(Unlocked([&] {
               return AttachRunningDaemon(folder, static_cast<Nanos>(timeout_s * kSecond));
             }));
+            return SharedHandle(std::shared_ptr<SocketPort>(std::move(made)));
           },
           nb::arg("folder"), nb::arg("timeout_s") = 5.0, "Raises when none runs.")
       .def_static("clear_dead", &ClearDeadDaemon, nb::arg("folder"),
                   "Removes what a killed daemon left behind.")
       .def_static("default_folder", [] { return DaemonPlace("").folder; })
-      .def("add_dataset", &AddDataset, nb::arg("catalog"), nb::arg("delay") = "")
-      .def(
-          "open_stream",
-          [](const SharedHandle& e, DatasetId dataset, uint32_t batch_size, bool drop_last,
-             bool contiguous, bool itemised, bool declared, uint32_t size, bool shuffle,
-             uint64_t seed, uint32_t rank, uint32_t world, bool sampler_drop_last, uint64_t epochs,
-             uint64_t first_epoch, uint64_t first_position, uint32_t exchange,
-             uint32_t ranks_per_node, const std::string& job) {
-            StreamOptions options;
-            options.shape = {dataset,  batch_size,  drop_last,      contiguous,
-                             itemised, first_epoch, first_position, epochs};
-            options.declared = declared;
-            options.shape.job = job;
-            options.sampler = {size,  shuffle,           seed,     rank,
-                               world, sampler_drop_last, exchange, ranks_per_node};
-            return Value(Unlocked([&] { return e.port->OpenStream(options); }));
-          },
-          nb::arg("dataset"), nb::arg("batch_size"), nb::arg("drop_last") = false,
-          nb::arg("contiguous") = false, nb::arg("itemised") = false, nb::arg("declared") = false,
-          nb::arg("size") = 0, nb::arg("shuffle") = true, nb::arg("seed") = 0, nb::arg("rank") = 0,
-          nb::arg("world") = 1, nb::arg("sampler_drop_last") = false, nb::arg("epochs") = 0,
-          nb::arg("first_epoch") = 0, nb::arg("first_position") = 0, nb::arg("exchange") = 0,
-          nb::arg("ranks_per_node") = 1, nb::arg("job") = "")
-      .def(
-          "declare",
-          [](const SharedHandle& e, StreamId s, uint64_t epoch,
-             nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> order,
-             bool last) {
-            std::vector<SampleId> samples(order.data(), order.data() + order.size());
-            Raise(Unlocked([&] { return e.port->Declare(s, epoch, std::move(samples), last); }));
-          },
-          nb::arg("stream"), nb::arg("epoch"), nb::arg("order"), nb::arg("last") = false)
-      .def(
-          "fetch",
-          [](const SharedHandle& e, StreamId stream, SampleId sample, double wait_s) -> nb::object {
-            BatchLoan loan;
-            const TakeKind taken = Value(Unlocked([&] {
-              return e.port->Fetch(stream, sample, static_cast<Nanos>(wait_s * kSecond), &loan);
-            }));
-            if (taken != TakeKind::kBatch) return nb::none();
-            return BatchOf(e, std::move(loan));
-          },
-          nb::arg("stream"), nb::arg("sample"), nb::arg("wait_s"),
-          "One sample as a Batch, or None.")
-      .def("close_stream",
-           [](const SharedHandle& e, StreamId s) {
-             Raise(Unlocked([&] { return e.port->CloseStream(s); }));
-           })
-      .def(
-          "seek",
-          [](const SharedHandle& e, StreamId s, uint64_t epoch, uint64_t position) {
-            Raise(Unlocked([&] { return e.port->Seek(s, epoch, position); }));
-          },
-          nb::arg("stream"), nb::arg("epoch"), nb::arg("position"))
-      .def("take", &Take, nb::arg("stream"), nb::arg("wait_s"), nb::arg("held") = nb::none(),
-           "A Batch; None when `wait_s` seconds passed; or 'end of epoch' or 'end of stream'. "
-           "It is also in `held.item`.")
-      .def(
-          "stats",
-          [](const SharedHandle& e, StreamId s) {
-            nb::list out;
-            for (const EpochStats& epoch : Value(Unlocked([&] { return e.port->Stats(s); }))) {
-              out.append(StatsOf(epoch));
-            }
-            return out;
-          },
-          nb::arg("stream"))
-      .def(
-          "empty_rings", [](const SharedHandle& e, StreamId s) { return e.port->EmptyRings(s); },
-          nb::arg("stream"), "How often a take found no batch ready.")
-      .def(
-          "stalled",
-          [](const SharedHandle& e, StreamId s, size_t cause, double seconds) {
-            e.port->CountStall(s, CauseAt(cause), static_cast<Nanos>(seconds * kSecond));
-          },
-          nb::arg("stream"), nb::arg("cause"), nb::arg("seconds"),
-          "A consumer behind the stream's workers waited; `cause` is a place in STALL_CAUSES.")
-      .def("waiting_for", [](const SharedHandle& e,
-                             StreamId s) { return FileText(Ask(e, wire::Query::kWaitingFor, s)); })
+      .def_static("job_name", &JobName, "The job that this process belongs to.")
       .def(
           "describe", [](const SharedHandle& e) { return Ask(e, wire::Query::kDescribe); },
           "The daemon, its data sets, clients, knobs and metrics, as JSON.")
@@ -174,27 +221,12 @@ void BindShared(nb::module_& m) {
             Raise(Unlocked([&] { return e.port->SetPolicy(std::move(json)); }));
           },
           nb::arg("json"), "Empty: none.")
-      .def_static("job_name", &JobName, "The job that this process belongs to.")
-      .def(
-          "set_decode_threads",
-          [](const SharedHandle& e, int64_t threads) {
-            const std::vector<KnobSetting> settings = {{"decode_threads", threads}};
-            Raise(e.port->registry().Apply(settings));
-          },
-          nb::arg("threads"), "Threads that decode in this process; 0: as many as are needed.")
-      .def(
-          "decoding",
-          [](const SharedHandle& e) {
-            std::map<std::string, uint64_t> out;
-            for (const Registry::Sample& s : e.port->registry().Snapshot()) out[s.name] = s.value;
-            return out;
-          },
-          "Metrics of this process's decoding.")
       .def_prop_ro("settings", [](const SharedHandle& e) { return FileText(e.port->settings()); })
       .def_prop_ro("pid", [](const SharedHandle& e) { return e.port->server_pid(); })
       .def_prop_ro("budget", [](const SharedHandle& e) { return e.port->budget(); })
       .def_prop_ro("arena_bytes", [](const SharedHandle& e) { return e.port->arena_bytes(); })
       .def_prop_ro("connected", [](const SharedHandle& e) { return e.port->connected(); });
+  BindPort(m);
 }
 
 }  // namespace forebay::python

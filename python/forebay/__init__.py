@@ -40,7 +40,7 @@ from .daemon import SharedEngine
 from .engine import Engine
 from .loader import DataLoader
 from .locality import LocalitySampler
-from .report import EpochReport
+from .views.report import EpochReport
 
 __version__ = "0.1.0"
 

@@ -19,6 +19,7 @@ import functools
 import logging
 import os
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,10 +29,10 @@ import numpy as np
 from . import _forebay, ranks
 from ._errors import ForebayError
 from .daemon import SharedEngine, default_engine
-from .engine import Engine, dataset_id
+from .engine import Engine
 from .foresight import Replay, between_passes, numbers, paths_of, replay
-from .progress import counting
-from .report import EpochReport, log_epoch, story
+from .views.progress import counting
+from .views.report import EpochReport, log_epoch, story
 from .worker_io import (
     Place,
     Reader,
@@ -163,55 +164,71 @@ class _Hub:
         self._open()
 
     def _open(self) -> None:
-        """Opens the stream where the engine is now: in this process, or in the daemon."""
+        """Opens the stream, and tells the workers where it is."""
         engine = self.engine
-        now = engine.now() if isinstance(engine, SharedEngine) else engine
-        options: dict[str, Any] = dict(itemised=True, declared=True, first_epoch=self.epoch)
-        if isinstance(now, Engine):
-            self.native: Any = now.native
-            dataset = dataset_id(now, self.catalog)
-            self._server: Any = _serve(now)
-            self.socket = self._server.path
+        self.native: Any = engine.native
+        options = _forebay.StreamOptions(
+            engine.dataset(self.catalog),
+            self._batch_size,
+            itemised=True,
+            declared=True,
+            first_epoch=self.epoch,
+        )
+        if isinstance(engine, SharedEngine):
+            self.stream = engine.native.open_shared_stream(options)
         else:
+            self.stream = self.native.open_stream(options)
+        self._address: tuple[int, int] | None = None  # as the workers were told
+        self._server: Any = None
+        self._follow()
+
+    def _follow(self) -> bool:
+        """Whether the stream has moved, to an engine of this process or to a daemon; the workers
+        are told. What was declared before is over then.
+        """
+        engine = self.engine
+        shared = isinstance(engine, SharedEngine)
+        address = self.native.address(self.stream) if shared else (0, self.stream)
+        engine.tell_changes()
+        if address == self._address:
+            return False
+        if address[0]:
             assert isinstance(engine, SharedEngine)
-            self.native, self._server = now, None
-            dataset = now.add_dataset(self.catalog, "")
-            options["job"] = engine.job
-            self.socket = engine.socket
-        self.stream = self.native.open_stream(dataset, self._batch_size, **options)
+            server, self.socket = None, engine.socket
+        else:
+            server = _serve(engine)
+            if server is None:  # it has moved again
+                return self._follow()
+            self.socket = server.path
+        self.place.move(self.socket, address[1])
+        self._address, self._server = address, server
         self._next = None
-        self._holder = now  # kept: an engine that took a daemon's place may have no other owner
-        self.place.move(self.socket, self.stream)
+        return True
 
     def reader(self) -> Reader | None:
         """For the data set that runs in this process."""
         return start_worker(self.place, self.numbers, self.folder, self.waits, WorkerWaits.OWN)
 
-    def _lost(self, why: str) -> bool:
-        """Whether the daemon has gone; then the stream is open in its place."""
-        engine = self.engine
-        if not isinstance(engine, SharedEngine) or isinstance(self._holder, Engine):
-            return False
-        if self._holder.connected:
-            return False
-        engine.lost(self._holder, why)
-        self._open()
-        return True
-
-    def _call(self, function: Callable[[], None]) -> None:
+    def _call(self, function: Callable[[], object]) -> None:
         """Never fails: the program does not need it."""
         if not self._ahead:
             return
         try:
-            try:
-                function()
-            except ForebayError as error:
-                if not self._lost(str(error)):
-                    raise
-                function()
+            function()
         except (ForebayError, OSError) as error:
             self._ahead = False
             _log.warning("forebay: reading ahead is off: %s", str(error))
+
+    def _moved(self) -> bool:
+        """As _follow(), which may fail."""
+        moved = False
+
+        def look() -> None:
+            nonlocal moved
+            moved = self._follow()
+
+        self._call(look)
+        return moved
 
     def begin(self, future: list[int] | None) -> None:
         """A new pass over the data set, and all that it will ask for where that is known."""
@@ -221,18 +238,15 @@ class _Hub:
         self._unproven = 0 if self._begun else max(self.lag, _BATCHES_UNPROVEN * self._batch_size)
         self._begun, self._asked = True, asked
         self._ahead = True
-        self._call(self._come_back)
+        moved = self._moved()
         guess, self._next = self._next, None
         known = guess is not None and guess == future
         if guess is not None and future is not None and not known and self._guesses:
             del self._guesses[0]
-        goes_on = known and self._all_fetched()
+        goes_on = known and not moved and self._all_fetched()
         self._future, self._at = future, 0
         self._fetched = self.waits.samples()
-        before = self.stream, self.socket
         if goes_on:
-            self._call(self._look)
-        if goes_on and before == (self.stream, self.socket):
             self._told = 0 if future is None else len(future)
             return
         self._told = 0  # what was declared before is over
@@ -243,7 +257,7 @@ class _Hub:
         """What was foreseen of this pass is not what it asks for."""
         self._ahead = True
         self._future, self._next, self._at, self._told = None, None, 0, 0
-        self._call(self._come_back)
+        self._moved()
         self._call(lambda: self.native.seek(self.stream, self.epoch, 0))
 
     def _covered(self) -> bool:
@@ -272,9 +286,8 @@ class _Hub:
         if not self._guesses or not self._guesses[0](known.sampler):
             return True
         guess = known.draw()
-        before = self.stream, self.socket
         self.declare(guess)
-        if before != (self.stream, self.socket):
+        if self._moved():
             self._tell_again()
         elif self._ahead:
             self._next = guess
@@ -285,16 +298,6 @@ class _Hub:
         self._call(lambda: self.native.seek(self.stream, self.epoch, 0))
         if self._future is not None:
             self.declare(self._future[max(0, self._at - self.lag) : self._told])
-
-    def _come_back(self) -> None:
-        """To a daemon that is there again."""
-        if not isinstance(self.engine, SharedEngine) or not isinstance(self._holder, Engine):
-            return
-        if not isinstance(self.engine.now(), Engine):
-            left, stream, kept = self.native, self.stream, (self._holder, self._server)
-            self._open()
-            left.close_stream(stream)
-            del kept
 
     def _tell(self) -> None:
         """Declares what was foreseen: at first enough for the workers to begin with, the rest when
@@ -341,21 +344,16 @@ class _Hub:
         self._call(say)
 
     def check(self) -> None:
-        """Between two batches: has a worker lost the daemon? Then the rest of the pass goes on with
-        an engine of this process.
+        """Between two batches: has the daemon gone, or come back? Then the rest of the pass goes on
+        with the engine of now.
         """
-        if not self.place.was_lost() or not isinstance(self.engine, SharedEngine):
+        if not isinstance(self.engine, SharedEngine):
             return
-        before = self.stream, self.socket
-        self._call(self._look)
-        if before != (self.stream, self.socket):
+        if self.place.was_lost():
+            # A question that a daemon which does not move any more cannot answer.
+            self.native.waiting_for(self.stream)
+        if self._moved():
             self._tell_again()
-
-    def _look(self) -> None:
-        """An error tells that the daemon has gone."""
-        holder = self._holder
-        if not isinstance(holder, Engine):
-            holder.waiting_for(self.stream)
 
     def metrics(self) -> dict[str, int]:
         """Of the engine; the daemon's are the whole node's. Empty when it cannot tell."""
@@ -542,13 +540,36 @@ class _Tally:
         )
 
 
-def _serve(engine: Engine) -> _forebay.Server:
-    """The engine's one server; it lives as long as the engine."""
+class _Server:
+    """Lends an engine of this process to the workers. It keeps that engine, which may have no other
+    owner.
+    """
+
+    def __init__(self, native: _forebay.Engine) -> None:
+        self.of = (os.getpid(), native.identity)
+        self._native = _forebay.Server(native)
+        self.path = self._native.path
+
+    def close(self) -> None:
+        """Disconnects the workers."""
+        self._native.close()
+
+
+def _serve(engine: Engine) -> _Server | None:
+    """The one server on an engine of this process; None: there is a daemon. It goes with that
+    engine; where a daemon may come back, with the last hub that needs it.
+    """
+    shared = isinstance(engine, SharedEngine)
+    way: Any = engine.native
+    native: _forebay.Engine | None = way.engine if shared else way
+    if native is None:
+        return None
     kept = engine.__dict__.get("_server")
-    if kept is None or kept[0] != os.getpid():
-        kept = (os.getpid(), _forebay.Server(engine.native))
-        engine.__dict__["_server"] = kept
-    return kept[1]
+    server = kept() if isinstance(kept, weakref.ref) else kept
+    if server is None or server.of != (os.getpid(), native.identity):
+        server = _Server(native)
+        engine.__dict__["_server"] = weakref.ref(server) if shared else server
+    return server
 
 
 class _Announcing:

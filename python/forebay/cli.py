@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -149,7 +151,7 @@ def _run_index(argv: Sequence[str]) -> int:
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="save here, for forebay.Catalog.load(FILE)"
     )
-    from .index_command import run
+    from .commands.index import run
 
     return run(parser.parse_args(argv))
 
@@ -176,7 +178,7 @@ def _run_doctor(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--memory", metavar="SIZE", help="memory for Forebay, such as 8G (default: Forebay's own)"
     )
-    from .doctor import run
+    from .commands.doctor import run
 
     return run(parser.parse_args(argv))
 
@@ -202,9 +204,18 @@ def _run_demo(argv: Sequence[str]) -> int:
     except ImportError:
         complain("the demo trains with PyTorch, which is not installed\ntry: pip install torch")
         return 1
-    from .demo import run
+    from .commands.demo import run
 
     return run(arguments)
+
+
+def _add_peers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--peers",
+        metavar="off|auto|LIST",
+        help="nodes that share what they read: host:port,host:port,... by node, with FOREBAY_NODE, "
+        "or etcd://host:port; default: as torchrun's arguments, SLURM or MPI tell",
+    )
 
 
 def _run_run(argv: Sequence[str]) -> int:
@@ -238,19 +249,20 @@ def _run_run(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--cache-size",
         metavar="SIZE",
-        help="for copies that stay, such as 200G; default: a tenth of the free disk, at most 64G",
+        help="for copies that stay, such as 200G; default: four fifths of the free disk",
     )
     parser.add_argument(
         "--ahead",
         metavar="SIZE",
         help="for copies made just ahead of their reading, when the cache is full; default 256M",
     )
+    _add_peers(parser)
     parser.add_argument(
         "--no-hook", action="store_true", help="do not look at the order of PyTorch's loaders"
     )
     parser.add_argument("--quiet", action="store_true", help="no summary on standard error")
     parser.add_argument("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    from .run_command import run
+    from .commands.run import run
 
     return run(parser.parse_args(argv))
 
@@ -282,7 +294,7 @@ def _run_simulate(argv: Sequence[str]) -> int:
         type=float,
         help="with --peers: n nodes hold SHARE of the data set together, instead of [[tiers]]",
     )
-    from .simulate import run
+    from .commands.simulate import run
 
     return run(parser.parse_args(argv))
 
@@ -346,7 +358,7 @@ def _run_plan(argv: Sequence[str]) -> int:
         help="of PyTorch today, a rank; default 8",
     )
     parser.add_argument("--json", metavar="FILE", help="write all figures; - prints them instead")
-    from .plan_command import run
+    from .commands.plan import run
 
     return run(parser.parse_args(argv))
 
@@ -372,7 +384,7 @@ def _cache_part(argv: Sequence[str]) -> int:
         parser.add_argument("--dry-run", action="store_true", help="remove nothing")
     if name == "clear":
         parser.add_argument("--yes", action="store_true", help="do not ask")
-    from . import cache_command
+    from .commands import cache as cache_command
 
     run: Run = getattr(cache_command, f"run_{name}")
     return run(parser.parse_args(rest))
@@ -416,15 +428,16 @@ def _run_mount(argv: Sequence[str]) -> int:
         help="keeps the copies for the next time; default: a folder that goes",
     )
     parser.add_argument(
-        "--cache-size", metavar="SIZE", help="of all copies; default: a tenth of the free disk"
+        "--cache-size", metavar="SIZE", help="of all copies; default: four fifths of the free disk"
     )
     parser.add_argument(
         "--allow-other",
         action="store_true",
         help="let other users in (not root: needs user_allow_other in /etc/fuse.conf)",
     )
+    _add_peers(parser)
     parser.add_argument("--foreground", action="store_true", help="stay; Ctrl-C unmounts")
-    from .mount_command import run_mount
+    from .commands.mount import run_mount
 
     return run_mount(parser.parse_args(argv))
 
@@ -437,7 +450,7 @@ def _run_unmount(argv: Sequence[str]) -> int:
     )
     parser.add_argument("mountpoint", metavar="MNT")
     parser.add_argument("--lazy", action="store_true", help="now, though programs still use it")
-    from .mount_command import run_unmount
+    from .commands.mount import run_unmount
 
     return run_unmount(parser.parse_args(argv))
 
@@ -448,7 +461,7 @@ def _run_policy(argv: Sequence[str]) -> int:
         "Who may take how much of the source and of the tiers: policies are TOML files.",
         "",
     )
-    from .policy_command import run
+    from .commands.policy import run
 
     return run(parser, argv)
 
@@ -469,7 +482,7 @@ def _run_status(argv: Sequence[str]) -> int:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="all of it as JSON")
     form.add_argument("--prometheus", action="store_true", help="metrics as Prometheus text")
-    from .daemon_status import run
+    from .views.daemon_status import run
 
     return run(parser.parse_args(argv))
 
@@ -517,7 +530,7 @@ def _run_top(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--interval", type=_interval, default=1.0, metavar="S", help="between looks; default 1"
     )
-    from .top import run
+    from .views.top import run
 
     return run(parser.parse_args(argv))
 
@@ -539,15 +552,20 @@ def _run_tune(argv: Sequence[str]) -> int:
     replay.add_argument(
         "--policy", choices=("forebay", "prisma"), help="default: the one that was recorded"
     )
-    from .tune_command import run
+    from .commands.tune import run
 
     return run(parser.parse_args(argv))
 
 
 def _run_bench(argv: Sequence[str]) -> int:
-    from .bench import main as bench_main
-
-    return bench_main(list(argv))
+    if importlib.util.find_spec("forebay_bench") is None:
+        complain(
+            "benches come with the source tree, not with the package; in a clone of it: "
+            "make bench NAME=epoch, or, with this package, PYTHONPATH=bench forebay bench epoch"
+        )
+        return 1
+    benches = importlib.import_module("forebay_bench")
+    return int(benches.main(list(argv)))
 
 
 _RUN: dict[str, Callable[[Sequence[str]], int]] = {

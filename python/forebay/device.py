@@ -12,7 +12,6 @@ from typing import Any
 
 from . import transforms
 from ._errors import ArgumentError, CancelledError, ForebayError
-from .daemon import SharedFeed
 from .feeds import At, Course, Decoding, Held
 
 _log = logging.getLogger("forebay")
@@ -72,8 +71,6 @@ class DeviceFeed:
         # Bytes of whole pixels over the bus: what a GPU writes best, and a quarter of the floats.
         inner = replace(decoding, transform=kept, dtype="uint8", channels_last=True)
         self._feed = open_feed(inner)
-        if isinstance(self._feed, SharedFeed):
-            self._feed.before_move = self._unpin
         self._kernel = _load_kernel()
         with torch.cuda.device(self.device):
             self._stream = torch.cuda.Stream()

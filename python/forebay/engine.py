@@ -82,7 +82,7 @@ class Engine:
             in_flight=in_flight,
             max_in_flight=max_in_flight,
             io=io,
-            copy_threads=copy_threads or max(1, min(4, (os.cpu_count() or 2))),
+            copy_threads=copy_threads_of(copy_threads),
             decode_threads=decode_threads,
             keep=keep,
             memory_tier=parse_bytes(memory_tier, "memory_tier"),
@@ -126,7 +126,10 @@ class Engine:
                 options = self._options
                 if self._pid != -1:  # a child must not write into its parent's log, nor be its node
                     options = {**options, "tuner_log": "", "peers": "off"}
-                self._native = _forebay.Engine(**options)
+                made = {k: v for k, v in options.items() if k != "peers"}
+                self._native = _forebay.Engine(
+                    _forebay.EngineOptions(**made), peers=options["peers"]
+                )
                 self._pid = os.getpid()
                 if self._native.peers_note:
                     level = logging.WARNING if self._native.peers_failed else logging.INFO
@@ -148,6 +151,17 @@ class Engine:
         if not self._warned and self._pid == os.getpid() and (why := self.native.cache_warning):
             self._warned = True
             _log.warning("forebay: %s", why)
+
+    def tell_changes(self) -> None:
+        """Says in the log what has changed with the engine, each change once: calls of ``native``
+        are followed by one. Nothing does in an engine of this process.
+        """
+
+    def dataset(self, catalog: _forebay.Catalog, delay: str = "") -> int:
+        """Adds a catalog once, so that loaders over it share its samples; its number for
+        ``native``.
+        """
+        return dataset_id(self, catalog, delay)
 
     def cluster(self) -> dict[str, Any] | None:
         """What this node knows of the job's other nodes: who is there, what came from each, and
@@ -198,6 +212,11 @@ class Engine:
 
 def _rebuild(options: dict) -> Engine:
     return Engine(**options, metrics_port=0)
+
+
+def copy_threads_of(given: int | None) -> int:
+    """Threads that copy contiguous batches."""
+    return given or max(1, min(4, os.cpu_count() or 2))
 
 
 def metrics_port_of(given: int | None) -> int:

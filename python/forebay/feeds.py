@@ -152,7 +152,8 @@ class NativeFeed:
 
     native: Any
 
-    def __init__(self, arguments: dict) -> None:
+    def __init__(self, engine: Engine, arguments: dict) -> None:
+        self._engine = engine
         self._course = Course(arguments)
         self._place: At | None = (arguments["first_epoch"], arguments["first_position"])
         self._held = Held(self._place)
@@ -198,15 +199,22 @@ class StreamFeed(NativeFeed):
     """Batches as they are stored."""
 
     def __init__(self, engine: Engine, dataset: int, arguments: dict, contiguous: bool) -> None:
-        super().__init__(arguments)
+        super().__init__(engine, arguments)
         self.native = engine.native
-        self.stream = self.native.open_stream(dataset, contiguous=contiguous, **arguments)
+        self.stream = self.native.open_stream(
+            _forebay.StreamOptions(dataset, contiguous=contiguous, **arguments)
+        )
+        engine.tell_changes()
 
     def _take(self, wait: float, held: Held) -> None:
-        self.native.take(self.stream, wait, held)
+        try:
+            self.native.take(self.stream, wait, held)
+        finally:
+            self._engine.tell_changes()
 
     def _seek(self, epoch: int, position: int) -> None:
         self.native.seek(self.stream, epoch, position)
+        self._engine.tell_changes()
 
     def stats(self) -> list[dict]:
         return self.native.stats(self.stream)
@@ -230,7 +238,7 @@ class PipelineFeed(NativeFeed):
         catalog: _forebay.Catalog | None = None,
     ) -> None:
         """``catalog`` is needed for arrays only."""
-        super().__init__(arguments)
+        super().__init__(engine, arguments)
         if decoding.kind == "image":
             more = decoding.pipeline_arguments()
         else:
@@ -244,7 +252,9 @@ class PipelineFeed(NativeFeed):
                 skip=decoding.skip,
             )
         try:
-            self.native = _forebay.Pipeline(engine.native, dataset, **arguments, **more)
+            self.native = _forebay.Pipeline(
+                engine.native, _forebay.StreamOptions(dataset, **arguments), **more
+            )
         except ArgumentError as error:
             if not decoding.rest or "different sizes" not in str(error):
                 raise
@@ -254,9 +264,13 @@ class PipelineFeed(NativeFeed):
                 "size before it"
             ) from None
         self._skipped = 0
+        engine.tell_changes()
 
     def _take(self, wait: float, held: Held) -> None:
-        self.native.take(wait, held)
+        try:
+            self.native.take(wait, held)
+        finally:
+            self._engine.tell_changes()
         if isinstance(held.item, str):
             self._tell_skipped()
 
@@ -272,6 +286,7 @@ class PipelineFeed(NativeFeed):
 
     def _seek(self, epoch: int, position: int) -> None:
         self.native.seek(epoch, position)
+        self._engine.tell_changes()
 
     def stats(self) -> list[dict]:
         return self.native.stats()
@@ -321,7 +336,7 @@ def _array_info(
     engine: Engine, dataset: int, catalog: _forebay.Catalog, sample: int, name: str
 ) -> tuple[str, list[int]]:
     native = engine.native
-    stream = native.open_stream(dataset, 1, itemised=True, declared=True)
+    stream = native.open_stream(_forebay.StreamOptions(dataset, 1, itemised=True, declared=True))
     try:
         native.declare(stream, 0, np.array([sample], np.uint32), last=True)
         batch = native.fetch(stream, sample, 60.0)

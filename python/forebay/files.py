@@ -24,12 +24,18 @@ CACHE, SOCKET, SOURCES = "FOREBAY_FILES_CACHE", "FOREBAY_FILES_SOCKET", "FOREBAY
 _NOT_YET_LOCKED_S = 600.0  # a folder without a lock may be of a run that begins
 
 
-def program() -> str:
-    """The path of forebay-filesd: $FOREBAY_FILESD, or the one beside the extension module."""
-    named = os.environ.get("FOREBAY_FILESD")
+def by_engine() -> bool:
+    """Whether programs' files are samples of forebayd's engine, or copied by forebay-filesd."""
+    return os.environ.get("FOREBAY_FILES_ENGINE", "0") == "1"
+
+
+def program(engine: bool) -> str:
+    """The program that serves files: beside the extension module, or as the environment says."""
+    name, variable = ("forebayd", "FOREBAYD") if engine else ("forebay-filesd", "FOREBAY_FILESD")
+    named = os.environ.get(variable)
     if named:
         return named
-    return os.path.join(os.path.dirname(os.path.abspath(_forebay.__file__)), "forebay-filesd")
+    return os.path.join(os.path.dirname(os.path.abspath(_forebay.__file__)), name)
 
 
 class Stream:
@@ -64,6 +70,8 @@ class Service:
         self.cache = cache
         self.socket: str = session.socket
         self.sources = sources
+        self.view = os.fsdecode(session.cache)
+        """The folder in which programs find copies."""
 
     @classmethod
     def start(
@@ -75,12 +83,14 @@ class Service:
         *,
         folder: str = "",
         timeout: float = 20.0,
+        engine: bool | None = None,
         **settings: Any,
     ) -> Service:
         """Starts the service of a cache folder, or joins the one that runs.
 
         Without ``cache`` the folder is a fresh one on the node's local disk, which goes with the
-        service. ``settings`` are more of forebay-filesd's options.
+        service. ``engine``: forebayd's engine reads, with its peers; default: as `by_engine` says.
+        ``settings`` are more of that program's options.
         """
         folders = data_folders(sources)
         for name, value in (("cache_bytes", cache_bytes), ("ahead_bytes", ahead_bytes)):
@@ -97,14 +107,16 @@ class Service:
                 raise AccessError(f"the cache folder {where}: {error.strerror}") from error
         if fresh:
             settings["temporary"] = 1
+        engine = by_engine() if engine is None else engine
         try:
             session = _forebay.FileSession.start(
-                program(),
+                program(engine),
                 folder,
                 os.fsencode(where),
                 [os.fsencode(f) for f in folders],
                 [f"{name}={value}" for name, value in settings.items()],
                 timeout,
+                engine,
             )
         except BaseException:  # Ctrl-C, too
             if fresh:
@@ -115,7 +127,7 @@ class Service:
     def environment(self) -> dict[str, str]:
         """What programs need to find the service."""
         return {
-            CACHE: self.cache,
+            CACHE: self.view,
             SOCKET: self.socket,
             SOURCES: ":".join(self.sources),
         }
@@ -219,6 +231,7 @@ def _clear_sockets(folder: str) -> None:
             # Held by a service for its life, and by who starts one.
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(lock).st_ino == os.stat(path).st_ino:
+                shutil.rmtree(os.path.join(folder, f"run-{name[6:14]}"), ignore_errors=True)
                 for end in (".sock", ".log", ".lock"):
                     with contextlib.suppress(OSError):
                         os.unlink(path.removesuffix(".lock") + end)
@@ -230,7 +243,7 @@ def _clear_sockets(folder: str) -> None:
 
 def _clear_one(path: str) -> None:
     try:
-        lock = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        lock = _open_lock(path)
     except OSError:
         with contextlib.suppress(OSError):
             # Without a lock it is one that begins, or ended halfway.
@@ -246,6 +259,15 @@ def _clear_one(path: str) -> None:
         os.close(lock)
 
 
+def _open_lock(path: str) -> int:
+    """What a service holds for its life; under forebayd it lies in the folder that programs see."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(os.path.join(path, "run", "lock"), flags)
+    except OSError:
+        return os.open(os.path.join(path, "lock"), flags)
+
+
 def running(folder: str = "") -> list[dict[str, Any]]:
     """What each file service of this user on this node says of itself."""
     where = folder or _forebay.SharedEngine.default_folder()
@@ -258,6 +280,21 @@ def running(folder: str = "") -> list[dict[str, Any]]:
                 session = _forebay.FileSession.connect(os.path.join(where, name), 2.0)
                 out.append(json.loads(session.status()))
     return out
+
+
+def attach_running(folder: str = "", timeout: float = 4.0) -> Any:
+    """To the daemon in ``folder``, to look on: that of loaders, or else one of a run."""
+    try:
+        return _forebay.SharedEngine.attach_running(folder, timeout)
+    except (MissingError, StorageError):
+        where = folder or _forebay.SharedEngine.default_folder()
+        with contextlib.suppress(OSError):
+            for name in sorted(os.listdir(where)):
+                if not re.fullmatch(r"run-[0-9a-f]{8}", name):
+                    continue
+                with contextlib.suppress(ForebayError):
+                    return _forebay.SharedEngine.attach_running(os.path.join(where, name), timeout)
+        raise
 
 
 _client: Any = None

@@ -24,7 +24,7 @@ import numpy as np
 from . import _forebay
 from ._errors import ForebayError
 from .daemon import SharedEngine, node_engine
-from .engine import Engine, dataset_id
+from .engine import Engine
 from .loader import open_catalog
 
 _log = logging.getLogger("forebay")
@@ -60,16 +60,16 @@ class Source:
         self._open = dict(path=os.fspath(path), format=format, extensions=extensions)
         self._fields = tuple(fields)
         self._engine = engine or node_engine()
-        self._inherited: tuple[int, int] | None = None  # a daemon, and its stream of our parent
+        self._inherited: tuple[int, int] | None = None  # the address of our parent's stream
         self._begin()
 
     def _begin(self) -> None:
         self.catalog = open_catalog(**self._open)  # type: ignore[arg-type]
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._threads = threading.local()
-        self._holder: Any = None  # what the stream is in: a daemon's client or an engine
+        self._native: Any = None  # what the stream is in
         self._stream = -1
+        self._address: tuple[int, int] | None = None  # of the stream in a daemon
         self._epoch = 0
         self._gone = threading.Event()
         self._base = 0
@@ -103,12 +103,9 @@ class Source:
         return f"forebay.grain.Source({self._open['path']!r}, {len(self)} samples)"
 
     def __getstate__(self) -> dict[str, Any]:
-        inherited = self._inherited
-        if isinstance(self._engine, SharedEngine):
-            with self._here():
-                holder, stream = self._where()
-            if not isinstance(holder, Engine):
-                inherited = (holder.pid, stream)
+        with self._here():
+            self._where()
+        inherited = self._address
         return {
             "open": self._open, "fields": self._fields, "engine": self._engine,
             "inherited": inherited,
@@ -123,72 +120,42 @@ class Source:
 
     def _here(self) -> threading.Lock:
         if self._pid != os.getpid():  # forked; its parent's lock may be held
-            parent, stream = self._holder, self._stream
+            inherited = self._address
             self._begin()
-            if parent is not None and not isinstance(parent, Engine):
-                self._inherited = (parent.pid, stream)
+            self._inherited = inherited
         return self._lock
 
     def _where(self) -> tuple[Any, int]:
-        """The engine of now and the stream in it. Under the lock."""
+        """The engine and the stream in it. Under the lock."""
         engine = self._engine
-        now = engine.now() if isinstance(engine, SharedEngine) else engine
-        if self._holder is now:
-            return now, self._stream
-        options: dict[str, Any] = dict(itemised=True, declared=True, first_epoch=self._epoch)
-        if isinstance(now, Engine):
-            dataset = dataset_id(now, self.catalog)
-            self._stream = now.native.open_stream(dataset, 1, **options)
-        else:
-            dataset = now.add_dataset(self.catalog, "")
-            if self._inherited is not None and self._inherited[0] == now.pid:
-                self._stream = self._inherited[1]
+        shared = isinstance(engine, SharedEngine)
+        if self._native is None:
+            native: Any = engine.native
+            options = _forebay.StreamOptions(
+                engine.dataset(self.catalog), 1, itemised=True, declared=True
+            )
+            if not shared:
+                self._stream = native.open_stream(options)
+            elif self._inherited is not None:
+                self._stream = native.adopt_stream(options, self._inherited)
             else:
-                assert isinstance(engine, SharedEngine)
-                options["job"] = engine.job
-                self._stream = now.open_stream(dataset, 1, **options)
-        self._holder = now
-        return now, self._stream
-
-    def _mine(self, holder: Any) -> Any:
-        """This thread's own way to the engine: a connection carries one question at a time."""
-        if isinstance(holder, Engine):
-            return holder.native
-        kept = getattr(self._threads, "kept", None)
-        if kept is None or kept[0] is not holder or not kept[1].connected:
-            assert isinstance(self._engine, SharedEngine)
-            client = _forebay.SharedEngine.attach_running(self._engine.folder, 5.0)
-            client.add_dataset(self.catalog, "")
-            kept = self._threads.kept = (holder, client)
-        return kept[1]
+                self._stream = native.open_shared_stream(options)
+            self._native = native
+        if shared:
+            self._address = self._native.address(self._stream)
+            engine.tell_changes()
+        return self._native, self._stream
 
     def _fetch(self, number: int) -> Any:
         """A batch of one sample; None: the file itself has the answer."""
-        for _ in range(3):
+        try:
             with self._here():
-                holder, stream = self._where()
-            client: Any = None
-            try:
-                client = self._mine(holder)
-                return client.fetch(stream, number, _WAIT_S)
-            except ForebayError as error:
-                why = str(error)
-            if isinstance(holder, Engine):
-                break
-            with self._lock:
-                if holder is not self._holder:
-                    continue  # another thread has seen to it
-                if self._inherited is not None and self._stream == self._inherited[1]:
-                    self._inherited = self._holder = None  # closed by our parent, or lost
-                    continue
-                try:
-                    holder.waiting_for(stream)
-                except ForebayError:
-                    pass
-                if holder.connected:
-                    break
-                assert isinstance(self._engine, SharedEngine)
-                self._engine.lost(holder, why)
+                native, stream = self._where()
+            return native.fetch(stream, number, _WAIT_S)
+        except ForebayError as error:
+            why = str(error)
+        finally:
+            self._engine.tell_changes()
         if self._fields:
             raise ForebayError(f"{self.catalog.name(number)} cannot be read: {why}")
         return None
@@ -230,8 +197,7 @@ class Source:
         if drawn.min() < 0 or drawn.max() >= len(self):
             raise IndexError(f"the order has numbers that are not below {len(self)}")
         with self._here():
-            holder, stream = self._where()
-            native = holder.native if isinstance(holder, Engine) else holder
+            native, stream = self._where()
             native.declare(stream, self._epoch, drawn.astype(np.uint32))
             self._epoch += 1
         return len(drawn)
@@ -241,13 +207,8 @@ class Source:
         if gone is not None:
             gone.set()
         try:
-            holder, inherited = self._holder, self._inherited
-            if self._pid != os.getpid() or holder is None:
-                return
-            if inherited is not None and self._stream == inherited[1]:
-                return
-            native = holder.native if isinstance(holder, Engine) else holder
-            native.close_stream(self._stream)
+            if self._pid == os.getpid() and self._native is not None:
+                self._native.close_stream(self._stream)
         except Exception:  # noqa: BLE001, S110 - nothing can be done while being collected
             pass
 

@@ -14,12 +14,12 @@ from typing import Any
 from . import _forebay, ranks
 from ._errors import ArgumentError, CancelledError, DeadlineError
 from ._forebay import Batch, Catalog
-from .daemon import MakeFeed, SharedEngine, SharedFeed, default_engine
+from .daemon import SharedEngine, default_engine
 from .device import DeviceBatch, DeviceFeed, check_device
-from .engine import Engine, dataset_id, may_size_later, peers_of
+from .engine import Engine, may_size_later, peers_of
 from .feeds import At, Course, Decoding, Held, PipelineFeed, StreamFeed, finish
-from .report import EpochReport, from_native, log_epoch, story
 from .units import parse_bytes
+from .views.report import EpochReport, from_native, log_epoch, story
 
 _log = logging.getLogger("forebay")
 # A daemon thread that loops over a loader waits in next() while the interpreter ends.
@@ -212,7 +212,7 @@ class DataLoader:
         self._resumed = False  # the next iter() starts inside the epoch
         self._iteration = 0  # tells an abandoned iterator that it is one
         self._noted_save = False
-        self._feed: StreamFeed | SharedFeed | PipelineFeed | DeviceFeed | None = None
+        self._feed: StreamFeed | PipelineFeed | DeviceFeed | None = None
         self._failed = False  # the feed, so that the next iter() starts afresh
         self._closed_stats: list[EpochReport] = []
         self._pid = -1
@@ -349,7 +349,7 @@ class DataLoader:
 
     def _tell_epoch(self, epoch: int) -> None:
         """Why was my GPU idle? A line of the log at each epoch's end."""
-        self._warn_of_cache()
+        self.engine.warn_of_cache()
         note = self.catalog.save_note
         if note and not self._noted_save:
             self._noted_save = True
@@ -360,10 +360,6 @@ class DataLoader:
             lambda: next((r for r in reversed(self.stats()) if r.epoch == epoch), None),
             self.engine.cluster,
         )
-
-    def _warn_of_cache(self) -> None:
-        if not isinstance(self.engine, SharedEngine):  # a daemon says it itself
-            self.engine.warn_of_cache()
 
     def close(self) -> None:
         """Stops reading ahead and gives the memory back. Batches still held stay valid."""
@@ -412,10 +408,7 @@ class DataLoader:
         )
         contiguous = self.layout == "contiguous"
         if self._decoding is None:
-            self._feed = self._open_feed(
-                arguments,
-                lambda engine, dataset, args: StreamFeed(engine, dataset, args, contiguous),
-            )
+            self._feed = StreamFeed(self.engine, self._dataset(), arguments, contiguous)
         elif self.device is None:
             self._feed = self._decoded_feed(arguments, self._decoding)
         else:
@@ -434,18 +427,11 @@ class DataLoader:
         if forked and not self.catalog.complete:
             self.catalog = self._open_catalog()
 
-    def _open_feed(self, arguments: dict, make: MakeFeed) -> Any:
-        """From the engine of this process or the node's daemon."""
-        if isinstance(self.engine, SharedEngine):
-            return self.engine.feed(self.catalog, self._delay, arguments, make)
-        return make(self.engine, dataset_id(self.engine, self.catalog, self._delay), arguments)
+    def _dataset(self) -> int:
+        return self.engine.dataset(self.catalog, self._delay)
 
-    def _decoded_feed(self, arguments: dict, decoding: Decoding) -> Any:
-        catalog = self.catalog
-        return self._open_feed(
-            arguments,
-            lambda engine, dataset, args: PipelineFeed(engine, dataset, args, decoding, catalog),
-        )
+    def _decoded_feed(self, arguments: dict, decoding: Decoding) -> PipelineFeed:
+        return PipelineFeed(self.engine, self._dataset(), arguments, decoding, self.catalog)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
@@ -510,7 +496,7 @@ class _Iterator:
                 if held is None:
                     held = self._wait_on(feed, at)
                 if time.monotonic() - begun > _LONG_TAKE_S:
-                    loader._warn_of_cache()
+                    loader.engine.warn_of_cache()
                 item = held.item
             except Exception:
                 loader._failed = True
@@ -574,7 +560,7 @@ def open_catalog(
     saved; with ``sizes_later`` it may still be incomplete. Samples that are read on the way stay in
     the engine, if it is of this process.
     """
-    from .progress import counting
+    from .views.progress import counting
 
     embedded = isinstance(engine, Engine) and not isinstance(engine, SharedEngine)
     native = engine.native if embedded and engine is not None else None

@@ -29,6 +29,8 @@ std::string_view CodeName(Code code) {
       return "cancelled";
     case Code::kUnimplemented:
       return "not supported here";
+    case Code::kAlreadyExists:
+      return "exists already";
     case Code::kInternal:
       return "internal error";
   }

@@ -25,6 +25,7 @@ enum class Code : uint8_t {
   kDeadlineExceeded,
   kCancelled,
   kUnimplemented,  // this build or kernel lacks the feature
+  kAlreadyExists,  // a name is taken
   kInternal,       // our own bug
 };
 

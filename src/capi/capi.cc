@@ -63,6 +63,8 @@ int ErrnoOf(Code code) {
       return ECANCELED;
     case Code::kUnimplemented:
       return ENOTSUP;
+    case Code::kAlreadyExists:
+      return EEXIST;
     case Code::kInternal:
       return ENOTRECOVERABLE;
   }

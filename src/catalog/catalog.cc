@@ -104,6 +104,33 @@ Result<std::unique_ptr<Catalog>> Catalog::FromImage(std::vector<std::byte> image
   return std::unique_ptr<Catalog>(new Catalog(std::move(impl)));
 }
 
+std::unique_ptr<Catalog> Catalog::Growing(const std::string& root, const std::string& name) {
+  auto impl = std::make_unique<Impl>();
+  impl->root = root;
+  impl->given_name = name;
+  impl->growing = std::make_unique<GrowingFiles>(root);
+  return std::unique_ptr<Catalog>(new Catalog(std::move(impl)));
+}
+
+Result<Appended> Catalog::Append(const NewFile& file) {
+  if (impl_->growing == nullptr) {
+    return Status(Code::kInvalidArgument, StrCat("the catalog of ", root(),
+                                                 " does not grow: ", file.path, " is not added"));
+  }
+  return impl_->growing->Append(file);
+}
+
+std::optional<Appended> Catalog::Find(const NewFile& file) const {
+  return impl_->growing == nullptr ? std::nullopt : impl_->growing->Find(file);
+}
+const std::string& Catalog::given_name() const { return impl_->given_name; }
+bool Catalog::IsRepeated(ObjectId object) const {
+  return impl_->growing != nullptr && impl_->growing->IsRepeated(object);
+}
+uint32_t Catalog::ObjectBlock(ObjectId object) const {
+  return impl_->growing == nullptr ? 0 : impl_->growing->ObjectBlock(object);
+}
+
 bool Catalog::complete() const { return impl_->sizer == nullptr || impl_->sizer->complete(); }
 Status Catalog::WaitComplete(Nanos wait) const {
   return impl_->sizer == nullptr ? Status() : impl_->sizer->Wait(wait);
@@ -123,6 +150,10 @@ std::string Catalog::SaveNote() const {
 }
 
 Status Catalog::Save(const std::string& file, Access access) const {
+  if (impl_->growing != nullptr) {
+    return Status(Code::kUnimplemented,
+                  StrCat("the data set of files met below ", root(), " is not saved to ", file));
+  }
   FOREBAY_RETURN_IF_ERROR(WaitComplete());
   if (impl_->sizer != nullptr) FOREBAY_RETURN_IF_ERROR(impl_->sizer->first_error());
   return SaveImage(image(), file, access);
@@ -156,29 +187,45 @@ Status SaveImage(std::span<const std::byte> image, const std::string& file,
   return Status();
 }
 
-Format Catalog::format() const { return impl_->view.format(); }
+Format Catalog::format() const {
+  return impl_->growing != nullptr ? Format::kGrowing : impl_->view.format();
+}
 bool Catalog::knows_times() const {
   return format() != Format::kFileList || impl_->view.times[0] != 0;
 }
-bool Catalog::has_object_times() const { return impl_->view.HasObjectTimes(); }
+bool Catalog::has_object_times() const {
+  return impl_->growing != nullptr || impl_->view.HasObjectTimes();
+}
 int64_t Catalog::ObjectTime(ObjectId object) const {
+  if (impl_->growing != nullptr) return impl_->growing->ObjectTime(object);
   const ImageView& view = impl_->view;
   if (view.HasObjectTimes()) return view.times[view.folders.size() + object];
   return view.times[format() == Format::kFileList ? 0 : view.objects[object].folder];
 }
 const std::string& Catalog::root() const { return impl_->root; }
-size_t Catalog::size() const { return impl_->view.samples.size(); }
-size_t Catalog::object_count() const { return impl_->view.objects.size(); }
+size_t Catalog::size() const {
+  return impl_->growing != nullptr ? impl_->growing->size() : impl_->view.samples.size();
+}
+size_t Catalog::object_count() const {
+  return impl_->growing != nullptr ? impl_->growing->object_count() : impl_->view.objects.size();
+}
 uint64_t Catalog::total_bytes() const {
+  if (impl_->growing != nullptr) return impl_->growing->total_bytes();
   (void)WaitComplete();
   return impl_->view.header->total_bytes;
 }
 uint32_t Catalog::max_length() const {
+  if (impl_->growing != nullptr) return impl_->growing->max_length();
   (void)WaitComplete();
   return impl_->view.header->max_length;
 }
 
 uint64_t Catalog::fingerprint() const {
+  if (impl_->growing != nullptr) {
+    uint64_t hash = SplitMix64(static_cast<uint64_t>(Format::kGrowing)).Next();
+    for (const char c : root()) hash = SplitMix64(hash ^ static_cast<unsigned char>(c)).Next();
+    return hash;
+  }
   (void)WaitComplete();
   uint64_t hash = SplitMix64(impl_->view.header->format).Next();
   for (const SectionRecord& section : impl_->view.SectionTable()) {
@@ -192,6 +239,7 @@ uint64_t Catalog::fingerprint() const {
 }
 
 Extent Catalog::extent(SampleId sample) const {
+  if (impl_->growing != nullptr) return impl_->growing->extent(sample);
   const SampleRecord& record = impl_->view.samples[sample];
   Extent extent;
   extent.object = record.object;
@@ -203,11 +251,20 @@ Extent Catalog::extent(SampleId sample) const {
   return extent;
 }
 
-uint32_t Catalog::length(SampleId sample) const { return impl_->view.samples[sample].length; }
-ObjectId Catalog::object(SampleId sample) const { return impl_->view.samples[sample].object; }
-int64_t Catalog::label(SampleId sample) const { return impl_->view.samples[sample].label; }
+uint32_t Catalog::length(SampleId sample) const {
+  if (impl_->growing != nullptr) return impl_->growing->extent(sample).length;
+  return impl_->view.samples[sample].length;
+}
+ObjectId Catalog::object(SampleId sample) const {
+  if (impl_->growing != nullptr) return impl_->growing->object(sample);
+  return impl_->view.samples[sample].object;
+}
+int64_t Catalog::label(SampleId sample) const {
+  return impl_->growing != nullptr ? -1 : impl_->view.samples[sample].label;
+}
 
 std::string Catalog::SampleName(SampleId sample) const {
+  if (impl_->growing != nullptr) return impl_->growing->SampleName(sample);
   const ImageView& view = impl_->view;
   const SampleRecord& record = view.samples[sample];
   const std::string_view object = view.ObjectName(record.object);
@@ -221,6 +278,7 @@ std::string Catalog::SampleName(SampleId sample) const {
 }
 
 std::string Catalog::Impl::FolderBelow(uint32_t folder) const {
+  if (growing != nullptr) return std::string(growing->FolderBelow(folder));
   std::string path;
   for (uint32_t f = folder; f != 0; f = view.folders[f]) {
     path = JoinPath(view.FolderName(f), path);
@@ -235,19 +293,28 @@ std::string Catalog::Impl::FolderPath(uint32_t folder) const {
 std::string Catalog::FolderBelow(uint32_t folder) const { return impl_->FolderBelow(folder); }
 
 std::string_view Catalog::ObjectName(ObjectId object) const {
+  if (impl_->growing != nullptr) return impl_->growing->ObjectName(object);
   return impl_->view.ObjectName(object);
 }
-uint32_t Catalog::folder(ObjectId object) const { return impl_->view.objects[object].folder; }
-size_t Catalog::folder_count() const { return impl_->view.folders.size(); }
-
-std::string Catalog::ObjectPath(ObjectId object) const {
-  const ImageView& view = impl_->view;
-  return JoinPath(impl_->FolderPath(view.objects[object].folder), view.ObjectName(object));
+uint32_t Catalog::folder(ObjectId object) const {
+  if (impl_->growing != nullptr) return impl_->growing->folder(object);
+  return impl_->view.objects[object].folder;
+}
+size_t Catalog::folder_count() const {
+  return impl_->growing != nullptr ? impl_->growing->folder_count() : impl_->view.folders.size();
 }
 
-uint64_t Catalog::ObjectSize(ObjectId object) const { return impl_->view.objects[object].size; }
+std::string Catalog::ObjectPath(ObjectId object) const {
+  return JoinPath(impl_->FolderPath(folder(object)), ObjectName(object));
+}
+
+uint64_t Catalog::ObjectSize(ObjectId object) const {
+  if (impl_->growing != nullptr) return impl_->growing->ObjectSize(object);
+  return impl_->view.objects[object].size;
+}
 
 std::vector<FieldView> Catalog::Fields(SampleId sample) const {
+  if (impl_->growing != nullptr) return {{.name = kWhole, .offset = 0, .length = length(sample)}};
   const ImageView& view = impl_->view;
   const SampleRecord& record = view.samples[sample];
   if (record.schema() == 0) return {{.name = kWhole, .offset = 0, .length = record.length}};
@@ -269,6 +336,7 @@ std::vector<std::string> Catalog::Classes() const {
 }
 
 std::span<const std::byte> Catalog::image() const {
+  if (impl_->growing != nullptr) return {};
   (void)WaitComplete();
   return impl_->mapping.size() != 0 ? impl_->mapping.bytes()
                                     : std::span<const std::byte>(*impl_->memory);

@@ -5,6 +5,9 @@
 // Catalogs are position-independent images, checksummed, and used memory-mapped. A Catalog is
 // immutable and safe for concurrent use by multiple threads.
 //
+// A growing one is no image: it begins empty, files are appended as they are met, and nothing of it
+// is saved. What it has never changes. A file that changed is appended once more.
+//
 // One that was built with BuildOptions::sizes_later knows its names and labels at once and its
 // lengths later. Until it is complete() nothing that depends on them may be asked, with two
 // exceptions: a single sample's length, extent and time, by who has learned from the Sizer that
@@ -14,6 +17,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -30,7 +34,13 @@ class Sizer;
 using SampleId = uint32_t;  // dense, 0 .. size-1
 using ObjectId = uint32_t;
 
-enum class Format : uint8_t { kFolder = 1, kWebDataset = 2, kTfRecord = 3, kFileList = 4 };
+enum class Format : uint8_t {
+  kFolder = 1,
+  kWebDataset = 2,
+  kTfRecord = 3,
+  kFileList = 4,
+  kGrowing = 5
+};
 
 struct Extent {
   ObjectId object = 0;
@@ -45,6 +55,23 @@ struct FieldView {
   std::string_view name;  // "jpg", "cls", ...; "data" where a sample has one unnamed field
   uint32_t offset = 0;    // relative to the sample's span
   uint32_t length = 0;
+};
+
+// A file for a growing catalog, as it is now.
+struct NewFile {
+  std::string_view path;  // absolute, below the root, without "." and ".."
+  uint64_t size = 0;
+  int64_t mtime_ns = 0;
+  // 0: one sample, the whole file, below 4 GiB. Else a sample for each so many bytes, the last one
+  // shorter, which are read by themselves. An empty file is one sample in either case.
+  uint32_t block = 0;
+  uint64_t samples() const;
+};
+
+// The samples of one file: `first` and those that follow it.
+struct Appended {
+  SampleId first = 0;
+  uint32_t count = 0;
 };
 
 class Catalog {
@@ -62,19 +89,34 @@ class Catalog {
   // The same from memory; takes over the bytes.
   static Result<std::unique_ptr<Catalog>> FromImage(std::vector<std::byte> image);
 
+  // An empty one that grows; `root` is absolute. `name`: what the user calls the folder, the same
+  // on nodes that have it at different paths; empty: its path.
+  static std::unique_ptr<Catalog> Growing(const std::string& root, const std::string& name = "");
+  // kGrowing only. Safe for concurrent use: readers of samples below size() take no lock. A path
+  // may come again, with other samples.
+  Result<Appended> Append(const NewFile& file);
+  // The samples of the last file appended with this path, size, time and block; nothing: there is
+  // none. kGrowing only.
+  std::optional<Appended> Find(const NewFile& file) const;
+  const std::string& given_name() const;        // kGrowing: that of Growing
+  uint32_t ObjectBlock(ObjectId object) const;  // kGrowing: NewFile's
+  // kGrowing: one with the same path, size, time and block was appended before it.
+  bool IsRepeated(ObjectId object) const;
+
   // Who may read a saved catalog: whom the process's umask allows, or only this user.
   enum class Access { kUmask, kOwner };
-  // Crash-safe: written beside `file` and renamed. Creates the folders on the way.
+  // Crash-safe: written beside `file` and renamed. Creates the folders on the way. A kGrowing is
+  // not saved: kUnimplemented.
   Status Save(const std::string& file, Access access = Access::kUmask) const;
 
   // Compares modification times of the folders (kFolder), or times and sizes of the shards and
   // which there are; kChanged names the first that differs. Stats run in parallel. A kFileList is
   // always fresh, though it covers its files' times: their sizes are checked when they are read.
-  // Whether a saved one is, OpenFileList knows.
+  // Whether a saved one is, OpenFileList knows. A kGrowing is always fresh, too.
   Status CheckFresh() const;
   // Checks every object's existence and size, every tar header and every TFRecord checksum.
   // `progress` counts samples and is called as in BuildOptions. The first few problems are listed
-  // in the message, its code is the first one's.
+  // in the message, its code is the first one's. kGrowing: kUnimplemented.
   Status Verify(const std::function<bool(uint64_t done, uint64_t total)>& progress) const;
 
   // Whether all lengths are known.
@@ -104,7 +146,8 @@ class Catalog {
   uint64_t total_bytes() const;  // sum of extent lengths
   uint32_t max_length() const;
   // Identifies samples, names, sizes and labels; the same wherever the data set lies and whenever
-  // it was written. Stored TFRecord checksums count, other contents of the files do not.
+  // it was written. Stored TFRecord checksums count, other contents of the files do not. Of a
+  // kGrowing it is the root's, whatever it holds.
   uint64_t fingerprint() const;
 
   Extent extent(SampleId sample) const;  // sample < size()
@@ -112,7 +155,7 @@ class Catalog {
   ObjectId object(SampleId sample) const;  // that holds it
   // Class index (kFolder) or the integer in a "cls" member (kWebDataset); -1 where there is none.
   int64_t label(SampleId sample) const;
-  // The path relative to root; "shard.tar/key"; "file@offset".
+  // The path relative to root; "shard.tar/key"; "file@offset", also of a block.
   std::string SampleName(SampleId sample) const;
   std::string ObjectPath(ObjectId object) const;       // absolute
   std::string_view ObjectName(ObjectId object) const;  // in its folder
@@ -122,7 +165,7 @@ class Catalog {
   uint64_t ObjectSize(ObjectId object) const;
   std::vector<FieldView> Fields(SampleId sample) const;
   std::vector<std::string> Classes() const;  // kFolder: class folders in ImageFolder's order
-  std::span<const std::byte> image() const;
+  std::span<const std::byte> image() const;  // kGrowing: empty
 
  private:
   friend class CatalogWriter;

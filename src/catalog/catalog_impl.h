@@ -9,6 +9,7 @@
 #include "base/owned.h"
 #include "base/thread_annotations.h"
 #include "catalog/catalog.h"
+#include "catalog/growing.h"
 #include "catalog/image.h"
 #include "catalog/sizer.h"
 
@@ -33,6 +34,8 @@ struct Catalog::Impl {
   std::string root;
   std::shared_ptr<LateSave> late_save;  // likewise shared
   std::unique_ptr<Sizer> sizer;         // null: all lengths were known from the start
+  std::string given_name;
+  std::unique_ptr<GrowingFiles> growing;  // kGrowing: all there is; the view is empty
 
   // Absolute.
   std::string FolderBelow(uint32_t folder) const;

@@ -69,7 +69,7 @@ Status Catalog::CheckFresh() const {
   const ImageView& view = impl_->view;
   // The sizes of listed files are checked when they are read; listing them again would cost what
   // building did.
-  if (format() == Format::kFileList) return Status();
+  if (format() == Format::kFileList || format() == Format::kGrowing) return Status();
   const bool shards = view.IsShards();
   const size_t n = shards ? view.objects.size() : view.folders.size();
   std::atomic<size_t> first_changed = n;
@@ -169,6 +169,10 @@ Status CompareShard(const Catalog& catalog, const ImageView& view, const std::st
 }  // namespace
 
 Status Catalog::Verify(const std::function<bool(uint64_t done, uint64_t total)>& progress) const {
+  if (format() == Format::kGrowing) {
+    return Status(Code::kUnimplemented,
+                  StrCat("the files met below ", root(), " are checked as they are read"));
+  }
   FOREBAY_RETURN_IF_ERROR(WaitComplete());
   const ImageView& view = impl_->view;
   Problems problems;

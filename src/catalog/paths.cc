@@ -51,6 +51,17 @@ std::string JoinPath(std::string_view folder, std::string_view name) {
   return StrCat(folder, folder.back() == '/' ? "" : "/", name);
 }
 
+bool IsPathBelow(std::string_view path) {
+  if (path.find('\0') != std::string_view::npos) return false;
+  while (true) {
+    const size_t end = std::min(path.find('/'), path.size());
+    const std::string_view part = path.substr(0, end);
+    if (part.empty() || part == "." || part == "..") return false;
+    if (end == path.size()) return true;
+    path.remove_prefix(end + 1);
+  }
+}
+
 int64_t MtimeNs(const struct stat& st) {
   return static_cast<int64_t>(st.st_mtim.tv_sec) * kSecond + st.st_mtim.tv_nsec;
 }

@@ -22,6 +22,10 @@ std::string_view BaseName(std::string_view path);
 // `folder` and `name` with one slash between; either may be empty.
 std::string JoinPath(std::string_view folder, std::string_view name);
 
+// Whether it leads to something below a folder by its letters alone: relative, not empty, and
+// without empty parts, ".", ".." and NUL bytes. Links may still lead elsewhere.
+bool IsPathBelow(std::string_view path);
+
 int64_t MtimeNs(const struct stat& st);
 
 // The error for a path that does not exist or cannot be reached, with the remedy.

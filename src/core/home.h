@@ -18,9 +18,9 @@ struct Home {
   uint64_t until = 0;
 };
 
-// `choice` 0: the home. 1, 2, ...: where it would go instead, each independent of the others.
-inline Home HomeOf(SampleId sample, uint32_t nodes, uint32_t choice = 0) {
-  SplitMix64 rng(uint64_t{choice} << 32 | sample);
+// Of whatever `seed` stands for.
+inline Home JumpHash(uint64_t seed, uint32_t nodes) {
+  SplitMix64 rng(seed);
   uint64_t at = 0, next = 0;
   do {
     at = next;
@@ -29,6 +29,11 @@ inline Home HomeOf(SampleId sample, uint32_t nodes, uint32_t choice = 0) {
     next = ((at + 1) << 32) / ((rng.Next() >> 32) + 1);
   } while (next < nodes);
   return {static_cast<uint32_t>(at), next};
+}
+
+// `choice` 0: the home. 1, 2, ...: where it would go instead, each independent of the others.
+inline Home HomeOf(SampleId sample, uint32_t nodes, uint32_t choice = 0) {
+  return JumpHash(uint64_t{choice} << 32 | sample, nodes);
 }
 
 }  // namespace forebay

@@ -22,7 +22,7 @@ class Room {
   }
   uint64_t Total(uint32_t node) const { return free_[node].memory + free_[node].nvme; }
   // Takes the room in the fastest tier that has it.
-  Place Take(uint32_t node, uint64_t length) {
+  CopyPlace Take(uint32_t node, uint64_t length) {
     const bool memory = Memory(node, length);
     (memory ? free_[node].memory : free_[node].nvme) -= length;
     return {node, memory ? TierLevel::kMemory : TierLevel::kNvme};
@@ -183,7 +183,7 @@ class PlacementPlanner {
 
   void Put(SampleId sample, uint32_t node) {
     const uint32_t length = lengths_[sample];
-    const Place place = room_.Take(node, length);
+    const CopyPlace place = room_.Take(node, length);
     placement_.codes_[sample] = place.node << 1 | static_cast<uint32_t>(place.tier);
     PlacementStats& stats = placement_.stats_;
     ++stats.covered_samples;
@@ -434,7 +434,7 @@ std::vector<uint8_t> PlanReplicas(const PlacementOptions& options, const Placeme
   for (uint32_t count = options.Horizon(); count > 0; --count) {
     for (SampleId s = 0; s < lengths.size(); ++s) {
       if (counts[s] != count) continue;
-      const std::optional<Place> place = placement.Locate(s);
+      const std::optional<CopyPlace> place = placement.Locate(s);
       if (place && place->node == node) continue;
       for (const auto tier : {TierLevel::kMemory, TierLevel::kNvme}) {
         uint64_t& free = tier == TierLevel::kMemory ? room.memory : room.nvme;
@@ -451,7 +451,7 @@ std::vector<uint8_t> PlanReplicas(const PlacementOptions& options, const Placeme
 double LocalShare(const PlacementOptions& options, const Placement& placement) {
   uint64_t all = 0, local = 0;
   ForEachUse(options, [&](SampleId sample, uint32_t user) {
-    const std::optional<Place> place = placement.Locate(sample);
+    const std::optional<CopyPlace> place = placement.Locate(sample);
     ++all;
     if (place && place->node == user) ++local;
   });

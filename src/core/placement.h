@@ -32,10 +32,10 @@ struct NodeTiers {
 
 enum class TierLevel : uint8_t { kMemory = 0, kNvme = 1 };
 
-struct Place {
+struct CopyPlace {
   uint32_t node = 0;
   TierLevel tier = TierLevel::kMemory;
-  bool operator==(const Place&) const = default;
+  bool operator==(const CopyPlace&) const = default;
 };
 
 enum class PlacementRule : uint8_t {
@@ -83,10 +83,10 @@ struct PlacementStats {
 class Placement {
  public:
   // Nothing: the cluster has no room for this sample.
-  std::optional<Place> Locate(SampleId sample) const {
+  std::optional<CopyPlace> Locate(SampleId sample) const {
     const uint32_t code = codes_[sample];
     if (code == kNowhere) return std::nullopt;
-    return Place{code >> 1, static_cast<TierLevel>(code & 1)};
+    return CopyPlace{code >> 1, static_cast<TierLevel>(code & 1)};
   }
   uint32_t size() const { return static_cast<uint32_t>(codes_.size()); }
   const PlacementStats& stats() const { return stats_; }

@@ -53,7 +53,7 @@ void CheckPlan(const PlacementOptions& options, const std::vector<uint32_t>& len
   std::vector<NodeTiers> used(options.nodes.size());
   uint64_t covered = 0, covered_bytes = 0, memory = 0, memory_bytes = 0;
   for (SampleId s = 0; s < lengths.size(); ++s) {
-    const std::optional<Place> place = placement.Locate(s);
+    const std::optional<CopyPlace> place = placement.Locate(s);
     if (!place) continue;
     ++covered;
     covered_bytes += lengths[s];
@@ -94,7 +94,7 @@ void CheckTierOrder(const Counts& counts, const Placement& placement) {
   for (uint32_t n = 0; n < counts.size(); ++n) {
     uint32_t least_memory = UINT32_MAX, most_nvme = 0;
     for (SampleId s = 0; s < placement.size(); ++s) {
-      const std::optional<Place> place = placement.Locate(s);
+      const std::optional<CopyPlace> place = placement.Locate(s);
       if (!place || place->node != n) continue;
       if (place->tier == TierLevel::kMemory) {
         least_memory = std::min(least_memory, counts[n][s]);
@@ -196,7 +196,7 @@ TEST(Placement, WithRoomEverySampleLiesWhereItIsUsedMost) {
     ASSERT_TRUE(placement);
     ASSERT_EQ(placement->stats().rule, PlacementRule::kFrequency);
     for (SampleId s = 0; s < 500; ++s) {
-      const std::optional<Place> place = placement->Locate(s);
+      const std::optional<CopyPlace> place = placement->Locate(s);
       ASSERT_TRUE(place);
       for (uint32_t n = 0; n < 4; ++n) ASSERT_GE(counts[place->node][s], counts[n][s]);
     }

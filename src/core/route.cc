@@ -39,6 +39,7 @@ void PeerCost::OnAsk(Nanos now) {
 void PeerCost::OnAnswer(uint64_t bytes, size_t depth, Nanos latency, Nanos now) {
   if (in_flight_ > 0) --in_flight_;
   heard_ = now;
+  refused_ = 0;
   model_.OnRead(bytes, depth, latency);
 }
 
@@ -47,11 +48,17 @@ void PeerCost::OnFailure(Nanos now) {
   heard_ = now;
 }
 
+void PeerCost::OnRefused(Nanos now) {
+  OnFailure(now);
+  refused_ = std::min(refused_ + 1, kMostRefused);
+}
+
 void PeerCost::OnTimeout(uint64_t bytes, size_t depth, Nanos waited, Nanos now) {
   OnAnswer(bytes, depth, waited, now);
 }
 
 bool PeerCost::Avoid(uint64_t bytes, const PlaceModel& source, size_t source_depth, Nanos now) {
+  if (refused_ == kMostRefused) return !Probe(now);
   if (!source.known()) return false;
   Nanos expected = model_.known() ? model_.Expect(bytes, in_flight_ + 1) : 0;
   // How long it has been silent tells before its answers do.
@@ -59,9 +66,13 @@ bool PeerCost::Avoid(uint64_t bytes, const PlaceModel& source, size_t source_dep
   if (expected <= healthy_ || expected <= kSlower * source.Expect(bytes, source_depth + 1)) {
     return false;
   }
-  if (now - probed_ < kProbeEvery) return true;
+  return !Probe(now);
+}
+
+bool PeerCost::Probe(Nanos now) {
+  if (now - probed_ < kProbeEvery) return false;
   probed_ = now;
-  return false;
+  return true;
 }
 
 }  // namespace forebay::peer

@@ -38,6 +38,7 @@ class PeerCost {
  public:
   static constexpr int kSlower = 4;  // than the source
   static constexpr Nanos kProbeEvery = 250 * kMilli;
+  static constexpr int kMostRefused = 32;  // in a row
 
   // `healthy`: what an answer may take in any case. Nodes whose processors are all busy answer late
   // now and then; that is no reason to load the source.
@@ -47,6 +48,9 @@ class PeerCost {
   void OnAnswer(uint64_t bytes, size_t depth, Nanos latency, Nanos now);
   // Ended without bytes, at once or after a time that tells of the peer.
   void OnFailure(Nanos now);
+  // The peer has other versions of the files, or no room: after many in a row it is asked for no
+  // more than a probe.
+  void OnRefused(Nanos now);
   void OnTimeout(uint64_t bytes, size_t depth, Nanos waited, Nanos now);
   size_t in_flight() const { return in_flight_; }
   // True: read from the source. Lets one through now and then, to see whether the peer is well
@@ -54,11 +58,15 @@ class PeerCost {
   bool Avoid(uint64_t bytes, const PlaceModel& source, size_t source_depth, Nanos now);
 
  private:
+  // Whether one goes through now.
+  bool Probe(Nanos now);
+
   const Nanos healthy_;
   PlaceModel model_;
   size_t in_flight_ = 0;
   Nanos heard_ = 0;  // the last answer, or the first ask after none was under way
   Nanos probed_ = 0;
+  int refused_ = 0;  // since the last answer
 };
 
 }  // namespace forebay::peer

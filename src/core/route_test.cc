@@ -61,6 +61,24 @@ TEST(RouteTest, OnlyAPeerThatBecameSlowIsAvoided) {
   EXPECT_FALSE(peer.Avoid(100000, source, 0, now + PeerCost::kProbeEvery));
 }
 
+TEST(RouteTest, OneThatRefusesEverythingIsOnlyProbed) {
+  const PlaceModel source;
+  PeerCost peer(400 * kMilli);
+  Nanos now = kSecond;
+  for (int i = 0; i < PeerCost::kMostRefused; ++i) {
+    EXPECT_FALSE(peer.Avoid(1000, source, 0, now)) << i;
+    peer.OnAsk(now);
+    peer.OnRefused(now);
+  }
+  EXPECT_FALSE(peer.Avoid(1000, source, 0, now));  // the probe
+  EXPECT_TRUE(peer.Avoid(1000, source, 0, now));
+  now += PeerCost::kProbeEvery;
+  EXPECT_FALSE(peer.Avoid(1000, source, 0, now));
+  peer.OnAsk(now);
+  peer.OnAnswer(1000, 1, kMilli, now);
+  EXPECT_FALSE(peer.Avoid(1000, source, 0, now));
+}
+
 TEST(RouteTest, SilenceTellsBeforeAnswersDo) {
   PlaceModel source;
   for (int i = 0; i < 100; ++i) source.OnRead(1000, 1, kMilli);

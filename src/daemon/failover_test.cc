@@ -21,6 +21,7 @@
 #include "daemon/server.h"
 #include "daemon/test_files.h"
 #include "pipeline/pipeline.h"
+#include "port/local_port.h"
 
 namespace forebay {
 namespace {
@@ -106,6 +107,21 @@ class FailoverTest : public ::testing::Test {
     options.sampler.size = kSamples;
     options.sampler.seed = seed;
     return options;
+  }
+
+  static StreamOptions Itemised() {
+    StreamOptions options;
+    options.shape.itemised = true;
+    options.declared = true;
+    return options;
+  }
+  static bool FetchRight(Port& port, StreamId stream, SampleId sample) {
+    BatchLoan loan;
+    const auto fetched = port.Fetch(stream, sample, 20 * kSecond, &loan);
+    EXPECT_TRUE(fetched) << fetched.status().ToString();
+    if (!fetched || *fetched != TakeKind::kBatch) return false;
+    return loan.samples == std::vector<SampleId>{sample} && BytesRight(loan) &&
+           port.Release(loan.lease).ok();
   }
 
   std::vector<FailoverEvent> events() {
@@ -337,6 +353,123 @@ TEST_F(FailoverTest, FetchesOfManyThreadsGoOn) {
     Kill();
   }
   over = true;
+}
+
+TEST_F(FailoverTest, AFetchThatWaitsHoldsUpNobody) {
+  options_.retry.clear();
+  ASSERT_NO_FATAL_FAILURE(Open());
+  const auto slow = port_->OpenDataset(catalog_, "open_ms=600000");
+  ASSERT_TRUE(slow);
+  StreamOptions options = Itemised();
+  auto quick_stream = port_->OpenStream(options);
+  options.shape.dataset = *slow;
+  auto slow_stream = port_->OpenStream(options);
+  ASSERT_TRUE(quick_stream && slow_stream);
+  std::atomic<int> waiting = 0;
+  std::vector<std::jthread> threads;
+  for (SampleId sample = 0; sample < 3; ++sample) {
+    threads.emplace_back([&, sample] {
+      BatchLoan loan;
+      ++waiting;
+      EXPECT_FALSE(port_->Fetch(*slow_stream, sample, 3600 * kSecond, &loan));
+      --waiting;
+    });
+  }
+  ASSERT_TRUE(Await([&] { return waiting == 3; }));
+  for (SampleId sample = 0; sample < kSamples; ++sample) {
+    ASSERT_TRUE(FetchRight(*port_, *quick_stream, sample));
+    ASSERT_TRUE(port_->MetricsText());
+  }
+  EXPECT_EQ(waiting, 3);
+  EXPECT_TRUE(port_->CloseStream(*slow_stream).ok());
+}
+
+TEST_F(FailoverTest, AStreamThatOthersFetchFromMovesWhenItIsNamed) {
+  options_.retry.assign(3, 3600 * kSecond);
+  ASSERT_NO_FATAL_FAILURE(Open());
+  auto stream = port_->OpenSharedStream(Itemised());
+  ASSERT_TRUE(stream);
+  const auto first = port_->Address(*stream);
+  ASSERT_TRUE(first);
+  ASSERT_EQ(static_cast<pid_t>(first->daemon), Daemon());
+  ASSERT_TRUE(port_->Declare(*stream, 0, {1, 2, 3}, false).ok());
+  {
+    auto other = SocketPort::Attach(DaemonPlace(options_.daemon.folder).socket, 5 * kSecond);
+    ASSERT_TRUE(other) << other.status().ToString();
+    EXPECT_TRUE(FetchRight(**other, first->stream, 1));
+  }
+  ASSERT_NO_FATAL_FAILURE(Kill());
+  // Its threads may end, and its socket close, a moment after its first one.
+  ASSERT_TRUE(Await([&] {
+    const auto at = port_->Address(*stream);
+    return at && at->daemon == 0;
+  }));
+  const auto alone = port_->Address(*stream);
+  ASSERT_TRUE(alone && alone->daemon == 0) << alone.status().ToString();
+  const std::shared_ptr<Engine> own = port_->engine();
+  ASSERT_NE(own, nullptr);
+  LocalPort worker(*own);
+  EXPECT_TRUE(FetchRight(worker, alone->stream, 2));
+  ASSERT_TRUE(port_->ComeBack());
+  EXPECT_TRUE(FetchRight(worker, alone->stream, 3));  // who does not know of it is not left alone
+  const auto back = port_->Address(*stream);
+  ASSERT_TRUE(back);
+  EXPECT_EQ(static_cast<pid_t>(back->daemon), Daemon());
+  BatchLoan loan;
+  EXPECT_FALSE(worker.Fetch(alone->stream, 4, 20 * kSecond, &loan));
+  EXPECT_TRUE(port_->Declare(*stream, 9, {4, 5}, false).ok());
+  EXPECT_TRUE(FetchRight(*port_, *stream, 4));
+}
+
+TEST_F(FailoverTest, AnAdoptedStreamIsReplacedWhenItHasGone) {
+  options_.retry.clear();
+  ASSERT_NO_FATAL_FAILURE(Open());
+  auto stream = port_->OpenSharedStream(Itemised());
+  ASSERT_TRUE(stream);
+  const auto address = port_->Address(*stream);
+  ASSERT_TRUE(address);
+  auto child = FailoverPort::Open(options_);
+  ASSERT_TRUE(child && (*child)->OpenDataset(catalog_, ""));
+  auto adopted = (*child)->AdoptStream(Itemised(), *address);
+  auto stranger = (*child)->AdoptStream(Itemised(), {address->daemon + 1, address->stream});
+  ASSERT_TRUE(adopted && stranger);
+  EXPECT_TRUE(FetchRight(**child, *adopted, 1));
+  EXPECT_TRUE(FetchRight(**child, *stranger, 1));
+  EXPECT_EQ((*child)->Address(*adopted)->stream, address->stream);
+  EXPECT_NE((*child)->Address(*stranger)->stream, address->stream);
+  EXPECT_TRUE((*child)->CloseStream(*stranger).ok());
+  // It is not the child's to close.
+  auto twice = (*child)->AdoptStream(Itemised(), *address);
+  ASSERT_TRUE(twice && (*child)->CloseStream(*twice).ok());
+  EXPECT_TRUE(FetchRight(*port_, *stream, 2));
+  ASSERT_TRUE(port_->CloseStream(*stream).ok());
+  EXPECT_TRUE(FetchRight(**child, *adopted, 3));
+  EXPECT_NE((*child)->Address(*adopted)->stream, address->stream);
+  ASSERT_NO_FATAL_FAILURE(Kill());
+  EXPECT_TRUE(FetchRight(**child, *adopted, 4));
+  EXPECT_NE((*child)->engine(), nullptr);
+}
+
+TEST_F(FailoverTest, ItComesBackAtOnceWhenAskedTo) {
+  options_.retry.assign(3, 3600 * kSecond);
+  ASSERT_NO_FATAL_FAILURE(Open());
+  EXPECT_TRUE(port_->ComeBack());
+  EXPECT_FALSE(port_->returning());
+  ASSERT_NO_FATAL_FAILURE(Kill());
+  EXPECT_EQ(*port_->Describe(), "");
+  EXPECT_TRUE(port_->returning());
+  EXPECT_NE(port_->engine(), nullptr);
+  EXPECT_TRUE(port_->ComeBack());
+  EXPECT_EQ(port_->engine(), nullptr);
+  EXPECT_NE(port_->Describe()->find("\"clients\""), std::string::npos);
+  EXPECT_TRUE(Await([this] { return !port_->returning(); }));
+  EXPECT_EQ(events(), (std::vector{FailoverEvent::kAlone, FailoverEvent::kReturned}));
+  const auto text = port_->MetricsText();
+  ASSERT_TRUE(text);
+  for (const char* line : {"\nforebay_port_failovers_total 1\n", "\nforebay_port_returns_total 1\n",
+                           "\nforebay_port_return_tries_total 1\n"}) {
+    EXPECT_NE(text->find(line), std::string::npos) << line;
+  }
 }
 
 TEST_F(FailoverTest, WithoutADaemonItBeginsAloneAndComesToOneThatStarts) {

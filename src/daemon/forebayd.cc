@@ -11,15 +11,20 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <vector>
 
+#include "base/system_memory.h"
 #include "daemon/control_loop.h"
 #include "daemon/page.h"
 #include "daemon/server.h"
 #include "daemon/web_server.h"
+#include "files/engine_supply.h"
+#include "files/service.h"
 #include "peer/start.h"
 #include "port/attach.h"
 #include "stage/engine.h"
@@ -47,9 +52,20 @@ constexpr std::string_view kUsage =
     "                         variables\n"
     "  --etcd=URL[,URL]       of the cluster that shares the source; default: $FOREBAY_ETCD, or "
     "none\n"
-    "  --etcd_prefix=PREFIX   of the cluster's keys; default /forebay/\n";
+    "  --etcd_prefix=PREFIX   of the cluster's keys; default /forebay/\n"
+    "\n"
+    "For programs under `forebay run`, `forebay mount`, fsspec and TensorFlow:\n"
+    "  --files=DIR            copies of the files that they open lie here; instead of --cache_dir\n"
+    "  --source=DIR           a data folder; may be given several times\n"
+    "  --ahead_bytes=BYTES    the most that copies made ahead may take, beside --cache_bytes\n"
+    "  --reads_in_flight=N    files that are copied at once; default 64\n"
+    "  --job=NAME             whose limits hold for them; default: run-PID\n"
+    "  --temporary=0|1        the folder goes with the daemon\n";
 
 constexpr int64_t kLongestLinger = 7 * 24 * 3600;
+constexpr uint64_t kMemoryForFiles = uint64_t{512} << 20;
+constexpr unsigned kLongestEnd =
+    10;  // seconds; a source that hangs must not keep the folder's lock
 
 struct Settings {
   EngineOptions engine;
@@ -58,7 +74,9 @@ struct Settings {
   uint64_t linger = 5;
   ControlLoopOptions control;
   uint64_t metrics_port = 0;
-  std::string peers;  // empty: as the environment says
+  std::string peers;            // empty: as the environment says
+  std::string job;              // of the programs that open files
+  files::ServiceOptions files;  // its `store` is empty: programs open no files by this daemon
 };
 
 using wire::ParseNumber;
@@ -81,6 +99,34 @@ std::vector<std::string> Split(std::string_view list) {
   return out;
 }
 
+// False: it is none of the options of the file service.
+Result<bool> ParseFiles(std::string_view name, std::string_view value, files::ServiceOptions* out) {
+  constexpr uint64_t kMostBytes = uint64_t{1} << 62;
+  Status parsed;
+  if (name == "files") {
+    out->store = value;
+  } else if (name == "source") {
+    out->sources.emplace_back(value);
+  } else if (name == "ahead_bytes") {
+    parsed = ParseNumber(name, value, kMostBytes, &out->ahead_bytes);
+  } else if (name == "reads_in_flight") {
+    parsed = ParseNumber(name, value, 1 << 16, &out->reads_in_flight);
+  } else if (name == "slots") {
+    parsed = ParseNumber(name, value, 1 << 28, &out->slots);
+  } else if (name == "partial_bytes") {
+    parsed = ParseNumber(name, value, kMostBytes, &out->partial_bytes);
+  } else if (name == "temporary") {
+    parsed = Option(name, value, 1, &out->temporary);
+  } else if (name == "young_ms") {
+    parsed = Option(name, value, kLongestLinger * 1000, &out->young);
+    out->young *= kMilli;
+  } else {
+    return false;
+  }
+  if (!parsed.ok()) return parsed;
+  return true;
+}
+
 Status ParseOne(std::string_view word, Settings* out) {
   const Result<bool> ours = wire::ParseProgramOption(word, &out->program);
   if (!ours) return ours.error();
@@ -89,11 +135,12 @@ Status ParseOne(std::string_view word, Settings* out) {
   const std::string_view name = word.substr(2, equals - 2);
   const std::string_view value = word.substr(equals + 1);
   constexpr uint64_t kAny = ~uint64_t{0};
+  constexpr uint64_t kMostBytes = uint64_t{1} << 62;
   out->given += StrCat(name, "=", value, "\n");
   EngineOptions& engine = out->engine;
   if (name == "memory") return ParseNumber(name, value, kAny, &engine.memory);
   if (name == "memory_tier") return ParseNumber(name, value, kAny, &engine.memory_tier);
-  if (name == "cache_bytes") return ParseNumber(name, value, kAny, &engine.cache_bytes);
+  if (name == "cache_bytes") return ParseNumber(name, value, kMostBytes, &engine.cache_bytes);
   if (name == "in_flight") return Option(name, value, 1 << 20, &engine.in_flight);
   if (name == "max_in_flight") return Option(name, value, 1 << 20, &engine.max_in_flight);
   if (name == "copy_threads") return Option(name, value, 1 << 10, &engine.copy_threads);
@@ -113,9 +160,16 @@ Status ParseOne(std::string_view word, Settings* out) {
     out->peers = value;
     return Status();
   }
+  if (name == "job") {
+    out->job = value;
+    return Status();
+  }
   if (name == "cache_dir") {
     engine.cache_folder = value;
     return Status();
+  }
+  if (const Result<bool> taken = ParseFiles(name, value, &out->files); !taken || *taken) {
+    return taken.status();
   }
   if (name == "io" && (value == "auto" || value == "threads" || value == "io_uring")) {
     if (value == "threads") engine.io = PosixSourceOptions::Io::kThreads;
@@ -129,16 +183,75 @@ void Say(std::string_view what) { wire::Say("forebayd", what); }
 
 struct Daemon {
   EnginePtr engine;
-  std::unique_ptr<peer::Peers> peers;    // goes before the engine
-  std::unique_ptr<ControlLoop> control;  // goes before the engine
-  ServerPtr server;                      // goes before both
-  WebServerPtr web;                      // goes before the server
+  std::unique_ptr<ProgramWatch> programs;
+  std::unique_ptr<files::EngineSupply> supply;  // goes before the engine
+  std::unique_ptr<files::Service> files;        // goes before its supply
+  std::unique_ptr<peer::Peers> peers;           // goes before the engine
+  std::unique_ptr<ControlLoop> control;         // goes before the engine
+  ServerPtr server;                             // goes before both
+  WebServerPtr web;                             // goes before the server
   Knob* linger = nullptr;
 };
 
-Result<Daemon> Start(const Settings& settings, const DaemonPlace& place) {
+// Programs read copies, so memory is for what is on its way.
+EngineOptions EngineFor(const Settings& settings) {
+  EngineOptions out = settings.engine;
+  if (settings.files.store.empty()) return out;
+  out.cache_folder = settings.files.store;
+  if (out.memory == 0) out.memory = std::min(DefaultBudget(), kMemoryForFiles);
+  return out;
+}
+
+Status StartFiles(const Settings& settings, const wire::ProgramPlace& place, Daemon* daemon) {
+  daemon->programs = std::make_unique<ProgramWatch>();
+  const std::string job = settings.job.empty() ? StrCat("run-", getpid()) : settings.job;
+  daemon->supply = std::make_unique<files::EngineSupply>(*daemon->engine, job);
+  files::ServiceOptions options = settings.files;
+  options.cache = StrCat(options.store, "/run");
+  options.socket = place.socket;
+  options.supply = daemon->supply.get();
+  options.observer = daemon->programs.get();
+  options.registry = &daemon->engine->registry();
+  options.linger = static_cast<Nanos>(settings.linger) * kSecond;
+  options.temporary = true;  // what stays is the store's
+  options.say = [](const std::string& what) { Say(what); };
+  const Result<uint64_t> limit = daemon->engine->CacheLimit();
+  if (!limit) return limit.error();
+  options.cache_bytes = *limit;
+  Result<std::unique_ptr<files::Service>> service = files::Service::Start(options);
+  if (!service) return service.error();
+  daemon->files = *std::move(service);
+  return Status();
+}
+
+Status CheckFiles(const Settings& settings) {
+  if (!settings.engine.cache_folder.empty()) {
+    return Status(Code::kInvalidArgument,
+                  "--files and --cache_dir are both a folder for copies: give --files only");
+  }
+  files::ServiceOptions checked = settings.files;
+  checked.cache = checked.store;
+  return checked.Validate();
+}
+
+// With all that lies in it.
+void RemoveFolder(const std::string& folder) {
+  std::error_code ignored;
+  std::filesystem::remove_all(folder, ignored);
+}
+
+// The socket for clients of the engine, beside that for programs which open files: in a folder of
+// its own, where it has the name that every daemon's has.
+std::string EngineSocket(const wire::ProgramPlace& place) {
+  // files-0123456789abcdef.sock: no longer than that, since paths of sockets are short.
+  constexpr std::string_view kName = "/files-";
+  const size_t name = place.socket.rfind(kName) + kName.size();
+  return DaemonPlace(StrCat(place.folder, "/run-", place.socket.substr(name, 8))).socket;
+}
+
+Result<Daemon> Start(const Settings& settings, const wire::ProgramPlace& place) {
   Daemon daemon;
-  Result<EnginePtr> engine = Engine::Create(settings.engine);
+  Result<EnginePtr> engine = Engine::Create(EngineFor(settings));
   if (!engine) return engine.error();
   daemon.engine = *std::move(engine);
   daemon.linger = &daemon.engine->registry()
@@ -152,6 +265,8 @@ Result<Daemon> Start(const Settings& settings, const DaemonPlace& place) {
   if (!peers) return peers.error();
   if (!peers->note.empty()) Say(peers->note);
   daemon.peers = std::move(peers->peers);
+  const bool serves_files = !settings.files.store.empty();
+  if (serves_files) FOREBAY_RETURN_IF_ERROR(StartFiles(settings, place, &daemon));
   ServerOptions options;
   if (settings.metrics_port != 0) {
     auto web = WebServer::Listen(static_cast<uint16_t>(settings.metrics_port));
@@ -173,11 +288,17 @@ Result<Daemon> Start(const Settings& settings, const DaemonPlace& place) {
   };
   options.policy = [loop = daemon.control.get()] { return loop->policy(); };
   options.control = [loop = daemon.control.get()] { return loop->Describe(); };
-  options.socket_path = place.socket;
+  options.socket_path = serves_files ? EngineSocket(place) : place.socket;
+  options.programs = daemon.programs.get();
   options.open_datasets = true;
   options.keep_loans = true;
   options.settings = settings.given;
   options.linger = [knob = daemon.linger] { return knob->value() * kSecond; };
+  if (serves_files) {
+    // The file service has waited for the next one already.
+    options.linger = [] { return kSecond / 2; };
+    options.occupied = [files = daemon.files.get()] { return files->busy(); };
+  }
   Result<ServerPtr> server = Server::Start(*daemon.engine, options);
   if (!server) return server.error();
   daemon.server = *std::move(server);
@@ -196,9 +317,14 @@ Result<Daemon> Start(const Settings& settings, const DaemonPlace& place) {
 // Until a signal asks for the end, or nobody has been there for long enough.
 void Serve(const Daemon& daemon, const sigset_t& ends) {
   const OwnedFd signals(signalfd(-1, &ends, SFD_CLOEXEC));
-  std::array<pollfd, 2> fds = {pollfd{signals.get(), POLLIN, 0},
-                               pollfd{daemon.server->ended_fd(), POLLIN, 0}};
-  while (poll(fds.data(), fds.size(), -1) <= 0) {
+  const int files = daemon.files == nullptr ? -1 : daemon.files->ended_fd();
+  std::array<pollfd, 3> fds = {pollfd{signals.get(), POLLIN, 0},
+                               pollfd{daemon.server->ended_fd(), POLLIN, 0},
+                               pollfd{files, POLLIN, 0}};
+  while (true) {
+    if (poll(fds.data(), fds.size(), -1) <= 0) continue;
+    if (fds[0].revents != 0 || fds[1].revents != 0 || daemon.files->folder_gone()) return;
+    fds[2].fd = -1;  // nobody opens files; the server ends when it has no client either
   }
 }
 
@@ -216,7 +342,11 @@ int Run(int argc, char** argv) {
   if (const char* etcd = std::getenv("FOREBAY_ETCD"); etcd != nullptr) {
     if (settings.control.etcd.empty()) settings.control.etcd = Split(etcd);
   }
-  const DaemonPlace place(settings.program.folder);
+  const bool serves_files = !settings.files.store.empty();
+  if (parsed.ok() && serves_files) parsed = CheckFiles(settings);
+  const wire::ProgramPlace place =
+      serves_files ? files::ServicePlace(settings.program.folder, settings.files.store)
+                   : DaemonPlace(settings.program.folder);
   return wire::RunProgram(settings.program, place, parsed,
                           [&](const wire::ReadyReport& ready, const sigset_t& ends) {
                             Result<Daemon> daemon = Start(settings, place);
@@ -226,8 +356,15 @@ int Run(int argc, char** argv) {
                             daemon->web.reset();
                             daemon->server.reset();
                             daemon->control.reset();
+                            (void)alarm(kLongestEnd);
+                            daemon->files.reset();
+                            daemon->supply.reset();
                             daemon->peers.reset();
                             daemon->engine.reset();
+                            (void)alarm(0);
+                            if (serves_files && settings.files.temporary) {
+                              RemoveFolder(settings.files.store);
+                            }
                             return 0;
                           });
 }

@@ -233,6 +233,7 @@ void Server::Run(std::stop_token stop) {
   while (!stop.stop_requested()) {
     Nanos now = SteadyClock().Now();
     Nanos wait = some_gone_ ? 0 : kIdle;
+    StayWhileOccupied(now);
     if (!pending_.empty()) wait = std::min(wait, kSlice);
     if (ring_count_ != 0) wait = std::min(wait, SleepOnRings());
     for (const Pending& ask : pending_) wait = std::min(wait, ask.deadline - now);
@@ -267,6 +268,7 @@ void Server::Run(std::stop_token stop) {
     if (!pending_.empty()) Retry();
     if (ring_count_ != 0) PumpAll();
     AnswerLooks();
+    StayWhileOccupied(now);
     if (options_.linger == nullptr || !Deserted() || LingerLeft(now) > 0) continue;
     // Who has connected by now stays; who comes later finds a closed door and knocks elsewhere.
     Accept();
@@ -295,6 +297,12 @@ int Server::WaitForEvents(std::span<epoll_event> events, Nanos wait) {
 bool Server::Deserted() const {
   return std::all_of(peers_.begin(), peers_.end(),
                      [](const auto& entry) { return entry.second->viewer; });
+}
+
+void Server::StayWhileOccupied(Nanos now) {
+  if (options_.occupied == nullptr || !options_.occupied()) return;
+  had_client_ = true;
+  idle_since_ = now;
 }
 
 Nanos Server::LingerLeft(Nanos now) const {
@@ -524,27 +532,10 @@ Status Server::OnHello(Peer& peer, const wire::Frame& frame) {
 }
 
 void Server::OnOpenStream(Peer& peer, uint64_t request, const wire::OpenStream& open) {
-  StreamOptions options;
-  options.shape.dataset = open.dataset;
-  options.shape.batch_size = open.batch_size;
-  options.shape.drop_last = open.drop_last;
-  options.shape.contiguous = open.contiguous;
-  options.shape.itemised = open.itemised;
-  options.shape.first_epoch = open.first_epoch;
-  options.shape.first_position = open.first_position;
-  options.shape.epochs = open.epochs;
-  options.shape.job = open.job;
-  options.declared = open.declared;
-  options.sampler.size = open.sampler_size;
-  options.sampler.shuffle = open.sampler_shuffle;
-  options.sampler.seed = open.sampler_seed;
-  options.sampler.rank = open.sampler_rank;
-  options.sampler.world = open.sampler_world;
-  options.sampler.drop_last = open.sampler_drop_last;
-  options.sampler.exchange = open.sampler_exchange;
-  options.sampler.ranks_per_node = open.sampler_ranks_per_node;
-  const wire::RingShape shape =
-      open.ring && !open.itemised ? wire::RingShape::For(open.batch_size) : wire::RingShape();
+  StreamOptions options = open.options;
+  const wire::RingShape shape = open.ring && !options.shape.itemised
+                                    ? wire::RingShape::For(options.shape.batch_size)
+                                    : wire::RingShape();
   options.ahead_of_consumer = shape.slots != 0;
   const Result<StreamId> stream = engine_.OpenStream(options);
   if (!stream) {
@@ -552,8 +543,8 @@ void Server::OnOpenStream(Peer& peer, uint64_t request, const wire::OpenStream& 
     return;
   }
   StreamInfo info;
-  info.opened = open;
-  info.watch = StreamWatch(open.first_epoch, SteadyClock().Now());
+  info.opened = open.options;
+  info.watch = StreamWatch(open.options.shape.first_epoch, SteadyClock().Now());
   peer.streams.emplace(*stream, std::move(info));
   wire::OpenStreamReply reply;
   reply.stream = *stream;
@@ -582,8 +573,8 @@ void Server::OnOpenStream(Peer& peer, uint64_t request, const wire::OpenStream& 
     return;
   }
   auto ring = std::make_unique<Ring>(*stream, *std::move(writer));
-  const auto catalog = engine_.shared_catalog(open.dataset);
-  const uint64_t count = std::min<uint64_t>(catalog->size(), open.batch_size);
+  const auto catalog = engine_.shared_catalog(options.shape.dataset);
+  const uint64_t count = std::min<uint64_t>(catalog->size(), options.shape.batch_size);
   ring->batch_bytes = catalog->total_bytes() / std::max<uint64_t>(catalog->size(), 1) * count;
   peer.rings.emplace(*stream, std::move(ring));
   rings_.Set(++ring_count_);

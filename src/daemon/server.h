@@ -22,6 +22,7 @@
 #include "base/owned.h"
 #include "base/status.h"
 #include "base/thread_annotations.h"
+#include "daemon/program_watch.h"
 #include "daemon/stream_watch.h"
 #include "metrics/registry.h"
 #include "metrics/stall.h"
@@ -50,6 +51,8 @@ struct ServerOptions {
   // Set: the server ends by itself when nobody has been there for as long as it says. Asked by the
   // server's thread.
   std::function<Nanos()> linger;
+  // Set: while it says so the server stays, also without clients. As `linger`.
+  std::function<bool()> occupied;
   std::string settings;  // told to every client, see wire::HelloReply
   std::string url;       // where people can look at it; told in Describe
   // The node's policy as JSON, and what the control loop says of itself; asked by the server's
@@ -57,6 +60,8 @@ struct ServerOptions {
   std::function<Status(const std::string&)> set_policy;
   std::function<std::string()> policy;
   std::function<std::string()> control;
+  // Programs that open files by this engine; told of like clients. Outlives the server.
+  ProgramWatch* programs = nullptr;
   Status Validate() const;
 };
 
@@ -119,7 +124,7 @@ class Server {
   };
   // What Describe tells of a stream.
   struct StreamInfo {
-    wire::OpenStream opened;
+    StreamOptions opened;  // as the client said it
     StreamWatch watch;
   };
   // A text that another thread asks for.
@@ -223,6 +228,7 @@ class Server {
   void PumpAll();
   // Nobody is there, but for those who only look on.
   bool Deserted() const;
+  void StayWhileOccupied(Nanos now);
   // How long a client is to be waited for; 0: nobody came for long enough.
   Nanos LingerLeft(Nanos now) const;
   // How long the thread may sleep as far as the rings go; 0 when one has news.

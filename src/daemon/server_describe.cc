@@ -65,13 +65,20 @@ std::string ClusterJson(const ClusterReport& report) {
 }
 
 // Of this rank in an epoch; 0: not known.
-uint64_t BatchesAnEpoch(const wire::OpenStream& opened) {
-  if (opened.declared || opened.sampler_world == 0 || opened.batch_size == 0) return 0;
-  const uint64_t world = opened.sampler_world;
-  const uint64_t size = opened.sampler_size;
-  const uint64_t mine = opened.sampler_drop_last ? size / world : (size + world - 1) / world;
-  return opened.drop_last ? mine / opened.batch_size
-                          : (mine + opened.batch_size - 1) / opened.batch_size;
+uint64_t BatchesAnEpoch(const StreamOptions& opened) {
+  const uint64_t batch = opened.shape.batch_size;
+  if (opened.declared || opened.sampler.world == 0 || batch == 0) return 0;
+  const uint64_t mine = opened.sampler.RankSize();
+  return opened.shape.drop_last ? mine / batch : (mine + batch - 1) / batch;
+}
+
+std::string WatchJson(const StreamWatch& watch, Nanos now) {
+  const StreamWatch::Recent recent = watch.LastSeconds(now);
+  return StrCat(",\"batches_total\":", watch.batches(), ",\"samples_total\":", watch.samples(),
+                ",\"bytes_total\":", watch.bytes(), ",\"stall_ns\":", WaitsJson(watch.waits()),
+                ",\"epoch_stall_ns\":", WaitsJson(watch.epoch_waits()),
+                ",\"recent_stall_ns\":", WaitsJson(recent.waits), ",\"recent_ns\":", recent.span,
+                ",\"recent_stall_share\":", recent.Share());
 }
 
 class Values {
@@ -91,7 +98,7 @@ class Values {
 }  // namespace
 
 std::string Server::JobOf(const Peer& peer, const StreamInfo& stream) {
-  return stream.opened.job.empty() ? StrCat("pid ", peer.pid) : stream.opened.job;
+  return stream.opened.shape.job.empty() ? StrCat("pid ", peer.pid) : stream.opened.shape.job;
 }
 
 StreamWatch Server::Watched(const Peer& peer, StreamId stream, Nanos now) const {
@@ -121,27 +128,32 @@ std::string Server::Describe() const {
   const std::string clients = Joined(peers_, [&](const auto& entry) {
     const Peer& peer = *entry.second;
     const std::string streams = Joined(peer.streams, [&](const auto& stream) {
-      const wire::OpenStream& opened = stream.second.opened;
+      const StreamOptions& opened = stream.second.opened;
       const auto ring = peer.rings.find(stream.first);
       const size_t ready = ring == peer.rings.end() ? 0 : ring->second->announced.size();
       const StreamWatch watch = Watched(peer, stream.first, now);
-      const StreamWatch::Recent recent = watch.LastSeconds(now);
       return StrCat("{\"stream\":", stream.first, ",\"job\":", Quoted(JobOf(peer, stream.second)),
-                    ",\"dataset\":", opened.dataset, ",\"batch_size\":", opened.batch_size,
-                    ",\"rank\":", opened.sampler_rank, ",\"world\":", opened.sampler_world,
-                    ",\"seed\":", opened.sampler_seed, ",\"epoch\":", watch.epoch(),
-                    ",\"batches\":", watch.epoch_batches(),
+                    ",\"dataset\":", opened.shape.dataset,
+                    ",\"batch_size\":", opened.shape.batch_size, ",\"rank\":", opened.sampler.rank,
+                    ",\"world\":", opened.sampler.world, ",\"seed\":", opened.sampler.seed,
+                    ",\"epoch\":", watch.epoch(), ",\"batches\":", watch.epoch_batches(),
                     ",\"epoch_batches\":", BatchesAnEpoch(opened), ",\"ready\":", ready,
-                    ",\"batches_total\":", watch.batches(), ",\"samples_total\":", watch.samples(),
-                    ",\"bytes_total\":", watch.bytes(), ",\"stall_ns\":", WaitsJson(watch.waits()),
-                    ",\"epoch_stall_ns\":", WaitsJson(watch.epoch_waits()),
-                    ",\"recent_stall_ns\":", WaitsJson(recent.waits),
-                    ",\"recent_ns\":", recent.span, ",\"recent_stall_share\":", recent.Share(),
-                    "}");
+                    WatchJson(watch, now), "}");
     });
     return StrCat("{\"pid\":", peer.pid, ",\"leases\":", peer.leases.size(), ",\"streams\":[",
                   streams, "]}");
   });
+  std::string programs;
+  if (options_.programs != nullptr) {
+    programs = Joined(options_.programs->Programs(now), [&](const ProgramWatch::Program& program) {
+      return StrCat("{\"pid\":", program.pid,
+                    ",\"leases\":0,\"streams\":[{\"stream\":0,\"job\":", Quoted(program.name),
+                    ",\"dataset\":0,\"batch_size\":1,\"rank\":0,\"world\":1",
+                    ",\"seed\":0,\"epoch\":0,\"batches\":", program.watch.samples(),
+                    ",\"epoch_batches\":0,\"ready\":0", WatchJson(program.watch, now), "}]}");
+    });
+    if (!clients.empty() && !programs.empty()) programs = StrCat(",", programs);
+  }
   const auto mechanisms = engine_.registry().Mechanisms();
   const std::string listed = Joined(mechanisms, [](const Registry::MechanismInfo& info) {
     const std::string knobs = Joined(info.knobs, [](const Knob* knob) {
@@ -183,8 +195,8 @@ std::string Server::Describe() const {
                 ",\"arena_bytes\":", engine_.arena_bytes(),
                 ",\"settings\":", Quoted(options_.settings), ",\"url\":", Quoted(options_.url),
                 ",\"cache_status\":", cache_status, ",\"datasets\":[", datasets, "],\"clients\":[",
-                clients, "],\"source\":", source, ",\"tiers\":[", tiers, "],\"mechanisms\":[",
-                listed, "],\"cluster\":", ClusterJson(cluster),
+                clients, programs, "],\"source\":", source, ",\"tiers\":[", tiers,
+                "],\"mechanisms\":[", listed, "],\"cluster\":", ClusterJson(cluster),
                 ",\"peers_off\":", Quoted(cluster.nodes == 0 ? cluster.health : ""),
                 ",\"control\":", options_.control ? options_.control() : "null", ",\"metrics\":{",
                 metrics, "}}");
@@ -202,11 +214,18 @@ std::string Server::PrometheusText() const {
   for (const auto& [id, peer] : peers_) {
     for (const auto& [stream, info] : peer->streams) {
       const auto ring = peer->rings.find(stream);
-      Row row{StrCat("job=", Label(JobOf(*peer, info)), ",rank=\"", info.opened.sampler_rank,
+      Row row{StrCat("job=", Label(JobOf(*peer, info)), ",rank=\"", info.opened.sampler.rank,
                      "\",stream=\"", stream, "\""),
               ring == peer->rings.end() ? 0 : ring->second->announced.size(),
               Watched(*peer, stream, now), 0.0};
       row.share = row.watch.LastSeconds(now).Share();
+      rows.push_back(std::move(row));
+    }
+  }
+  if (options_.programs != nullptr) {
+    for (const ProgramWatch::Program& program : options_.programs->Programs(now)) {
+      Row row{StrCat("job=", Label(program.name), ",rank=\"0\",stream=\"files\""), 0, program.watch,
+              program.watch.LastSeconds(now).Share()};
       rows.push_back(std::move(row));
     }
   }

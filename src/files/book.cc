@@ -249,6 +249,7 @@ void Book::Change(Entry& entry) {
   entry.changed = true;
   (void)SetState(entry, FileState::kChanged);
   Drop(entry);
+  actions_.Forget(*entry.path);
   if (entry.real != nullptr) {
     actions_.Remove(entry.key);
     actions_.RemovePart(entry.key);
@@ -409,7 +410,7 @@ void Book::Placed(Entry& entry, CopyResult& result) {
   }
   entry.place = job.place;
   entry.bytes = job.reserved;
-  (kept ? metrics_.kept : metrics_.staged).Add(1);
+  if (!result.stored) (kept ? metrics_.kept : metrics_.staged).Add(1);
   average_ = average_ == 0 ? entry.bytes : (average_ * 15 + entry.bytes) / 16;
   if (kept) {
     CloseSource(entry);

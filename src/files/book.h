@@ -33,6 +33,7 @@ class BookActions {
   virtual void Remove(const FileKey& key) = 0;      // the copy, if there is one
   virtual void RemovePart(const FileKey& key) = 0;  // what was copied of a large file
   virtual bool Exists(const FileKey& key) = 0;      // the copy
+  virtual void Forget(std::string_view path) = 0;   // all that was read of a file that changes
   virtual bool Link(const FileKey& alias, const FileKey& copy) = 0;
   virtual void Say(const std::string& what) = 0;
 };

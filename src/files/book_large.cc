@@ -78,6 +78,7 @@ void Book::StartBlock(Entry& entry, size_t block, bool urgent) {
   job.kind = CopyJob::Kind::kBlock;
   job.urgent = urgent;
   job.owner = entry.rare->owner;
+  job.path = *entry.path;
   job.key = entry.key;
   job.ticket = entry.rare->ticket;
   job.source = large.source;

@@ -137,6 +137,7 @@ class BookTest : public ::testing::Test, public BookActions {
   }
   void Remove(const FileKey& key) override { copies_.erase(Id(key)); }
   void RemovePart(const FileKey&) override { ++parts_removed_; }
+  void Forget(std::string_view) override {}
   bool Exists(const FileKey& key) override {
     const auto link = copy_links_.find(Id(key));
     return copies_.contains(link == copy_links_.end() ? Id(key) : link->second);

@@ -118,7 +118,9 @@ bool Client::Start(const char* cache, const char* socket, const char* sources) {
   const long bytes = RawCall(SYS_lseek, fd, 0, SEEK_END);
   void* mapping = MAP_FAILED;
   if (bytes >= static_cast<long>(sizeof(FileTableHeader))) {
-    mapping = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    // As all calls on this descriptor: whoever watches libc's sees none of them.
+    const long at = RawCall(SYS_mmap, 0, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (at > 0 || at < -4095) mapping = reinterpret_cast<void*>(at);
   }
   CloseFd(fd);
   if (mapping == MAP_FAILED) return false;

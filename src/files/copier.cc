@@ -71,6 +71,20 @@ void CacheFailed(CopyResult& result, int error) {
   SetOutcome(result, full ? Outcome::kNoSpace : Outcome::kCacheBad, error);
 }
 
+// Of a read by the engine.
+void SupplyFailed(CopyResult& result, const Status& status) {
+  switch (status.code()) {
+    case Code::kNotFound:
+      return SetOutcome(result, Outcome::kMissing, ENOENT);
+    case Code::kChanged:
+      return SetOutcome(result, Outcome::kDiscarded);
+    case Code::kCancelled:
+      return SetOutcome(result, Outcome::kDropped);
+    default:
+      return SetOutcome(result, Outcome::kError, EIO);
+  }
+}
+
 int WriteAll(int fd, const std::byte* from, uint64_t bytes, uint64_t offset) {
   while (bytes > 0) {
     const ssize_t n = pwrite(fd, from, bytes, static_cast<off_t>(offset));
@@ -329,24 +343,37 @@ bool Copier::Open(CopyResult& result, std::byte* buffer) {
     SetOutcome(result, Outcome::kDone);
     return false;
   }
-  // The same file, without another look-up.
-  source->fd = OwnedFd(open(FdPath(found.get()).text, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (!source->fd.valid()) {
+  if (options_.supply != nullptr && st.st_size > 0) {
+    source->fd = OwnedFd(fcntl(found.get(), F_DUPFD_CLOEXEC, 0));
+    if (!source->fd.valid()) {
+      SourceFailed(result, errno);
+      return false;
+    }
+  } else {
+    // The same file, without another look-up.
+    source->fd = OwnedFd(open(FdPath(found.get()).text, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (!OpenForReading(result, *source)) return false;
+  }
+  job.source = std::move(source);
+  return true;
+}
+
+bool Copier::OpenForReading(CopyResult& result, SourceFile& source) {
+  if (!source.fd.valid()) {
     SourceFailed(result, errno);
     return false;
   }
-  options_.metrics.opens->Add(1);
-  if (!LookAt(source->fd.get(), false, source.get())) {  // an open brings newer ones
+  if (options_.metrics.opens != nullptr) options_.metrics.opens->Add(1);
+  if (!LookAt(source.fd.get(), false, &source)) {  // an open brings newer ones
     SourceFailed(result, errno);
     return false;
   }
   // Some file systems say 0 of files that they make up when they are read.
   char first = 0;
-  if (st.st_size == 0 && pread(source->fd.get(), &first, 1, 0) != 0) {
+  if (source.stat.st_size == 0 && pread(source.fd.get(), &first, 1, 0) != 0) {
     SetOutcome(result, Outcome::kRefused);
     return false;
   }
-  job.source = std::move(source);
   return true;
 }
 
@@ -354,6 +381,7 @@ void Copier::Copy(CopyResult& result, std::byte* buffer) {
   CopyJob& job = result.job;
   if (job.source == nullptr && !Open(result, buffer)) return;
   const auto size = static_cast<uint64_t>(job.source->stat.st_size);
+  if (options_.supply != nullptr && size > 0 && TakeStored(result)) return;
   if (job.place == Place::kNone) {
     job.reserved = OnDisk(size);
     job.place = room_.Reserve(job.reserved, job.may_stage, job.urgent);
@@ -373,30 +401,95 @@ void Copier::Copy(CopyResult& result, std::byte* buffer) {
     }
     // Blocks are read by several threads: what the kernel reads ahead for one of them would be read
     // twice.
-    (void)posix_fadvise(job.source->fd.get(), 0, 0, POSIX_FADV_RANDOM);
+    if (options_.supply == nullptr) {
+      (void)posix_fadvise(job.source->fd.get(), 0, 0, POSIX_FADV_RANDOM);
+    }
     job.part = std::make_shared<OwnedFd>(std::move(copy));
     return SetOutcome(result, Outcome::kLarge);
   }
   uint32_t crc = 0;
-  int error = 0;
-  for (uint64_t at = 0; at < size && error == 0;) {
-    const uint64_t n = std::min(size - at, options_.block);
-    error = Read(*job.source, buffer, at, n);
-    if (error == ENODATA) {
-      SetOutcome(result, Outcome::kDiscarded);
-    } else if (error != 0) {
-      SourceFailed(result, error);
-    } else if ((error = WriteAll(copy.get(), buffer, n, at)) != 0) {
-      CacheFailed(result, error);
-    }
-    crc = Crc32c({buffer, n}, crc);
-    at += n;
-  }
-  if (error != 0) {
+  const bool copied =
+      options_.supply == nullptr
+          ? CopyBytes(result, copy.get(), buffer, &crc)
+          : CopySupplied(result, {.offset = 0, .bytes = size, .block = 0}, copy.get(), &crc);
+  if (!copied) {
     unlinkat(options_.copies, name.c_str(), 0);
     return;
   }
   Publish(result, copy.get(), suffix, crc);
+}
+
+bool Copier::CopyBytes(CopyResult& result, int copy, std::byte* buffer, uint32_t* crc) {
+  const SourceFile& source = *result.job.source;
+  const auto size = static_cast<uint64_t>(source.stat.st_size);
+  for (uint64_t at = 0; at < size;) {
+    const uint64_t n = std::min(size - at, options_.block);
+    int error = Read(source, buffer, at, n);
+    if (error == ENODATA) {
+      SetOutcome(result, Outcome::kDiscarded);
+    } else if (error != 0) {
+      SourceFailed(result, error);
+    } else if ((error = WriteAll(copy, buffer, n, at)) != 0) {
+      CacheFailed(result, error);
+    }
+    if (error != 0) return false;
+    *crc = Crc32c({buffer, n}, *crc);
+    at += n;
+  }
+  return true;
+}
+
+bool Copier::CopySupplied(CopyResult& result, const FileSupply::Extent& extent, int copy,
+                          uint32_t* crc) {
+  const CopyJob& job = result.job;
+  *crc = 0;
+  if (extent.bytes == 0) return true;
+  const Result<FileLoan> loan =
+      options_.supply->Read(job.path, *job.source, extent, job.urgent, stop_.get_token());
+  if (!loan) {
+    SupplyFailed(result, loan.error());
+    return false;
+  }
+  result.cause = loan->cause();
+  *crc = Crc32c(loan->bytes());
+  const int error = WriteAll(copy, loan->bytes().data(), extent.bytes, extent.offset);
+  if (error != 0) CacheFailed(result, error);
+  return error == 0;
+}
+
+bool Copier::TakeStored(CopyResult& result) {
+  CopyJob& job = result.job;
+  const std::string name = NameIn(job.key, kWritten);
+  unlinkat(options_.copies, name.c_str(), 0);
+  if (!options_.supply->LinkCopy(job.path, *job.source, options_.copies, name.c_str()).ok()) {
+    return false;
+  }
+  const OwnedFd copy(openat(options_.copies, name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  Identity identity;
+  const int unknown = copy.valid() ? ReadIdentity(copy.get(), &identity) : errno;
+  // One that an earlier run has left must be of the file as it is in every respect, and not only
+  // in those that its name has.
+  const bool other =
+      unknown == 0 && (!SameFile(identity.stat, job.source->stat) ||
+                       job.path != std::string_view(identity.path, identity.path_length));
+  if (other || (unknown != 0 && unknown != ENODATA)) {
+    unlinkat(options_.copies, name.c_str(), 0);
+    options_.supply->DropCopy(job.path, *job.source);
+    return false;
+  }
+  if (unknown != 0 && (WriteIdentity(copy.get(), IdentityOf(*job.source, job.path, 0)) != 0 ||
+                       fchmod(copy.get(), kCopyMode & 07777) != 0)) {
+    unlinkat(options_.copies, name.c_str(), 0);
+    return false;
+  }
+  if (job.place == Place::kNone) {
+    job.reserved = OnDisk(static_cast<uint64_t>(job.source->stat.st_size));
+    job.place = Place::kKept;
+    room_.Found(job.reserved);
+  }
+  result.stored = true;
+  GiveName(result, kWritten, Stored::kYes, identity.crc);
+  return true;
 }
 
 void Copier::Block(CopyResult& result, std::byte* buffer) {
@@ -404,6 +497,14 @@ void Copier::Block(CopyResult& result, std::byte* buffer) {
   {
     const MutexLock lock(job.ticket->mutex);
     if (job.ticket->dropped) return SetOutcome(result, Outcome::kDropped);
+  }
+  if (options_.supply != nullptr) {
+    const FileSupply::Extent extent{
+        .offset = job.offset, .bytes = job.bytes, .block = static_cast<uint32_t>(options_.block)};
+    if (CopySupplied(result, extent, job.part->get(), &result.crc)) {
+      SetOutcome(result, Outcome::kDone);
+    }
+    return;
   }
   int error = Read(*job.source, buffer, job.offset, job.bytes);
   if (error == ENODATA) return SetOutcome(result, Outcome::kDiscarded);
@@ -422,7 +523,6 @@ void Copier::Finish(CopyResult& result) {
 
 void Copier::Publish(CopyResult& result, int fd, const char* suffix, uint32_t crc) {
   const CopyJob& job = result.job;
-  const std::string from = NameIn(job.key, suffix);
   if (!Unchanged(*job.source, false)) {
     SetOutcome(result, Outcome::kDiscarded);
   } else if (int error = WriteIdentity(fd, IdentityOf(*job.source, job.path, crc)); error != 0) {
@@ -432,19 +532,31 @@ void Copier::Publish(CopyResult& result, int fd, const char* suffix, uint32_t cr
   } else if (fchmod(fd, kCopyMode & 07777) != 0) {
     CacheFailed(result, errno);
   } else {
+    return GiveName(result, suffix, Stored::kNo, crc);
+  }
+  unlinkat(options_.copies, NameIn(job.key, suffix).c_str(), 0);
+}
+
+void Copier::GiveName(CopyResult& result, const char* suffix, Stored stored, uint32_t crc) {
+  const CopyJob& job = result.job;
+  const std::string from = NameIn(job.key, suffix);
+  const std::string name = NameIn(job.key);
+  {
     const MutexLock lock(job.ticket->mutex);
     if (job.ticket->dropped) {
       SetOutcome(result, Outcome::kDropped);
-    } else if (renameat(options_.copies, from.c_str(), options_.copies, NameIn(job.key).c_str()) !=
-               0) {
+    } else if (renameat(options_.copies, from.c_str(), options_.copies, name.c_str()) != 0) {
       CacheFailed(result, errno);
     } else {
       SetOutcome(result, Outcome::kDone);
+      if (options_.supply != nullptr && stored == Stored::kNo && job.place == Place::kKept) {
+        (void)options_.supply->KeepCopy(job.path, *job.source, options_.copies, name.c_str(), crc);
+      }
     }
   }
   if (result.outcome != Outcome::kDone) {
     unlinkat(options_.copies, from.c_str(), 0);
-  } else if (job.place == Place::kKept) {
+  } else if (job.place == Place::kKept && options_.supply == nullptr) {
     // The source's pages are of no more use here.
     (void)posix_fadvise(job.source->fd.get(), 0, 0, POSIX_FADV_DONTNEED);
   }

@@ -3,6 +3,8 @@
 // A copy is written under another name, gets its attributes, and its name last: whoever finds a
 // copy finds all of it. A file whose attributes differ after it was read is discarded. The source
 // is asked as little as can be: a look-up, an open, and as many reads as there are blocks.
+//
+// With a supply the reads are the engine's, and copies that are kept are the store's, too.
 #pragma once
 
 #include <atomic>
@@ -21,6 +23,7 @@
 #include "base/thread_annotations.h"
 #include "core/rate_limit.h"
 #include "files/copy_job.h"
+#include "files/supply.h"
 #include "metrics/registry.h"
 
 namespace forebay::files {
@@ -32,13 +35,14 @@ struct CopierMetrics {
 };
 
 struct CopierOptions {
-  int copies = -1;              // the folder; stays open as long as the copier lives
-  size_t threads = 64;          // the most, see SetThreads
-  uint64_t block = 1 << 20;     // of one read
-  uint64_t parallel = 2 << 20;  // files above this are copied in blocks
-  Nanos young = 3 * kSecond;    // files changed more recently are left alone
-  bool check_crc = false;       // of copies of earlier runs
-  CopierMetrics metrics;
+  int copies = -1;                       // the folder; stays open as long as the copier lives
+  size_t threads = 64;                   // the most, see SetThreads
+  uint64_t block = 1 << 20;              // of one read
+  uint64_t parallel = 2 << 20;           // files above this are copied in blocks
+  Nanos young = 3 * kSecond;             // files changed more recently are left alone
+  bool check_crc = false;                // of copies of earlier runs
+  CopierMetrics metrics;                 // none are counted with a supply
+  FileSupply* supply = nullptr;          // outlives the copier; null: it reads the source itself
   std::function<void(CopyResult)> done;  // called by the threads
 };
 
@@ -67,10 +71,18 @@ class Copier {
   static void List(CopyResult& result);
   // Whether the copy of an earlier run is right.
   bool KeepsOld(CopyResult& result, const struct stat& source, std::byte* buffer);
-  // Opens the source and looks at it; false: `result` says why not.
+  // Looks at the source, and opens it where it is read here; false: `result` says why not.
   bool Open(CopyResult& result, std::byte* buffer);
+  bool OpenForReading(CopyResult& result, SourceFile& source);
+  // Whether the store has a copy of the file as it is, which has its name in the cache then.
+  bool TakeStored(CopyResult& result);
+  // Writes a small file's bytes into its copy; false: `result` says why not.
+  bool CopyBytes(CopyResult& result, int copy, std::byte* buffer, uint32_t* crc);
+  bool CopySupplied(CopyResult& result, const FileSupply::Extent& extent, int copy, uint32_t* crc);
   // Attributes, then the name. The copy goes when that fails.
   void Publish(CopyResult& result, int fd, const char* suffix, uint32_t crc);
+  enum class Stored : bool { kNo, kYes };
+  void GiveName(CopyResult& result, const char* suffix, Stored stored, uint32_t crc);
   // Waits until a read may start.
   void Admit(uint64_t bytes);
   // 0, or an errno; ENODATA when the file ends before.

@@ -11,6 +11,7 @@
 #include "base/owned.h"
 #include "base/thread_annotations.h"
 #include "files/key.h"
+#include "metrics/stall.h"
 
 namespace forebay::files {
 
@@ -77,9 +78,11 @@ struct CopyResult {
   CopyJob job;  // with what was reserved and opened
   int error = 0;
   std::string real;       // of kAlias and kResolve; empty: not known
+  bool stored = false;    // a copy was there, and has a further name now
   bool old_gone = false;  // the copy of an earlier run was not right
   uint32_t crc = 0;
-  std::vector<std::string> names;  // of kList, sorted
+  StallCause cause = StallCause::kSource;  // what it waited for in the end
+  std::vector<std::string> names;          // of kList, sorted
 };
 
 // A file as it counts for the budgets.

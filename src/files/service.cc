@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <csignal>
 #include <optional>
@@ -38,6 +39,7 @@ constexpr uint64_t kFirstConnection = 2;
 constexpr size_t kMostThreads = 256;
 constexpr Nanos kLongestSleep = kSecond;
 constexpr Nanos kFirstLinger = 5 * kSecond;
+constexpr Nanos kUnlinkEvery = 100 * kMilli;
 
 using wire::Quoted;
 
@@ -59,12 +61,16 @@ class ServiceImpl final : public Service, private BookActions {
   ~ServiceImpl() override;
   Status Listen();
 
+  bool busy() const override { return !idle_.load(std::memory_order_relaxed); }
+  bool folder_gone() const override { return folder_gone_.load(std::memory_order_relaxed); }
   int ended_fd() const override { return ended_.get(); }
   Registry& registry() override { return registry_; }
 
  private:
   struct Connection {
     OwnedFd fd;
+    pid_t pid = 0;  // 0: it cannot be seen from here
+    Nanos since = 0;
     Kind asked = Kind::kHello;
     bool busy = false;     // its question has no answer yet
     bool watched = false;  // epoll knows it
@@ -81,6 +87,7 @@ class ServiceImpl final : public Service, private BookActions {
   bool HandleOrder(uint64_t id, const Question& question);
   void Send(uint64_t id, enum Answer answer, uint64_t a, std::string_view text = {});
   void Watch(uint64_t id, Connection& connection);
+  void Observe(const Connection& connection) const;
   void Close(uint64_t id);
   void FolderGone(uint64_t id);
   void End() const;
@@ -94,6 +101,7 @@ class ServiceImpl final : public Service, private BookActions {
   void Answer(uint64_t waiter, enum Answer answer, uint64_t a) override { Send(waiter, answer, a); }
   void Remove(const FileKey& key) override {
     unlinkat(folder_.copies(), Copier::NameIn(key).c_str(), 0);
+    if (options_.supply != nullptr) options_.supply->Removed(key);
   }
   void RemovePart(const FileKey& key) override {
     unlinkat(folder_.copies(), Copier::NameIn(key, ".part").c_str(), 0);
@@ -102,18 +110,23 @@ class ServiceImpl final : public Service, private BookActions {
     return faccessat(folder_.copies(), Copier::NameIn(key).c_str(), F_OK, 0) == 0;
   }
   bool Link(const FileKey& alias, const FileKey& copy) override;
+  void Forget(std::string_view path) override {
+    if (options_.supply != nullptr) options_.supply->Forget(std::string(path));
+  }
   void Say(const std::string& what) override { options_.say(what); }
+  void AddSource(std::string_view folder);
 
   const ServiceOptions options_;
   CacheFolder folder_;
   Room room_;
-  Registry registry_;
+  Registry own_registry_;
+  Registry& registry_;
   Mechanism& mechanism_;
   Knob& reads_in_flight_;
   Knob& cache_bytes_;
   Knob& ahead_bytes_;
-  Knob& bytes_per_second_;
-  Knob& reads_per_second_;
+  Knob* bytes_per_second_ = nullptr;  // the engine has its own
+  Knob* reads_per_second_ = nullptr;
   BookMetrics metrics_;
   Book book_;
   OwnedFd listener_;
@@ -128,7 +141,12 @@ class ServiceImpl final : public Service, private BookActions {
   uint64_t knobs_seen_ = 0;
   Nanos last_asked_ = 0;
   Nanos started_ = 0;
+  Nanos unlinked_ = 0;
+  StallCause cause_ = StallCause::kSource;  // of the waits that end now
   std::vector<std::byte> room_for_packet_;
+  // For other threads, who look after End().
+  std::atomic<bool> idle_{false};
+  std::atomic<bool> folder_gone_{false};
 
   Mutex mutex_;
   std::vector<CopyResult> done_ GUARDED_BY(mutex_);
@@ -148,6 +166,7 @@ ServiceImpl::ServiceImpl(const ServiceOptions& options, CacheFolder folder)
     : options_(options),
       folder_(std::move(folder)),
       room_(options.cache_bytes, options.ahead_bytes),
+      registry_(options.registry == nullptr ? own_registry_ : *options.registry),
       mechanism_(registry_.AddMechanism("files", "copies of whole files for unmodified programs")),
       reads_in_flight_(mechanism_.AddKnob(
           "files_reads_in_flight", KnobType::kCount, 1, kMostThreads,
@@ -158,32 +177,35 @@ ServiceImpl::ServiceImpl(const ServiceOptions& options, CacheFolder folder)
       ahead_bytes_(mechanism_.AddKnob("files_ahead_bytes", KnobType::kBytes, 0, INT64_MAX,
                                       static_cast<int64_t>(options.ahead_bytes),
                                       "the most that copies made ahead of their reader may take")),
-      bytes_per_second_(mechanism_.AddKnob("files_bytes_per_second", KnobType::kBytesPerSecond, 0,
-                                           INT64_MAX, 0,
-                                           "the most that is read of the source; 0: no limit")),
-      reads_per_second_(mechanism_.AddKnob("files_reads_per_second", KnobType::kPerSecond, 0,
-                                           INT64_MAX, 0,
-                                           "the most reads of the source; 0: no limit")),
       metrics_(mechanism_),
       book_(folder_.table(), BookOptionsOf(options), room_, metrics_, *this),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       ended_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       room_for_packet_(kMostPacket + 1) {
-  book_.SetCache(folder_.path());
-  for (const std::string& source : options.sources) book_.AddSource(source);
+  book_.SetCache(options.store.empty() ? folder_.path() : options.store);
+  for (const std::string& source : options.sources) AddSource(source);
   folder_.EachCopy([this](const FileKey& key, uint64_t bytes) { book_.AddOld(key, bytes); });
   CopierOptions copying;
   copying.copies = folder_.copies();
   copying.threads = options.reads_in_flight;
   copying.young = options.young;
   copying.check_crc = folder_.rebooted();
-  copying.metrics.opens =
-      &mechanism_.AddCounter("forebay_files_source_opens_total", "Files of the source opened");
-  copying.metrics.reads =
-      &mechanism_.AddCounter("forebay_files_source_reads_total", "Reads from the source");
-  copying.metrics.read_bytes =
-      &mechanism_.AddCounter("forebay_files_source_read_bytes_total", "Bytes read of the source");
+  copying.supply = options.supply;
+  if (options.supply == nullptr) {
+    bytes_per_second_ =
+        &mechanism_.AddKnob("files_bytes_per_second", KnobType::kBytesPerSecond, 0, INT64_MAX, 0,
+                            "the most that is read of the source; 0: no limit");
+    reads_per_second_ =
+        &mechanism_.AddKnob("files_reads_per_second", KnobType::kPerSecond, 0, INT64_MAX, 0,
+                            "the most reads of the source; 0: no limit");
+    copying.metrics.opens =
+        &mechanism_.AddCounter("forebay_files_source_opens_total", "Files of the source opened");
+    copying.metrics.reads =
+        &mechanism_.AddCounter("forebay_files_source_reads_total", "Reads from the source");
+    copying.metrics.read_bytes =
+        &mechanism_.AddCounter("forebay_files_source_read_bytes_total", "Bytes read of the source");
+  }
   copying.done = [this](CopyResult result) {
     bool first = false;
     {
@@ -203,6 +225,16 @@ ServiceImpl::~ServiceImpl() {
   if (listener_.valid()) unlink(options_.socket.c_str());
   copier_.reset();
   folder_.Leave(options_.temporary);
+}
+
+void ServiceImpl::AddSource(std::string_view folder) {
+  if (options_.supply != nullptr) {
+    // Files in a folder that it does not take are left to the source, one by one.
+    if (const Status added = options_.supply->AddSource(std::string(folder)); !added.ok()) {
+      options_.say(added.ToString());
+    }
+  }
+  book_.AddSource(folder);
 }
 
 Status ServiceImpl::Listen() {
@@ -263,14 +295,19 @@ void ServiceImpl::Loop(const std::stop_token& stop) {
 Nanos ServiceImpl::Round() {
   ApplyKnobs();
   const Nanos now = SteadyClock().Now();
+  if (options_.supply != nullptr && now - unlinked_ >= kUnlinkEvery) {
+    unlinked_ = now;
+    // Who finds no copy asks for one.
+    for (const FileKey& key : options_.supply->TakeUnlinks()) Remove(key);
+  }
   // What runs ahead of readers is of no use without any.
   const bool rests = had_session_ && sessions_ == 0 && book_.streams() == 0;
   const Nanos again = rests ? 0 : book_.Pump(now);
   // Whoever has started it is about to come.
   const Nanos linger = had_session_ ? options_.linger : std::max(options_.linger, kFirstLinger);
-  if (sessions_ == 0 && now - last_asked_ >= linger) {
-    End();
-  }
+  const bool idle = sessions_ == 0 && now - last_asked_ >= linger;
+  idle_.store(idle, std::memory_order_relaxed);
+  if (idle) End();
   const Nanos longest = sessions_ == 0 ? std::clamp(linger, kMilli, kLongestSleep) : kLongestSleep;
   return again == 0 ? longest : std::min(again, longest);
 }
@@ -288,6 +325,7 @@ void ServiceImpl::FolderGone(uint64_t id) {
   }
   folder_.table().Close();
   Close(id);
+  folder_gone_.store(true, std::memory_order_relaxed);
   End();
 }
 
@@ -297,8 +335,10 @@ void ServiceImpl::ApplyKnobs() {
     copier_->SetThreads(static_cast<size_t>(reads_in_flight_.value()));
     room_.SetMost(static_cast<uint64_t>(cache_bytes_.value()),
                   static_cast<uint64_t>(ahead_bytes_.value()));
-    copier_->SetLimits(
-        {.bytes_per_s = RateOf(bytes_per_second_), .operations_per_s = RateOf(reads_per_second_)});
+    if (bytes_per_second_ != nullptr) {
+      copier_->SetLimits({.bytes_per_s = RateOf(*bytes_per_second_),
+                          .operations_per_s = RateOf(*reads_per_second_)});
+    }
     book_.RoomChanged();
   });
 }
@@ -310,7 +350,11 @@ void ServiceImpl::TakeDone() {
     done.swap(done_);
   }
   const Nanos now = SteadyClock().Now();
-  for (CopyResult& result : done) book_.Done(std::move(result), now);
+  for (CopyResult& result : done) {
+    cause_ = result.cause;
+    book_.Done(std::move(result), now);
+  }
+  cause_ = StallCause::kSource;
 }
 
 void ServiceImpl::Accept() {
@@ -323,9 +367,11 @@ void ServiceImpl::Accept() {
       }
       return;
     }
-    if (!wire::CheckPeer(fd.get())) continue;
+    const Result<pid_t> pid = wire::CheckPeer(fd.get());
+    if (!pid) continue;
     const uint64_t id = next_connection_++;
     connections_[id].fd = std::move(fd);
+    connections_[id].pid = *pid;
     Receive(id);  // most have asked by now
   }
 }
@@ -377,13 +423,14 @@ void ServiceImpl::Handle(uint64_t id, std::span<const std::byte> packet) {
   const Header& header = question.header;
   connection.asked = header.kind;
   const Nanos now = SteadyClock().Now();
+  connection.since = now;
   if (header.kind != Kind::kStatus) last_asked_ = now;
   switch (header.kind) {
     case Kind::kHello:
       if (!folder_.InPlace()) return FolderGone(id);
       if (!connection.session) ++sessions_;
       connection.session = had_session_ = true;
-      for (const std::string_view source : question.paths) book_.AddSource(source);
+      for (const std::string_view source : question.paths) AddSource(source);
       return Send(id, Answer::kReady, 0, folder_.path());
     case Kind::kGet:
       if (question.paths.size() != 1) return Send(id, Answer::kBad, 0);
@@ -435,12 +482,19 @@ void ServiceImpl::Send(uint64_t id, enum Answer answer, uint64_t a, std::string_
   if (found == connections_.end() || !found->second.busy) return;
   Connection& connection = found->second;
   connection.busy = false;
+  Observe(connection);
   const std::vector<std::byte> packet = AnswerPacket(connection.asked, answer, a, text);
   // Who does not take its answers is not waited for.
   if (send(connection.fd.get(), packet.data(), packet.size(), MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
     return Close(id);
   }
   if (connection.watched) Watch(id, connection);
+}
+
+void ServiceImpl::Observe(const Connection& connection) const {
+  const bool reads = connection.asked == Kind::kGet || connection.asked == Kind::kRange;
+  if (options_.observer == nullptr || !reads || connection.pid == 0) return;
+  options_.observer->Asked(connection.pid, cause_, connection.since, SteadyClock().Now());
 }
 
 void ServiceImpl::Close(uint64_t id) {
@@ -481,7 +535,8 @@ std::string ServiceImpl::StatusJson() {
                     ",\"minimum\":", knob->minimum(), ",\"maximum\":", knob->maximum(),
                     ",\"meaning\":", Quoted(knob->meaning()), "}");
   }
-  return StrCat("{\"pid\":", getpid(), ",\"cache\":", Quoted(folder_.path()),
+  return StrCat("{\"pid\":", getpid(),
+                ",\"cache\":", Quoted(options_.store.empty() ? folder_.path() : options_.store),
                 ",\"temporary\":", options_.temporary ? "true" : "false",
                 ",\"uptime_ms\":", (SteadyClock().Now() - started_) / kMilli,
                 ",\"sessions\":", sessions_, ",\"streams\":", book_.streams(),
@@ -526,7 +581,7 @@ Result<std::unique_ptr<Service>> Service::Start(const ServiceOptions& options) {
   if (bytes == 0) {
     const Result<uint64_t> free = folder->FreeBytes();
     if (!free) return free.error();
-    bytes = std::min(*free / 10, uint64_t{64} << 30);
+    bytes = *free / 5 * 4;
   }
   ServiceOptions set = options;
   set.cache_bytes = bytes;

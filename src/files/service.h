@@ -10,6 +10,8 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "files/observer.h"
+#include "files/supply.h"
 #include "metrics/registry.h"
 #include "wire/start.h"
 
@@ -19,7 +21,7 @@ struct ServiceOptions {
   std::string cache;   // an absolute path; made when it is not there
   std::string socket;  // path of the socket
   std::vector<std::string> sources;
-  uint64_t cache_bytes = 0;  // 0: a tenth of the free disk, at most 64 GiB
+  uint64_t cache_bytes = 0;  // 0: four fifths of the free disk
   uint64_t ahead_bytes = 0;  // 0: an eighth of the above, 16 to 256 MiB
   uint64_t reads_in_flight = 64;
   uint64_t slots = 1 << 21;                     // of the table, a power of two
@@ -27,6 +29,13 @@ struct ServiceOptions {
   Nanos young = 3 * kSecond;
   Nanos linger = 5 * kSecond;
   bool temporary = false;  // the folder goes with the service
+  // The engine that reads the source and stores copies beyond this service's life, and where its
+  // metrics are; both outlive the service. Null: the service reads for itself, and keeps its copies
+  // in its folder.
+  FileSupply* supply = nullptr;
+  Registry* registry = nullptr;
+  FileObserver* observer = nullptr;  // outlives the service
+  std::string store;  // the folder of the supply's copies, which are no source either
   std::function<void(const std::string&)> say = [](const std::string&) {};
 
   Status Validate() const;
@@ -39,6 +48,10 @@ class Service {
   static Result<std::unique_ptr<Service>> Start(const ServiceOptions& options);
   virtual ~Service() = default;  // ends it, and removes what is not to stay
 
+  // Somebody is there, or was a moment ago.
+  virtual bool busy() const = 0;
+  // Its folder was removed, so that it is of no use any more.
+  virtual bool folder_gone() const = 0;
   // Readable when nobody has been there for long enough.
   virtual int ended_fd() const = 0;
   virtual Registry& registry() = 0;

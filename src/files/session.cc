@@ -34,9 +34,9 @@ Result<std::unique_ptr<Session>> Session::Start(const SessionOptions& options) {
   const wire::ProgramPlace place = ServicePlace(options.folder, options.cache);
   wire::StartOptions start;
   start.program = options.program;
-  start.name = "forebay-filesd";
+  start.name = options.engine ? "forebayd" : "forebay-filesd";
   start.settings = options.settings;
-  start.settings.push_back(StrCat("cache=", options.cache));
+  start.settings.push_back(StrCat(options.engine ? "files=" : "cache=", options.cache));
   start.timeout = options.timeout;
   std::unique_ptr<Session> session;
   const auto attach = [&](Nanos timeout) -> Status {
@@ -86,7 +86,11 @@ Status Session::Tell(std::span<const std::byte> packet) {
 
 Status Session::Hello(std::span<const std::string> sources) {
   const std::vector<std::string_view> views(sources.begin(), sources.end());
-  return Tell(PathsPacket(Kind::kHello, views));
+  Header header;
+  Result<std::string> cache = Ask(PathsPacket(Kind::kHello, views), &header);
+  if (!cache) return cache.error();
+  cache_ = *std::move(cache);
+  return Status();
 }
 
 Result<Answer> Session::Get(std::string_view path) {

@@ -17,7 +17,8 @@
 namespace forebay::files {
 
 struct SessionOptions {
-  std::string program;  // forebay-filesd
+  std::string program;  // forebay-filesd, or forebayd
+  bool engine = false;  // it is forebayd: its engine reads, and its cache folder keeps
   std::string folder;   // of the socket; empty: wire::RuntimeFolder()
   std::string cache;
   std::vector<std::string> sources;
@@ -35,6 +36,8 @@ class Session {
   static Result<std::unique_ptr<Session>> Connect(const std::string& socket, Nanos timeout);
 
   const std::string& socket() const { return socket_; }
+  // What programs are told as kCacheVariable: known after Hello.
+  const std::string& cache() const { return cache_; }
 
   Status Hello(std::span<const std::string> sources);
   Result<Answer> Get(std::string_view path);
@@ -58,6 +61,7 @@ class Session {
   OwnedFd fd_;  // constant; whose turn it is, is guarded
   const std::string socket_;
   const Nanos timeout_;
+  std::string cache_;
   uint64_t names_ = 0;
 };
 

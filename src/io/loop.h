@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -21,6 +22,13 @@ struct ReadPart {
   uint32_t crc = 0;                // filled with ReadOp::checksum once the whole range is read
 };
 
+// Which bytes a path leads to, as far as its attributes tell.
+struct FileVersion {
+  uint64_t bytes = 0;
+  int64_t modified_ns = 0;
+  bool operator==(const FileVersion&) const = default;
+};
+
 struct ReadOp {
   uint64_t tag = 0;  // returned in the completion
   int fd = -1;       // >= 0: an open descriptor, which stays open; else `path` is opened and closed
@@ -33,6 +41,10 @@ struct ReadOp {
   // True: the file must end exactly at offset + dest.size(). A longer one is reported through
   // Completion::longer, at no extra request (one more byte is asked for in the same read).
   bool expect_end = false;
+  // The version that the bytes must be of. The file's attributes are asked for after the read, so
+  // that a write that came in between shows; another version is reported through
+  // Completion::changed.
+  std::optional<FileVersion> version = std::nullopt;
   // True: Completion::crc is filled; by the thread that read where there is one, else by Reap.
   bool checksum = false;
 };
@@ -44,6 +56,7 @@ struct Completion {
   uint64_t bytes = 0;      // bytes in dest (with parts: of the range, gaps included); fewer than
                            // asked means the file ended there
   bool longer = false;     // only with expect_end
+  bool changed = false;    // only with version, and without an error
   uint32_t crc = 0;        // CRC-32C of those bytes; only with checksum, without an error or parts
   int64_t latency_ns = 0;  // from the start of the open (or read) to its end; io_uring: from Submit
 };

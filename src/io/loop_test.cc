@@ -347,6 +347,37 @@ TEST_P(LoopTest, ShortAndLongFiles) {
   EXPECT_TRUE(done.longer);
 }
 
+TEST_P(LoopTest, TellsAnotherVersionOfTheFile) {
+  const auto loop = Make(2);
+  const std::vector<std::byte> bytes = WriteFile("f", 100, 1);
+  const std::string path = Path("f");
+  const OwnedFd open_file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const timespec times[2] = {{.tv_sec = 7, .tv_nsec = 123'456'789}, {.tv_sec = 7, .tv_nsec = 5}};
+  ASSERT_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+  const FileVersion now{.bytes = 100, .modified_ns = 7'000'000'005};
+  const FileVersion longer{.bytes = 101, .modified_ns = 7'000'000'005};
+  const FileVersion later{.bytes = 100, .modified_ns = 7'000'000'006};
+  std::vector<std::byte> dest(60);
+  for (const int fd : {-1, open_file.get()}) {
+    const auto run = [&](const FileVersion& version) {
+      return RunOne(*loop,
+                    {.tag = 1, .fd = fd, .path = path.c_str(), .dest = dest, .version = version});
+    };
+    const Completion same = run(now);
+    EXPECT_EQ(same.error, 0);
+    EXPECT_EQ(same.bytes, 60u);
+    EXPECT_FALSE(same.changed);
+    EXPECT_TRUE(std::equal(dest.begin(), dest.end(), bytes.begin()));
+    EXPECT_TRUE(run(longer).changed);
+    EXPECT_TRUE(run(later).changed);
+  }
+  const std::string none = Path("none");
+  const Completion missing =
+      RunOne(*loop, {.tag = 1, .path = none.c_str(), .dest = dest, .version = now});
+  EXPECT_EQ(missing.error, ENOENT);
+  EXPECT_FALSE(missing.changed);
+}
+
 TEST_P(LoopTest, EventFdFollowsCompletions) {
   auto loop = Make(8);
   EXPECT_EQ(loop->capacity(), 8u);

@@ -7,6 +7,7 @@
 // page cache copies the few that run empty the queue first, and the others stay asleep.
 #include <pthread.h>
 #include <sys/eventfd.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -120,6 +121,15 @@ int ReadFully(int fd, const ReadOp& op, std::vector<std::byte>& waste, Completio
   return 0;
 }
 
+int CheckVersion(int fd, const FileVersion& expected, Completion& done) {
+  struct stat st = {};
+  if (fstat(fd, &st) != 0) return errno;
+  const FileVersion found{.bytes = static_cast<uint64_t>(st.st_size),
+                          .modified_ns = st.st_mtim.tv_sec * kSecond + st.st_mtim.tv_nsec};
+  done.changed = found != expected;
+  return 0;
+}
+
 // `opened` receives the descriptor to close once the completion is published: closing may cost a
 // round trip to the storage, and nobody needs to wait for it.
 Completion Execute(const ReadOp& op, std::vector<std::byte>& waste, OwnedFd& opened) {
@@ -132,6 +142,7 @@ Completion Execute(const ReadOp& op, std::vector<std::byte>& waste, OwnedFd& ope
     if (fd < 0) done.error = errno;
   }
   if (fd >= 0) done.error = ReadFully(fd, op, waste, done);
+  if (op.version && done.error == 0) done.error = CheckVersion(fd, *op.version, done);
   done.latency_ns = SteadyClock().Now() - start;
   Checksum(op, done);
   return done;

@@ -7,7 +7,8 @@
 // The open does not wait for the other end of a FIFO. The read of such a descriptor may say EAGAIN;
 // then the op asks what the path leads to, and reads a regular file again with an open that waits:
 // a file system may say it of those, too. A registered slot cannot be asked for its type, so a
-// device, and a FIFO without a writer, are known by their length only.
+// device, and a FIFO without a writer, are known by their length only. For the same reason the
+// version of a file that the op has opened is asked for by its path, when it has been read.
 //
 // Every request posts exactly one completion, also when its chain breaks, so an op is over when as
 // many completions came as it has requests. The queues hold every request of every op: the
@@ -186,7 +187,7 @@ class UringLoop final : public Loop {
     Nanos start = 0;
     unsigned waiting = 0;  // completions still to come
     int results[kStat + 1] = {};
-    enum class Phase { kReading, kAsking, kReadingAgain } phase = Phase::kReading;
+    enum class Phase { kReading, kAsking, kReadingAgain, kVersion } phase = Phase::kReading;
     struct statx found = {};
     uint64_t range = 0;          // bytes of the op's range
     uint64_t wanted = 0;         // of those, what the request under way asks for
@@ -203,6 +204,14 @@ class UringLoop final : public Loop {
     if (slot.phase == Slot::Phase::kAsking) {
       io_uring_sqe* sqe = NextSqe(index);
       io_uring_prep_statx(sqe, AT_FDCWD, slot.op.path, 0, STATX_TYPE, &slot.found);
+      Label(sqe, index, kStat);
+      sqe->flags |= IOSQE_ASYNC;
+      return;
+    }
+    if (slot.phase == Slot::Phase::kVersion) {
+      io_uring_sqe* sqe = NextSqe(index);
+      io_uring_prep_statx(sqe, opens ? AT_FDCWD : slot.op.fd, opens ? slot.op.path : "",
+                          opens ? 0 : AT_EMPTY_PATH, STATX_SIZE | STATX_MTIME, &slot.found);
       Label(sqe, index, kStat);
       sqe->flags |= IOSQE_ASYNC;
       return;
@@ -280,6 +289,7 @@ class UringLoop final : public Loop {
   // Accounts for one finished chain; true when the op is over. After a short read the rest is read
   // by another chain, which opens the file again: rare, and cheaper than keeping every file open.
   static bool Advance(Slot& slot) {
+    if (slot.phase == Slot::Phase::kVersion) return TakeVersion(slot);
     if (slot.phase == Slot::Phase::kAsking) {
       const int asked = slot.results[kStat];
       if (asked == -EINTR) return false;
@@ -304,7 +314,21 @@ class UringLoop final : public Loop {
     const auto bytes = static_cast<uint64_t>(got);
     slot.done.longer = bytes > slot.wanted;
     slot.done.bytes += std::min(bytes, slot.wanted);
-    return got == 0 || slot.done.bytes == slot.range;
+    if (got != 0 && slot.done.bytes != slot.range) return false;
+    if (!slot.op.version) return true;
+    slot.phase = Slot::Phase::kVersion;
+    return false;
+  }
+
+  static bool TakeVersion(Slot& slot) {
+    const int asked = slot.results[kStat];
+    if (asked == -EINTR) return false;
+    const statx_timestamp& time = slot.found.stx_mtime;
+    const FileVersion found{.bytes = slot.found.stx_size,
+                            .modified_ns = time.tv_sec * kSecond + time.tv_nsec};
+    slot.done.error = asked < 0 ? -asked : 0;
+    slot.done.changed = asked >= 0 && found != *slot.op.version;
+    return true;
   }
 
   const pid_t creator_ = getpid();

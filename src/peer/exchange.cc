@@ -5,9 +5,15 @@
 
 #include <cerrno>
 
+#include "peer/sample_names.h"
 #include "tier/tiered_source.h"
 
 namespace forebay::peer {
+namespace {
+
+constexpr uint64_t kUnnamed = 0;
+
+}  // namespace
 
 Result<std::shared_ptr<Book>> Book::Make(DatasetId id, std::shared_ptr<const Catalog> catalog,
                                          uint32_t self, Nanos added) {
@@ -20,19 +26,37 @@ Book::Book(DatasetId dataset, std::shared_ptr<const Catalog> of, uint32_t node, 
            OwnedFd event)
     : id(dataset),
       catalog(std::move(of)),
-      name(TierDataset(*catalog)),
+      growing(catalog->format() == Format::kGrowing),
+      name(growing ? GrowingName(catalog) : TierDataset(*catalog)),
       self(node),
       added(now),
       event_(std::move(event)) {}
 
+Found Book::LocateLocked(SampleId sample) const {
+  if (directory_) return directory_->Locate(sample);
+  if (!homes_) return {};
+  while (names_.size() <= sample) {
+    const auto next = static_cast<SampleId>(names_.size());
+    const FileSample named = FileSampleOf(*catalog, next);
+    // Of a file that was invalidated and has its size and time again others may have old bytes.
+    const bool shared = named.Valid() && !catalog->IsRepeated(catalog->object(next));
+    names_.push_back(shared ? HomeName(named) : kUnnamed);
+  }
+  Found found;
+  if (names_[sample] != kUnnamed) found.home = homes_->HomeOf(names_[sample]);
+  return found;
+}
+
 Choice Book::ChooseLocked(SampleId sample, bool may_wait) const {
   if (abandoned_) return {};
-  if (!directory_) {
+  if (!PlannedLocked()) {
     return {.to = may_wait ? Choice::To::kWait : Choice::To::kSource,
             .node = kNoNode,
             .held_only = false};
   }
-  return peer::Choose(directory_->Locate(sample), self, reach_, may_wait);
+  const Found found = LocateLocked(sample);
+  // Nobody tells what it holds of a growing data set: who is home reads at once.
+  return peer::Choose(found, self, reach_, may_wait && !(growing && found.home == self));
 }
 
 void Book::Choose(std::span<const SampleId> samples, bool may_wait,
@@ -90,6 +114,14 @@ void Book::SetPlan(Directory directory) {
   Changed();
 }
 
+void Book::SetHomes(NamedHomes homes) {
+  {
+    MutexLock lock(mutex_);
+    homes_.emplace(std::move(homes));
+  }
+  Changed();
+}
+
 void Book::Abandon() {
   {
     MutexLock lock(mutex_);
@@ -105,7 +137,7 @@ std::optional<Directory> Book::Plan() const {
 
 bool Book::planned() const {
   MutexLock lock(mutex_);
-  return directory_.has_value();
+  return PlannedLocked();
 }
 
 void Book::SetReach(uint32_t node, Reach reach) {
@@ -120,7 +152,26 @@ void Book::SetReach(uint32_t node, Reach reach) {
 
 Found Book::Locate(SampleId sample) const {
   MutexLock lock(mutex_);
-  return directory_ ? directory_->Locate(sample) : Found{};
+  return LocateLocked(sample);
+}
+
+uint32_t Book::HomeOf(uint64_t home_name) const {
+  MutexLock lock(mutex_);
+  return homes_ ? homes_->HomeOf(home_name) : kNoNode;
+}
+
+std::vector<uint8_t> Book::GrowingShares() const {
+  constexpr SampleId kAtOnce = 4096;  // others wait for the lock, with locks of their own held
+  std::vector<uint8_t> shares(catalog->size());
+  for (SampleId at = 0; at < shares.size(); at += kAtOnce) {
+    MutexLock lock(mutex_);
+    for (SampleId s = at; s < shares.size() && s - at < kAtOnce; ++s) {
+      const uint32_t home = LocateLocked(s).home;
+      const bool here = home == self || home == kNoNode;
+      shares[s] = static_cast<uint8_t>(here ? Share::kHome : Share::kReplica);
+    }
+  }
+  return shares;
 }
 
 void Book::Correct(const std::function<void(Directory&)>& change) {

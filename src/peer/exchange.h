@@ -1,8 +1,9 @@
 // What the engine's loop (PeerSource) and the peer thread (Node) hand to each other.
 //
-// A Book is one data set's: where its samples are, and the answers for its source. The Exchange has
-// the asks of all sources, and lives on when the peer thread is gone: then every ask fails at once
-// and the sources read for themselves.
+// A Book is one data set's: where its samples are, and the answers for its source. Those of a fixed
+// data set are planned by number (Directory), those of a growing one by name (NamedHomes). The
+// Exchange has the asks of all sources, and lives on when the peer thread is gone: then every ask
+// fails at once and the sources read for themselves.
 #pragma once
 
 #include <atomic>
@@ -21,6 +22,7 @@
 #include "base/thread_annotations.h"
 #include "catalog/catalog.h"
 #include "core/directory.h"
+#include "core/named_homes.h"
 #include "core/route.h"
 #include "core/scheduler.h"
 #include "metrics/registry.h"
@@ -45,7 +47,8 @@ class Book {
   // Constant.
   const DatasetId id;
   const std::shared_ptr<const Catalog> catalog;
-  const uint64_t name;  // TierDataset
+  const bool growing;
+  const uint64_t name;  // TierDataset, or GrowingName
   const uint32_t self;
   const Nanos added;
 
@@ -65,10 +68,15 @@ class Book {
   // ---- for the peer thread ----
   void Deliver(std::span<const Answer> answers) EXCLUDES(answers_mutex_);
   void SetPlan(Directory directory) EXCLUDES(mutex_);
+  void SetHomes(NamedHomes homes) EXCLUDES(mutex_);
   std::optional<Directory> Plan() const EXCLUDES(mutex_);
   bool planned() const EXCLUDES(mutex_);
   void SetReach(uint32_t node, Reach reach) EXCLUDES(mutex_);
   Found Locate(SampleId sample) const EXCLUDES(mutex_);
+  // Growing ones, by HomeName.
+  uint32_t HomeOf(uint64_t name) const EXCLUDES(mutex_);
+  // What the node's tiers may keep, by sample that there is now.
+  std::vector<uint8_t> GrowingShares() const EXCLUDES(mutex_);
   // Applies `change` to the plan, where there is one.
   void Correct(const std::function<void(Directory&)>& change) EXCLUDES(mutex_);
   // There are no peers any more: everything is read from the source.
@@ -80,6 +88,8 @@ class Book {
  private:
   Book(DatasetId id, std::shared_ptr<const Catalog> catalog, uint32_t self, Nanos added,
        OwnedFd event);
+  bool PlannedLocked() const REQUIRES(mutex_) { return directory_ || homes_; }
+  Found LocateLocked(SampleId sample) const REQUIRES(mutex_);
   Choice ChooseLocked(SampleId sample, bool may_wait) const REQUIRES(mutex_);
   void Changed();
   void Signal();
@@ -87,6 +97,9 @@ class Book {
   const OwnedFd event_;
   mutable Mutex mutex_;
   std::optional<Directory> directory_ GUARDED_BY(mutex_);
+  std::optional<NamedHomes> homes_ GUARDED_BY(mutex_);
+  // Growing: HomeName by sample, as far as somebody has asked; kUnnamed: others cannot be asked.
+  mutable std::vector<uint64_t> names_ GUARDED_BY(mutex_);
   std::vector<Reach> reach_ GUARDED_BY(mutex_);
   bool abandoned_ GUARDED_BY(mutex_) = false;
   std::atomic<uint64_t> version_{1};

@@ -14,12 +14,13 @@
 
 #include "base/status.h"
 #include "catalog/catalog.h"
+#include "peer/file_sample.h"
 #include "peer/secret.h"
 #include "transport/transport.h"
 
 namespace forebay::peer {
 
-inline constexpr uint32_t kProtocol = 1;
+inline constexpr uint32_t kProtocol = 2;
 // Samples of one kGet, and of one reply: small ones travel together.
 inline constexpr size_t kMostWanted = 64;
 // A reply gathers samples up to so many bytes; larger ones travel alone, without a copy.
@@ -56,12 +57,14 @@ struct ProofMessage {  // initiator to acceptor
 };
 struct DatasetMessage {  // I have this data set, under this number on this connection
   uint32_t number = 0;
-  uint64_t name = 0;  // TierDataset: which bytes the sample numbers stand for
-  uint32_t samples = 0;
+  uint64_t name = 0;     // fixed: which bytes the sample numbers stand for; growing: which folder
+  uint32_t samples = 0;  // growing: 0
+  uint8_t growing = 0;   // 1: sample numbers differ from node to node
   template <typename Self, typename Io>
   static void Fields(Self& m, Io& io) {
-    io(m.number, m.name, m.samples);
+    io(m.number, m.name, m.samples, m.growing);
   }
+  bool Valid() const { return growing <= 1 && (growing == 0 || samples == 0); }
 };
 struct Wanted {
   uint32_t request = 0;  // the asker's; comes back
@@ -84,9 +87,27 @@ struct GetMessage {
     return held_only <= 1 && urgent <= 1 && !wanted.empty() && wanted.size() <= kMostWanted;
   }
 };
+struct NamedWanted {
+  uint32_t request = 0;  // the asker's; comes back
+  FileSample sample;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.request, m.sample);
+  }
+};
+struct GetNamedMessage {            // of growing data sets
+  uint32_t dataset = 0;             // the receiver's number
+  uint8_t urgent = 0;               // a consumer waits for it
+  std::vector<NamedWanted> wanted;  // 1 to kMostWanted, as many as a header has room for
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.dataset, m.urgent, m.wanted);
+  }
+  bool Valid() const { return urgent <= 1 && !wanted.empty() && wanted.size() <= kMostWanted; }
+};
 struct Given {
   uint32_t request = 0;
-  SampleId sample = 0;
+  SampleId sample = 0;  // the receiver's number; of growing data sets the sender's
   uint32_t length = 0;
   uint32_t crc = 0;  // CRC-32C of the sample's bytes, as the source's reader computed it
   template <typename Self, typename Io>
@@ -149,9 +170,9 @@ struct PingMessage {
   bool Valid() const { return reply <= 1; }
 };
 
-using Message =
-    std::variant<HelloMessage, AnswerMessage, ProofMessage, DatasetMessage, GetMessage, DataMessage,
-                 RefusedMessage, CancelMessage, HaveMessage, ChangesMessage, PingMessage>;
+using Message = std::variant<HelloMessage, AnswerMessage, ProofMessage, DatasetMessage, GetMessage,
+                             DataMessage, RefusedMessage, CancelMessage, HaveMessage,
+                             ChangesMessage, PingMessage, GetNamedMessage>;
 
 // At most Transport::kMaxHeader bytes for messages within the bounds above.
 std::vector<std::byte> Encode(const Message& message);

@@ -27,6 +27,12 @@ M Largest() {
   } else if constexpr (std::is_same_v<M, ChangesMessage>) {
     message.got.assign(kMostChanges / 2, 5);
     message.lost.assign(kMostChanges / 2, UINT32_MAX);
+  } else if constexpr (std::is_same_v<M, GetNamedMessage>) {
+    message.dataset = 3;
+    message.urgent = 1;
+    for (uint32_t i = 0; i < kMostWanted; ++i) {
+      message.wanted.push_back({i, {StrCat("class/", 1000 + i, ".jpg"), 110000 + i, -5, 0, 0}});
+    }
   } else if constexpr (std::is_same_v<M, HelloMessage>) {
     message.node = 9;
     message.incarnation = UINT64_MAX - 1;
@@ -67,6 +73,10 @@ TEST(PeerMessage, EveryKindComesBackAndFitsAHeader) {
   EXPECT_EQ(get.wanted[63].request, 63u);
   EXPECT_EQ(get.wanted[63].sample, 1063u);
   EXPECT_EQ(get.urgent, 1);
+  const auto named = std::get<GetNamedMessage>(*Decode(Encode(messages[11])));
+  ASSERT_EQ(named.wanted.size(), kMostWanted);
+  EXPECT_EQ(named.wanted[63].request, 63u);
+  EXPECT_EQ(named.wanted[63].sample, (FileSample{"class/1063.jpg", 110063, -5, 0, 0}));
 }
 
 Digest DigestFrom(uint8_t first) {
@@ -93,11 +103,12 @@ TEST(PeerMessage, GoldenBytes) {
             "0400000000000000" +
                 one_up + two_up);
   EXPECT_EQ(hex(ProofMessage{DigestFrom(0x40)}), "02" + two_up);
-  EXPECT_EQ(hex(DatasetMessage{5, 6, 7}),
+  EXPECT_EQ(hex(DatasetMessage{5, 6, 7, 0}),
             "03"
             "05000000"
             "0600000000000000"
-            "07000000");
+            "07000000"
+            "00");
   EXPECT_EQ(hex(GetMessage{0x01020304, 1, 0, {{5, 6}, {7, 8}}}),
             "04"
             "04030201"
@@ -134,6 +145,18 @@ TEST(PeerMessage, GoldenBytes) {
             "0a"
             "0a00000000000000"
             "01");
+  EXPECT_EQ(hex(GetNamedMessage{0x01020304, 1, {{5, {"a/b", 0x2005, -2, 0x1000, 0x2000}}}}),
+            "0b"
+            "04030201"
+            "01"
+            "01000000"
+            "05000000"
+            "03000000"
+            "612f62"
+            "0520000000000000"
+            "feffffffffffffff"
+            "00100000"
+            "0020000000000000");
 }
 
 TEST(PeerMessage, CutLongOrWrongIsRefused) {
@@ -174,6 +197,13 @@ TEST(PeerMessage, BoundsAreChecked) {
   PingMessage ping;
   ping.reply = 2;
   EXPECT_FALSE(Decode(Encode(ping)));
+  DatasetMessage dataset;
+  dataset.growing = 2;
+  EXPECT_FALSE(Decode(Encode(dataset)));
+  dataset.growing = 1;
+  EXPECT_TRUE(Decode(Encode(dataset)));
+  dataset.samples = 1;  // which only a fixed one has
+  EXPECT_FALSE(Decode(Encode(dataset)));
   RefusedMessage refused;
   refused.why = static_cast<Refusal>(4);
   EXPECT_FALSE(Decode(Encode(refused)));
@@ -181,6 +211,43 @@ TEST(PeerMessage, BoundsAreChecked) {
   const std::vector<std::byte> huge = {std::byte{5}, std::byte{255}, std::byte{255}, std::byte{255},
                                        std::byte{255}};
   EXPECT_FALSE(Decode(huge));
+}
+
+TEST(PeerMessage, NamesThatLeadElsewhereAreRefused) {
+  const auto taken = [](const FileSample& sample) {
+    return Decode(Encode(GetNamedMessage{1, 0, {{7, sample}}})).has_value();
+  };
+  EXPECT_TRUE(taken({"a", 5, 0, 0, 0}));
+  EXPECT_TRUE(taken({"a/..b/...", 5, 0, 0, 0}));
+  for (const std::string path : {"", "/", "/etc/passwd", "..", "../a", "a/..", "a/../b", ".", "./a",
+                                 "a/.", "a//b", "a/", "a/./b"}) {
+    EXPECT_FALSE(taken({path, 5, 0, 0, 0})) << path;
+  }
+  EXPECT_FALSE(taken({std::string("a\0b", 3), 5, 0, 0, 0}));
+  EXPECT_TRUE(taken({std::string(FileSample::kMostPath, 'x'), 5, 0, 0, 0}));
+  EXPECT_FALSE(taken({std::string(FileSample::kMostPath + 1, 'x'), 5, 0, 0, 0}));
+  EXPECT_FALSE(Decode(Encode(GetNamedMessage{1, 0, {}})));
+  EXPECT_FALSE(Decode(Encode(GetNamedMessage{1, 2, {{7, {"a", 5, 0, 0, 0}}}})));
+}
+
+TEST(PeerMessage, ExtentsThatAFileDoesNotHaveAreRefused) {
+  constexpr uint64_t kHuge = uint64_t{1} << 32;
+  const auto valid = [](uint64_t bytes, uint32_t block, uint64_t offset) {
+    return FileSample{"a", bytes, 0, block, offset}.Valid();
+  };
+  EXPECT_TRUE(valid(0, 0, 0));
+  EXPECT_TRUE(valid(kHuge - 1, 0, 0));
+  EXPECT_FALSE(valid(kHuge, 0, 0));
+  EXPECT_FALSE(valid(100, 0, 1));
+  EXPECT_TRUE(valid(0, 10, 0));
+  EXPECT_TRUE(valid(100, 10, 90));
+  EXPECT_FALSE(valid(100, 10, 95));
+  EXPECT_FALSE(valid(100, 10, 100));
+  EXPECT_TRUE(valid(kHuge * 16, 1 << 20, kHuge));
+  EXPECT_FALSE(valid(kHuge * 256, 1 << 20, 0));  // tables for so many would be taken
+  EXPECT_EQ((FileSample{"a", 105, 0, 10, 100}.length()), 5u);
+  EXPECT_EQ((FileSample{"a", 105, 0, 10, 90}.length()), 10u);
+  EXPECT_EQ((FileSample{"a", 105, 0, 0, 0}.length()), 105u);
 }
 
 TEST(PeerMessage, RandomChangesEndInAnErrorOrInTheSameBytes) {

@@ -332,7 +332,9 @@ void Node::TakeView(Nanos now) {
   }
   if (!planned_) return;
   for (uint32_t number = 0; number < books_.size(); ++number) {
-    if (std::optional<Directory> plan = books_[number].book->Plan()) {
+    if (books_[number].book->growing) {
+      PlanGrowing(number);
+    } else if (std::optional<Directory> plan = books_[number].book->Plan()) {
       Plan(number, *std::move(plan));
     }
   }
@@ -568,6 +570,8 @@ std::span<std::byte> Node::OnMessage(ConnectionId id, std::span<const std::byte>
   } else if (!connection.asking) {
     if (const auto* get = std::get_if<GetMessage>(&message)) {
       OnGet(id, node, *get);
+    } else if (const auto* named = std::get_if<GetNamedMessage>(&message)) {
+      OnGetNamed(id, node, *named);
     } else if (const auto* cancel = std::get_if<CancelMessage>(&message)) {
       OnCancel(node, cancel->request);
     } else {

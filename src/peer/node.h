@@ -35,6 +35,7 @@
 #include "peer/message.h"
 #include "peer/peers.h"
 #include "peer/requests.h"
+#include "peer/sample_names.h"
 #include "stage/engine.h"
 #include "transport/transport.h"
 
@@ -126,11 +127,12 @@ class Node final : public Peers, private TransportHandler {
     std::shared_ptr<Book> book;
     bool ready = false;  // the engine has it
     StreamId serving = 0;
-    std::optional<Directory> early;  // before the first plan
-    uint64_t home_bytes = 0;         // of this node, as planned
-    std::vector<std::byte> held;     // bit by sample
-    std::vector<Answer> answers;     // to be delivered
-    std::vector<Turn> early_turns;   // asked before the first plan
+    std::optional<Directory> early;   // before the first plan; growing: none
+    std::optional<NamedHomes> homes;  // growing
+    uint64_t home_bytes = 0;          // of this node, as planned
+    std::vector<std::byte> held;      // bit by sample
+    std::vector<Answer> answers;      // to be delivered
+    std::vector<Turn> early_turns;    // asked before the first plan
     Nanos pull_at = 0;
     Nanos pull_pause = 0;
   };
@@ -184,6 +186,8 @@ class Node final : public Peers, private TransportHandler {
   void ReadyBooks();
   void PlanBooks(Nanos now);
   void Plan(uint32_t number, Directory plan);
+  void PlanGrowing(uint32_t number);
+  void ServeEarly(BookState& state);
   void UpdateReach(uint32_t node);
   void Announce(uint32_t node, uint32_t number);
   void TellHeld(Nanos now);
@@ -207,6 +211,14 @@ class Node final : public Peers, private TransportHandler {
 
   // Serving.
   void OnGet(ConnectionId id, uint32_t node, const GetMessage& get);
+  void OnGetNamed(ConnectionId id, uint32_t node, const GetNamedMessage& get);
+  // This node's number of it, which it gets now where it is new; what others know by another home
+  // is refused.
+  struct Resolved {
+    std::optional<SampleId> sample = std::nullopt;
+    Refusal why = Refusal::kNoSuchSample;
+  };
+  Resolved Resolve(BookState& state, const FileSample& wanted);
   void OnCancel(uint32_t node, uint32_t request);
   void DropServing(uint32_t node, ConnectionId id);
   Nanos TurnAt() const;

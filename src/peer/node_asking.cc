@@ -16,6 +16,58 @@ constexpr uint64_t kCreditBytes = 16 << 20;
 constexpr size_t kTogether = 16;
 constexpr Nanos kTogetherWait = 200 * kMicro;
 
+// Requests that travel in one message: of one data set, and alike.
+class GetBatch {
+ public:
+  // False: it does not go with the others. `dataset`: the receiver's number.
+  bool Add(uint32_t id, const Ask& ask, uint32_t dataset) {
+    const bool alike = ids_.empty() || (book_ == ask.book.get() && held_only_ == ask.held_only &&
+                                        urgent_ == ask.urgent);
+    if (!alike || ids_.size() == kMostWanted) return false;
+    if (ask.book->growing) {
+      FileSample sample = FileSampleOf(*ask.book->catalog, ask.sample);
+      const size_t bytes = kNamedBytes + sample.path.size();
+      if (!ids_.empty() && header_bytes_ + bytes > Transport::kMaxHeader) return false;
+      header_bytes_ += bytes;
+      by_name_.push_back({.request = id, .sample = std::move(sample)});
+    } else {
+      by_number_.push_back({.request = id, .sample = ask.sample});
+    }
+    ids_.push_back(id);
+    book_ = ask.book.get();
+    dataset_ = dataset;
+    held_only_ = ask.held_only;
+    urgent_ = ask.urgent;
+    return true;
+  }
+
+  const std::vector<uint32_t>& ids() const { return ids_; }
+  Message Get() const {
+    const uint8_t urgent = urgent_ ? 1 : 0;
+    if (!by_name_.empty()) {
+      return GetNamedMessage{.dataset = dataset_, .urgent = urgent, .wanted = by_name_};
+    }
+    return GetMessage{.dataset = dataset_,
+                      .held_only = static_cast<uint8_t>(held_only_ ? 1 : 0),
+                      .urgent = urgent,
+                      .wanted = by_number_};
+  }
+
+ private:
+  // Of a GetNamedMessage, and of each NamedWanted beside its path.
+  static constexpr size_t kMessageBytes = 10;
+  static constexpr size_t kNamedBytes = 36;
+
+  const Book* book_ = nullptr;
+  uint32_t dataset_ = 0;
+  bool held_only_ = false;
+  bool urgent_ = false;
+  size_t header_bytes_ = kMessageBytes;
+  std::vector<uint32_t> ids_;
+  std::vector<Wanted> by_number_;
+  std::vector<NamedWanted> by_name_;
+};
+
 }  // namespace
 
 void Node::Enqueue(std::vector<Ask>& asks) {
@@ -45,14 +97,13 @@ void Node::SendAsks(Nanos now) {
 
 void Node::SendAsksTo(uint32_t node) {
   Other& other = others_[node];
-  GetMessage get;
-  Book* book = nullptr;
+  GetBatch batch;
   const auto flush = [&] {
-    if (get.wanted.empty()) return;
-    if (!Send(other.out, get)) {
-      for (const Wanted& wanted : get.wanted) End(wanted.request, Outcome::kLost);
+    if (batch.ids().empty()) return;
+    if (!Send(other.out, batch.Get())) {
+      for (const uint32_t id : batch.ids()) End(id, Outcome::kLost);
     }
-    get.wanted.clear();
+    batch = GetBatch();
   };
   const auto most = static_cast<size_t>(metrics_.requests.value());
   while (!other.queue.empty() && other.flying < most) {
@@ -70,21 +121,15 @@ void Node::SendAsksTo(uint32_t node) {
       End(id, Outcome::kLost);
       continue;
     }
-    const bool same = book == request->ask.book.get() &&
-                      get.held_only == (request->ask.held_only ? 1 : 0) &&
-                      get.urgent == (request->ask.urgent ? 1 : 0);
-    if (!same || get.wanted.size() == kMostWanted) {
+    const uint32_t number = theirs->second.number;
+    if (!batch.Add(id, request->ask, number)) {
       flush();
-      book = request->ask.book.get();
-      get.dataset = theirs->second.number;
-      get.held_only = request->ask.held_only ? 1 : 0;
-      get.urgent = request->ask.urgent ? 1 : 0;
+      (void)batch.Add(id, request->ask, number);  // the first one always goes
     }
     request->at = Request::At::kSent;
     request->connection = other.out;
     ++other.flying;
     other.flying_bytes += bytes;
-    get.wanted.push_back({.request = id, .sample = request->ask.sample});
   }
   flush();
 }
@@ -180,7 +225,8 @@ std::span<std::byte> Node::OnData(ConnectionId id, const DataMessage& data, uint
     sum += given.length;
     const Request* request = requests_.Find(given.request);
     if (request == nullptr || request->connection != id) continue;  // given up
-    right = right && request->at == Request::At::kSent && request->ask.sample == given.sample &&
+    const bool same = request->ask.book->growing || request->ask.sample == given.sample;
+    right = right && request->at == Request::At::kSent && same &&
             request->ask.dest.size() == given.length;
     wanted = true;
   }

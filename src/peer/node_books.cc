@@ -48,7 +48,11 @@ void Node::ReadyBooks() {
     state.serving = *serving;
     state.held = engine_.HeldBits(book.id);
     state.held.resize((book.catalog->size() + 7) / 8);
-    state.early.emplace(self_, engine_.TierLengths(book.id));
+    if (book.growing) {
+      state.homes.emplace(self_);
+    } else {
+      state.early.emplace(self_, engine_.TierLengths(book.id));
+    }
     state.ready = true;
     for (uint32_t node = 0; node < nodes_; ++node) {
       if (node == self_) continue;
@@ -65,6 +69,18 @@ void Node::Plan(uint32_t number, Directory plan) {
   if (changed || state.early) engine_.SetShare(state.book->id, plan.Shares());
   state.early.reset();
   state.book->SetPlan(std::move(plan));
+  ServeEarly(state);
+}
+
+void Node::PlanGrowing(uint32_t number) {
+  BookState& state = books_[number];
+  if (!state.homes || !state.homes->OnView(view_)) return;
+  state.book->SetHomes(*state.homes);
+  engine_.SetShare(state.book->id, state.book->GrowingShares());
+  ServeEarly(state);
+}
+
+void Node::ServeEarly(BookState& state) {
   for (const Turn& turn : std::exchange(state.early_turns, {})) StartServe(turn);
 }
 
@@ -86,8 +102,8 @@ void Node::PlanBooks(Nanos now) {
   }
   for (uint32_t number = 0; number < books_.size(); ++number) {
     BookState& state = books_[number];
-    if (!state.ready || !state.early) continue;
-    Plan(number, *state.early);
+    if (state.ready && state.early) Plan(number, *state.early);
+    if (state.ready && state.homes && !state.book->planned()) PlanGrowing(number);
   }
 }
 
@@ -97,12 +113,18 @@ void Node::UpdateReach(uint32_t node) {
   for (const BookState& state : books_) {
     if (!state.ready) continue;
     Reach reach = Reach::kNone;
-    if (other.out_ready && other.theirs.contains(state.book->name)) {
-      reach = other.told.contains(state.book->name) ? Reach::kReady : Reach::kUntold;
+    const bool growing = state.book->growing;
+    const auto theirs = other.theirs.find(state.book->name);
+    if (other.out_ready && theirs != other.theirs.end() &&
+        (theirs->second.growing != 0) == growing) {
+      const bool told = growing || other.told.contains(state.book->name);
+      reach = told ? Reach::kReady : Reach::kUntold;
     } else if (other.known && !other.was_ready && other.seen.state != "refused" &&
                other.backoff < kSecond &&
-               (other.theirs.empty() || now - state.book->added < kSoon)) {
-      // One that has told of other data sets has this one soon, or never.
+               (now - state.book->added < kSoon ||
+                (growing ? !other.out_ready : other.theirs.empty()))) {
+      // One that has told of other data sets has this one soon, or never. Folders that grow are
+      // opened by programs, which need not open the same ones everywhere.
       reach = Reach::kExpected;
     }
     state.book->SetReach(node, reach);
@@ -113,7 +135,7 @@ Node::BookState* Node::BookOf(uint32_t node, uint32_t their_number) {
   for (const auto& [name, dataset] : others_[node].theirs) {
     if (dataset.number != their_number) continue;
     for (BookState& state : books_) {
-      if (state.ready && state.book->name == name &&
+      if (state.ready && state.book->name == name && !state.book->growing &&
           state.book->catalog->size() == dataset.samples) {
         return &state;
       }
@@ -134,14 +156,18 @@ void Node::Announce(uint32_t node, uint32_t number) {
   const ConnectionId connection = others_[node].in;
   const BookState& state = books_[number];
   if (!state.ready) return;
-  Send(connection, DatasetMessage{.number = number,
-                                  .name = state.book->name,
-                                  .samples = static_cast<uint32_t>(state.book->catalog->size())});
+  const bool growing = state.book->growing;
+  Send(connection,
+       DatasetMessage{.number = number,
+                      .name = state.book->name,
+                      .samples = growing ? 0 : static_cast<uint32_t>(state.book->catalog->size()),
+                      .growing = static_cast<uint8_t>(growing ? 1 : 0)});
   // Who has not got the data set yet cannot use it, and asks for it by its own announcement.
   if (others_[node].theirs.contains(state.book->name)) SendHave(connection, number, false);
 }
 
 void Node::SendHave(ConnectionId connection, uint32_t number, bool all) {
+  if (books_[number].book->growing) return;  // its numbers mean nothing to others
   const std::span<const std::byte> held = books_[number].held;
   for (size_t at = 0; at < held.size(); at += kHaveBytes) {
     const std::span<const std::byte> part =
@@ -160,6 +186,7 @@ bool Node::Holds(const BookState& state, SampleId sample) const {
 }
 
 void Node::NoteHeld(BookState& state, const HeldChanges& changes) {
+  if (state.book->growing) state.held.resize((state.book->catalog->size() + 7) / 8);
   for (const SampleId sample : changes.got) SetBit(state.held, sample, true);
   for (const SampleId sample : changes.lost) SetBit(state.held, sample, false);
 }
@@ -177,6 +204,7 @@ void Node::TellHeld(Nanos now) {
 void Node::Tell(uint32_t number, const HeldChanges& changes) {
   if (changes.got.empty() && changes.lost.empty()) return;
   NoteHeld(books_[number], changes);
+  if (books_[number].book->growing) return;
   const bool whole = changes.got.size() + changes.lost.size() > kBitmapInstead;
   std::vector<ChangesMessage> messages;
   const auto add = [&](const std::vector<SampleId>& samples, bool got) {

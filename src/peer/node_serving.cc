@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "catalog/paths.h"
 #include "peer/node.h"
 
 namespace forebay::peer {
@@ -37,6 +38,51 @@ void Node::OnGet(ConnectionId id, uint32_t node, const GetMessage& get) {
     turn.bytes = books_[get.dataset].book->catalog->length(wanted.sample);
     if (!turns_.Add(turn)) Refuse(turn, Refusal::kBusy);
   }
+}
+
+void Node::OnGetNamed(ConnectionId id, uint32_t node, const GetNamedMessage& get) {
+  if (others_[node].in != id) return;
+  for (const NamedWanted& wanted : get.wanted) {
+    Turn turn{.node = node,
+              .dataset = get.dataset,
+              .request = wanted.request,
+              .sample = 0,
+              .bytes = wanted.sample.length(),
+              .held_only = false,
+              .urgent = get.urgent != 0,
+              .connection = id};
+    Resolved resolved;
+    if (get.dataset < books_.size() && books_[get.dataset].ready &&
+        books_[get.dataset].book->growing) {
+      resolved = Resolve(books_[get.dataset], wanted.sample);
+    }
+    if (!resolved.sample) {
+      Refuse(turn, resolved.why);
+      continue;
+    }
+    turn.sample = *resolved.sample;
+    if (!turns_.Add(turn)) Refuse(turn, Refusal::kBusy);
+  }
+}
+
+// What this node has never seen it takes for what the asker says: its source reads no other version
+// of the file, and a copy in its folder has the version in its name. Nothing is asked of the
+// storage here.
+Node::Resolved Node::Resolve(BookState& state, const FileSample& wanted) {
+  const Book& book = *state.book;
+  const std::string path = JoinPath(book.catalog->root(), wanted.path);
+  const NewFile file{
+      .path = path, .size = wanted.bytes, .mtime_ns = wanted.modified_ns, .block = wanted.block};
+  const auto number = [&](const Appended& samples) {
+    const uint64_t index = wanted.block == 0 ? 0 : wanted.offset / wanted.block;
+    return Resolved{.sample = samples.first + static_cast<SampleId>(index)};
+  };
+  if (const std::optional<Appended> found = book.catalog->Find(file)) return number(*found);
+  // Before the first plan the asker's word counts; StartServe looks again.
+  if (book.planned() && book.HomeOf(HomeName(wanted)) != self_) return {.why = Refusal::kNotHeld};
+  std::vector<Appended> added;
+  if (!engine_.AppendSamples(book.id, {&file, 1}, &added).ok()) return {.why = Refusal::kBusy};
+  return number(added.front());
 }
 
 void Node::OnCancel(uint32_t node, uint32_t request) {

@@ -211,6 +211,8 @@ size_t PeerSource::ReapAnswers(std::span<SourceDone> out, Nanos now) {
     if (answer.outcome != Outcome::kArrived) {
       if (answer.outcome == Outcome::kTimeout) {
         cost.OnTimeout(slot.read.dest.size(), slot.depth, now - slot.start, now);
+      } else if (answer.outcome == Outcome::kRefused && book_->growing) {
+        cost.OnRefused(now);
       } else {
         cost.OnFailure(now);
       }

@@ -1,9 +1,14 @@
 // What a node answers to one that was started anew, and to one whose samples cannot be read.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -22,6 +27,7 @@ struct Stranger final : TransportHandler {
   Transport* transport = nullptr;
   std::map<ConnectionId, Handshake> shakes;
   std::set<ConnectionId> proven;
+  std::set<ConnectionId> closed;
   std::vector<std::pair<ConnectionId, Message>> got;
   std::vector<std::unique_ptr<std::byte[]>> kept;
 
@@ -32,7 +38,7 @@ struct Stranger final : TransportHandler {
                                                0, RandomDigest()));
     (void)transport->Send(id, Encode(shake.first->second.Hello()), {}, 0);
   }
-  void OnClosed(ConnectionId, const Status&) override {}
+  void OnClosed(ConnectionId id, const Status&) override { closed.insert(id); }
   std::span<std::byte> OnMessage(ConnectionId id, std::span<const std::byte> header, uint64_t bytes,
                                  uint64_t* tag) override {
     const Result<Message> message = Decode(header);
@@ -140,6 +146,103 @@ TEST_F(PeerServingTest, ReadsThatFailLeaveNothingBehind) {
       }));
   EXPECT_GT(failed, 0u);
   EXPECT_EQ(Value(*nodes_[0].engine, "forebay_stage_leases"), 0u);
+}
+
+class NamedServingTest : public PeerServingTest {
+ protected:
+  // Node 0 with a folder that it has opened, of which it has met no file.
+  ConnectionId MeetGrowing() {
+    options_.join_wait = 200 * kMilli;
+    Prepare(2);
+    transport_ = *network_.Make("stranger", stranger_);
+    stranger_.transport = transport_.get();
+    registrar_->Add({.node = 1,
+                     .incarnation = 9,
+                     .address = "stranger",
+                     .memory = 1 << 20,
+                     .folder = 0,
+                     .alive = true});
+    Begin(0, 24 << 20);
+    EXPECT_TRUE(nodes_[0].engine->AddGrowing(Catalog::Growing(root_ + "/data")));
+    const ConnectionId id = Dial();
+    EXPECT_TRUE(stranger_.Run(5 * kSecond, [&] { return Count<DatasetMessage>(id) > 0; }));
+    return id;
+  }
+  // A file whose home is `node` of two.
+  FileSample FileOf(uint32_t node, uint32_t bytes) {
+    NamedHomes homes(0);
+    View view;
+    view.nodes = 2;
+    view.members.resize(2);
+    view.members[1].node = 1;
+    homes.OnView(view);
+    for (uint32_t i = 0;; ++i) {
+      FileSample sample{StrCat("file", i), bytes, 7, 0, 0};
+      if (homes.HomeOf(HomeName(sample)) != node) continue;
+      const std::string path = root_ + "/data/" + sample.path;
+      std::filesystem::create_directories(root_ + "/data");
+      std::ofstream(path, std::ios::binary) << std::string(bytes, 'x');
+      const timespec times[2] = {{.tv_sec = 0, .tv_nsec = 7}, {.tv_sec = 0, .tv_nsec = 7}};
+      EXPECT_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+      return sample;
+    }
+  }
+  // The refusal, or nothing where bytes came.
+  std::optional<Refusal> Get(ConnectionId id, const FileSample& sample, uint32_t dataset = 0) {
+    const uint32_t request = ++requests_;
+    const GetNamedMessage get{dataset, 1, {{request, sample}}};
+    EXPECT_TRUE(transport_->Send(id, Encode(get), {}, 0).ok());
+    std::optional<Refusal> refusal;
+    EXPECT_TRUE(stranger_.Run(10 * kSecond, [&] {
+      for (const auto& [from, message] : stranger_.got) {
+        const auto* refused = std::get_if<RefusedMessage>(&message);
+        const auto* data = std::get_if<DataMessage>(&message);
+        if (refused != nullptr && refused->request == request) {
+          refusal = refused->why;
+          return true;
+        }
+        if (data != nullptr && data->given[0].request == request) {
+          EXPECT_EQ(data->given[0].length, sample.length());
+          return true;
+        }
+      }
+      return false;
+    }));
+    return refusal;
+  }
+  size_t samples() { return nodes_[0].engine->shared_catalog(0)->size(); }
+
+  uint32_t requests_ = 0;
+};
+
+TEST_F(NamedServingTest, AFileIsServedToWhoKnowsItsVersion) {
+  const FileSample own = FileOf(0, 5000);
+  const FileSample others = FileOf(1, 5000);
+  const ConnectionId id = MeetGrowing();
+  EXPECT_EQ(Get(id, own), std::nullopt);
+  EXPECT_EQ(Get(id, own), std::nullopt);
+  EXPECT_EQ(samples(), 1u);
+  EXPECT_EQ(Value(*nodes_[0].engine, "forebay_source_reads_total"), 1u);
+  EXPECT_EQ(Get(id, others), Refusal::kNotHeld);
+  EXPECT_EQ(samples(), 1u);
+  EXPECT_EQ(Get(id, own, 1), Refusal::kNoSuchSample);
+  // Another size or time; its home may be the other node.
+  for (FileSample other : {FileSample{own.path, 5001, 7, 0, 0}, FileSample{own.path, 4999, 7, 0, 0},
+                           FileSample{own.path, 5000, 8, 0, 0}}) {
+    EXPECT_TRUE(Get(id, other).has_value());
+  }
+  EXPECT_EQ(Get(id, own), std::nullopt) << "its version is still there";
+  EXPECT_EQ(Value(*nodes_[0].engine, "forebay_stage_leases"), 0u);
+}
+
+TEST_F(NamedServingTest, AMessageWithoutPlaceEndsTheConnection) {
+  const FileSample own = FileOf(0, 100);
+  const ConnectionId id = MeetGrowing();
+  EXPECT_EQ(Get(id, own), std::nullopt);
+  const FileSample outside{"../secret", 100, 7, 0, 0};
+  EXPECT_TRUE(transport_->Send(id, Encode(GetNamedMessage{0, 0, {{9, outside}}}), {}, 0).ok());
+  EXPECT_TRUE(stranger_.Run(5 * kSecond, [&] { return stranger_.closed.contains(id); }));
+  EXPECT_EQ(samples(), 1u);
 }
 
 }  // namespace

@@ -20,7 +20,6 @@ constexpr Nanos kSlice = 100 * kMilli;  // longest single sleep of any wait
 // charged to it.
 constexpr Nanos kPlanSlice = 2 * kMilli;
 constexpr uint64_t kPage = 4096;
-constexpr size_t kEpochsKept = 1000;
 // Rows, tables and coefficients of one decoder (measured: 0.3 to 0.9 MiB for photographs).
 constexpr uint64_t kScratchBytes = uint64_t{1} << 20;
 // Samples a thread takes at once: large batches of small arrays would spend their time in locks.
@@ -203,15 +202,6 @@ void Pipeline::GiveBack(Slab& slab) {
 
 // ---- consumer --------------------------------------------------------------------------------
 
-EpochStats& Pipeline::CurrentEpoch() {
-  if (!in_epoch_) {
-    in_epoch_ = true;
-    epochs_.emplace_back();
-    if (epochs_.size() > kEpochsKept) epochs_.pop_front();
-  }
-  return epochs_.back();
-}
-
 size_t Pipeline::Ready() const {
   size_t ready = 0;
   for (const std::shared_ptr<Job>& job : jobs_) {
@@ -242,10 +232,7 @@ Result<TakeKind> Pipeline::Take(Nanos wait, FinishedBatch* out) {
   const Nanos start = SteadyClock().Now();
   Nanos now = start;
   MutexLock lock(mutex_);
-  if (!in_epoch_) {
-    epoch_start_ = start;
-    last_handout_ = start;
-  }
+  epochs_.Begin(start);
   while (true) {
     if (stopped_) return Status(Code::kCancelled, "the pipeline was stopped");
     if (!jobs_.empty() && jobs_.front()->finished()) {
@@ -260,10 +247,12 @@ Result<TakeKind> Pipeline::Take(Nanos wait, FinishedBatch* out) {
         }
         return error;
       }
-      if (job.kind == TakeKind::kEndOfStream) return job.kind;
+      if (job.kind == TakeKind::kEndOfStream) {
+        epochs_.EndOfStream();
+        return job.kind;
+      }
       if (job.kind == TakeKind::kEndOfEpoch) {
-        if (in_epoch_) epochs_.back().wall_ns = SteadyClock().Now() - epoch_start_;
-        in_epoch_ = false;
+        (void)epochs_.End(SteadyClock().Now());
         empty_ = 0;
         jobs_.pop_front();
         changed_.notify_all();
@@ -279,14 +268,8 @@ Result<TakeKind> Pipeline::Take(Nanos wait, FinishedBatch* out) {
       }
       pool_.OnTake(Ready(), ahead_);
       now = SteadyClock().Now();
-      EpochStats& stats = CurrentEpoch();
-      stats.epoch = job.loan.epoch;
-      ++stats.batches;
-      stats.samples += job.loan.samples.size();
-      stats.bytes += job.loan.samples.size() * sample_bytes_;
-      stats.batch_us.push_back(
-          static_cast<uint32_t>(std::min<Nanos>((now - last_handout_) / kMicro, ~uint32_t{0})));
-      last_handout_ = now;
+      epochs_.Count(job.loan.epoch, job.loan.samples.size(),
+                    job.loan.samples.size() * sample_bytes_, now);
       out->slab = job.slab;
       out->data = slabs_[job.slab].memory.data();
       out->samples = std::move(job.loan.samples);
@@ -314,7 +297,7 @@ Result<TakeKind> Pipeline::Take(Nanos wait, FinishedBatch* out) {
     const Nanos slice = cause == StallCause::kPlan ? kPlanSlice : kSlice;
     changed_.wait_for(lock.native(), std::chrono::nanoseconds(std::min(left, slice)));
     const Nanos after = SteadyClock().Now();
-    CurrentEpoch().wait_ns[static_cast<size_t>(cause)] += after - now;
+    epochs_.Waited(cause, after - now);
     source_->CountStall(stream_, cause, after - now);
     now = after;
   }
@@ -348,8 +331,7 @@ Status Pipeline::Seek(uint64_t epoch, uint64_t position) {
       changed_.wait_for(lock.native(), std::chrono::nanoseconds(kSlice));
     }
     DropJobs();
-    if (in_epoch_) epochs_.back().wall_ns = SteadyClock().Now() - epoch_start_;
-    in_epoch_ = false;
+    (void)epochs_.End(SteadyClock().Now());
     empty_ = 0;
   }
   const Status status = source_->Seek(stream_, epoch, position);
@@ -374,8 +356,7 @@ std::vector<EpochStats> Pipeline::Stats() const {
   const Result<std::vector<EpochStats>> told = source_->Stats(stream_);
   const std::vector<EpochStats> reads = told ? *told : std::vector<EpochStats>();
   MutexLock lock(mutex_);
-  std::vector<EpochStats> out(epochs_.begin(), epochs_.end());
-  if (in_epoch_ && !out.empty()) out.back().wall_ns = SteadyClock().Now() - epoch_start_;
+  std::vector<EpochStats> out = epochs_.Stats(SteadyClock().Now());
   // An epoch that was begun anew stands in both lists again: match from the end.
   size_t at = reads.size();
   for (size_t i = out.size(); i-- > 0;) {
@@ -406,7 +387,7 @@ std::string Pipeline::WaitingFor() const {
 
 void Pipeline::ChargeCopy(Nanos waited) {
   MutexLock lock(mutex_);
-  if (!epochs_.empty()) epochs_.back().wait_ns[static_cast<size_t>(StallCause::kCopy)] += waited;
+  epochs_.WaitedAfter(StallCause::kCopy, waited);
   source_->CountStall(stream_, StallCause::kCopy, waited);
 }
 

@@ -21,6 +21,7 @@
 #include "base/thread_annotations.h"
 #include "decode/pool.h"
 #include "decode/sample_decoder.h"
+#include "metrics/epoch_log.h"
 #include "metrics/registry.h"
 #include "metrics/stall.h"
 #include "port/port.h"
@@ -137,7 +138,6 @@ class Pipeline final : private DecodeWork {
   void FinishJob(Job& job) REQUIRES(mutex_);
   void CountSkipped(Job& job) REQUIRES(mutex_);
   void DropJobs() REQUIRES(mutex_);
-  EpochStats& CurrentEpoch() REQUIRES(mutex_);
   size_t Ready() const REQUIRES(mutex_);
   StallCause Cause() const REQUIRES(mutex_);
   Status Held() const REQUIRES(mutex_);
@@ -168,18 +168,15 @@ class Pipeline final : private DecodeWork {
   std::condition_variable changed_;                           // for consumer and feeder
   std::deque<std::shared_ptr<Job>> jobs_ GUARDED_BY(mutex_);  // shared with threads decoding them
   std::vector<Slab> slabs_ GUARDED_BY(mutex_);
-  std::deque<EpochStats> epochs_ GUARDED_BY(mutex_);
+  EpochLog epochs_ GUARDED_BY(mutex_);
   bool seeking_ GUARDED_BY(mutex_) = false;
   bool taking_ GUARDED_BY(mutex_) = false;  // the feeder is in the engine
   bool halted_ GUARDED_BY(mutex_) = false;  // an error or the stream's end stands in jobs_
   bool stopped_ GUARDED_BY(mutex_) = false;
-  bool in_epoch_ GUARDED_BY(mutex_) = false;
   bool no_room_ GUARDED_BY(mutex_) = false;  // the feeder found no slab
   uint64_t empty_ GUARDED_BY(mutex_) = 0;    // batches that came out empty, not yet reported
   uint64_t skipped_ GUARDED_BY(mutex_) = 0;
   std::string last_skipped_ GUARDED_BY(mutex_);
-  Nanos epoch_start_ GUARDED_BY(mutex_) = 0;
-  Nanos last_handout_ GUARDED_BY(mutex_) = 0;
   Nanos blocked_since_ GUARDED_BY(mutex_) = -1;
 
   std::jthread feeder_ GUARDED_BY(control_);

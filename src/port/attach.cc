@@ -35,7 +35,8 @@ Result<std::unique_ptr<SocketPort>> AttachDaemon(const DaemonOptions& options) {
   const wire::StartOptions start{.program = options.program,
                                  .name = "forebayd",
                                  .settings = options.settings,
-                                 .timeout = options.timeout};
+                                 .timeout = options.timeout,
+                                 .stop = options.stop};
   std::unique_ptr<SocketPort> client;
   FOREBAY_RETURN_IF_ERROR(wire::AttachOrStart(place, start, [&](Nanos timeout) {
     Result<std::unique_ptr<SocketPort>> made = SocketPort::Attach(place.socket, timeout, true);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct DaemonOptions {
   // Its settings, each "name=value"; those of the first client hold.
   std::vector<std::string> settings;
   Nanos timeout = 20 * kSecond;  // for all of it
+  std::stop_token stop = {};     // ends it earlier, within 5 s
 };
 
 // An engine's options as a daemon's settings; those that have their defaults are left out.

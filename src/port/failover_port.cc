@@ -12,6 +12,7 @@
 #include "base/thread.h"
 #include "port/job_name.h"
 #include "port/local_port.h"
+#include "wire/message.h"
 
 namespace forebay {
 namespace {
@@ -20,6 +21,7 @@ namespace {
 constexpr Nanos kSlice = 100 * kMilli;
 constexpr Nanos kLongestWait = 3600 * kSecond;
 constexpr Nanos kNever = std::numeric_limits<Nanos>::max();
+constexpr Nanos kLineWait = 5 * kSecond;               // for another connection to a daemon
 constexpr uint64_t kLeastMemory = uint64_t{16} << 20;  // of one rank's own engine
 
 // What there can be no daemon for, through no fault of the caller's.
@@ -99,17 +101,70 @@ FailoverPort::Backend::Backend(std::shared_ptr<SocketPort> client)
 FailoverPort::Backend::Backend(EnginePtr own)
     : engine(std::move(own)), port(std::make_shared<LocalPort>(*engine)) {}
 
+std::shared_ptr<SocketPort> FailoverPort::Backend::TakeLine() {
+  {
+    MutexLock lock(lines_mutex);
+    if (!lines.empty()) {
+      std::shared_ptr<SocketPort> line = std::move(lines.back());
+      lines.pop_back();
+      return line;
+    }
+  }
+  // The daemon does not stay for it.
+  Result<std::unique_ptr<SocketPort>> made =
+      SocketPort::Attach(daemon->path(), kLineWait, false, true);
+  // Without one the first connection has to do; it also tells whether the daemon is still there.
+  return made ? std::shared_ptr<SocketPort>(*std::move(made)) : daemon;
+}
+
+void FailoverPort::Backend::PutLine(std::shared_ptr<SocketPort> line) {
+  if (line == daemon) return;
+  MutexLock lock(lines_mutex);
+  lines.push_back(std::move(line));
+}
+
+void FailoverPort::Backend::SendReleases() {
+  MutexLock lock(lines_mutex);
+  for (const std::shared_ptr<SocketPort>& line : lines) line->SendReleases();
+}
+
 FailoverPort::FailoverPort(FailoverOptions options)
-    : options_(std::move(options)), fork_generation_(ForkGeneration()), due_(kNever) {}
+    : options_(std::move(options)),
+      fork_generation_(ForkGeneration()),
+      failovers_total_(own_metrics_.AddCounter(
+          "forebay_port_failovers_total", "times that this process went on without the daemon")),
+      return_tries_total_(own_metrics_.AddCounter("forebay_port_return_tries_total",
+                                                  "tries to come back to a daemon")),
+      returns_total_(
+          own_metrics_.AddCounter("forebay_port_returns_total", "tries that ended with a daemon")),
+      due_(kNever) {}
 
 FailoverPort::~FailoverPort() {
+  StopReturning();
   std::jthread thread;
-  {
-    MutexLock lock(mutex_);
-    thread = std::move(thread_);
-    thread.request_stop();
-    changed_.notify_all();
-  }
+  MutexLock lock(mutex_);
+  thread = std::move(thread_);  // ends, and is waited for, without the lock
+}
+
+void FailoverPort::StopReturning() {
+  if (!Alive().ok()) return;
+  MutexLock lock(mutex_);
+  tries_ = options_.retry.size();
+  due_ = kNever;
+  thread_.request_stop();
+  changed_.notify_all();
+}
+
+bool FailoverPort::returning() {
+  if (!Alive().ok()) return false;
+  MutexLock lock(mutex_);
+  return due_ != kNever || trying_now_;
+}
+
+bool FailoverPort::ComeBack() {
+  if (!Alive().ok()) return false;
+  TryToReturn(std::stop_token());
+  return daemon() != nullptr;
 }
 
 Result<FailoverPortPtr> FailoverPort::Open(FailoverOptions options) {
@@ -155,6 +210,7 @@ Result<std::shared_ptr<FailoverPort::Backend>> FailoverPort::Now() {
 }
 
 void FailoverPort::GoAlone() {
+  failovers_total_.Add(1);
   now_ = nullptr;
   due_ = tries_ < options_.retry.size() ? SteadyClock().Now() + options_.retry[tries_] : kNever;
   if (due_ == kNever || returning_) return;
@@ -204,17 +260,25 @@ void FailoverPort::Run(std::stop_token stop) {
       }
       due_ = kNever;
       ++tries_;
+      trying_now_ = true;
     }
     try {
-      TryToReturn();
+      TryToReturn(stop);
     } catch (const std::exception&) {
       // No memory, or no thread, is no reason to end the program: it goes on as it is.
     }
+    MutexLock lock(mutex_);
+    trying_now_ = false;
   }
 }
 
-void FailoverPort::TryToReturn() {
-  Result<std::unique_ptr<SocketPort>> made = AttachDaemon(options_.daemon);
+void FailoverPort::TryToReturn(std::stop_token stop) {
+  MutexLock one_at_a_time(trying_);
+  if (daemon() != nullptr) return;
+  return_tries_total_.Add(1);
+  DaemonOptions daemon = options_.daemon;
+  daemon.stop = std::move(stop);
+  Result<std::unique_ptr<SocketPort>> made = AttachDaemon(daemon);
   std::set<DatasetId> used;
   {
     MutexLock lock(mutex_);
@@ -233,7 +297,10 @@ void FailoverPort::TryToReturn() {
     left = std::exchange(now_, back);
     if (left != nullptr) former_ = left;
     attached_at_ = SteadyClock().Now();
+    due_ = kNever;
+    changed_.notify_all();
   }
+  returns_total_.Add(1);
   Tell(FailoverEvent::kReturned, StrCat("process ", back->daemon->server_pid()));
   MoveIdle();
   MoveShares();
@@ -255,7 +322,7 @@ void FailoverPort::MoveIdle() NO_THREAD_SAFETY_ANALYSIS {
       // Left before.
     } else if (at->lost() || stream->PastEnd()) {
       Leave(*stream);  // the next call opens it again
-    } else {
+    } else if (!stream->shared) {
       (void)Settle(*stream, &at, &there);  // an error meets the next call, too
     }
   }
@@ -291,8 +358,8 @@ std::shared_ptr<SocketPort> FailoverPort::daemon() {
 
 std::shared_ptr<Engine> FailoverPort::engine() {
   if (!Alive().ok()) return nullptr;
-  MutexLock lock(mutex_);
-  return now_ == nullptr ? nullptr : now_->engine;
+  const Result<std::shared_ptr<Backend>> now = Now();
+  return now ? (*now)->engine : nullptr;
 }
 
 // ---- data sets -------------------------------------------------------------------------------
@@ -398,6 +465,7 @@ Result<StreamId> FailoverPort::OpenAt(Backend& at, Stream& stream) {
 }
 
 void FailoverPort::Leave(Stream& stream) {
+  if (Disown(stream)) return;
   std::shared_ptr<Backend> at;
   StreamId there = 0;
   Look(stream, &at, &there);
@@ -449,9 +517,15 @@ Status FailoverPort::Settle(Stream& stream, std::shared_ptr<Backend>* at, Stream
   }
 }
 
-Result<StreamId> FailoverPort::OpenStream(const StreamOptions& options) {
-  FOREBAY_RETURN_IF_ERROR(Alive());
-  const auto stream = std::make_shared<Stream>(options);
+bool FailoverPort::Disown(Stream& stream) {
+  MutexLock lock(stream.mutex);
+  if (!stream.adopted) return false;
+  stream.adopted = false;
+  stream.at = nullptr;
+  return true;
+}
+
+Result<StreamId> FailoverPort::Enlist(std::shared_ptr<Stream> stream) {
   {
     InTurn turn(stream->turn);
     std::shared_ptr<Backend> at;
@@ -460,8 +534,50 @@ Result<StreamId> FailoverPort::OpenStream(const StreamOptions& options) {
   }
   MutexLock lock(mutex_);
   const StreamId id = next_stream_++;
-  streams_[id] = stream;
+  streams_[id] = std::move(stream);
   return id;
+}
+
+Result<StreamId> FailoverPort::OpenStream(const StreamOptions& options) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  return Enlist(std::make_shared<Stream>(options, false));
+}
+
+Result<StreamId> FailoverPort::OpenSharedStream(const StreamOptions& options) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  return Enlist(std::make_shared<Stream>(options, true));
+}
+
+Result<StreamId> FailoverPort::AdoptStream(const StreamOptions& options, StreamAddress address) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  const Result<std::shared_ptr<Backend>> now = Now();
+  if (!now) return now.error();
+  auto stream = std::make_shared<Stream>(options, true);
+  if ((*now)->daemon != nullptr && (*now)->daemon->server_pid() == address.daemon) {
+    MutexLock lock(stream->mutex);
+    stream->at = *now;
+    stream->there = address.stream;
+    stream->opened = stream->adopted = true;
+  }
+  return Enlist(std::move(stream));
+}
+
+Result<StreamAddress> FailoverPort::Address(StreamId id) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  const std::shared_ptr<Stream> stream = FindStream(id);
+  if (stream == nullptr) return NoStream(id);
+  while (true) {
+    std::shared_ptr<Backend> at;
+    StreamId there = 0;
+    {
+      InTurn turn(stream->turn);
+      FOREBAY_RETURN_IF_ERROR(Settle(*stream, &at, &there));
+    }
+    if (at->daemon == nullptr) return StreamAddress{0, there};
+    const Status lives = at->daemon->ServerLives();
+    if (lives.ok()) return StreamAddress{at->daemon->server_pid(), there};
+    Lost(at, lives);
+  }
 }
 
 Status FailoverPort::Declare(StreamId id, uint64_t epoch, std::vector<SampleId> order, bool last) {
@@ -477,7 +593,11 @@ Status FailoverPort::Declare(StreamId id, uint64_t epoch, std::vector<SampleId> 
       FOREBAY_RETURN_IF_ERROR(Settle(*stream, &at, &there));
       told = at->port->Declare(there, epoch, order, last);
       if (told.ok()) {
-        stream->orders.push_back({epoch, std::move(order), last});
+        if (stream->shared) {
+          stream->epoch = epoch;
+        } else {
+          stream->orders.push_back({epoch, std::move(order), last});
+        }
         return told;
       }
     }
@@ -522,6 +642,7 @@ Status FailoverPort::CloseStream(StreamId id) {
     MutexLock lock(mutex_);
     streams_.erase(id);
   }
+  if (Disown(*stream)) return Status();
   std::shared_ptr<Backend> at;
   StreamId there = 0;
   Look(*stream, &at, &there);
@@ -560,13 +681,13 @@ void FailoverPort::Note(Stream& stream, TakeKind kind, BatchLoan* out) {
   }
 }
 
-void FailoverPort::Hold(std::shared_ptr<Backend> at, StreamId id, const Stream& stream,
-                        BatchLoan* out) {
+void FailoverPort::Hold(Held held, StreamId id, const Stream& stream, BatchLoan* out) {
   out->stream = id;
   out->dataset = stream.options.shape.dataset;
+  held.lease = out->lease;
   MutexLock lock(leases_mutex_);
   const LeaseId lease = next_lease_++;
-  leases_.emplace(lease, Held{std::move(at), out->lease});
+  leases_.emplace(lease, std::move(held));
   out->lease = lease;
 }
 
@@ -598,7 +719,8 @@ Result<TakeKind> FailoverPort::Take(StreamId id, Nanos wait, BatchLoan* out) {
       Lost(at, kind.error());
       continue;
     }
-    if (*kind == TakeKind::kBatch) Hold(std::move(at), id, *stream, out);
+    if (*kind == TakeKind::kPending) at->SendReleases();  // it may wait for that memory
+    if (*kind == TakeKind::kBatch) Hold({at, at->port}, id, *stream, out);
     if (*kind != TakeKind::kPending || left <= kSlice) return kind;
   }
 }
@@ -613,6 +735,22 @@ void FailoverPort::NoteFetched(Stream& stream) {
     stream.epoch = stream.orders.front().epoch + 1;
     stream.orders.pop_front();
   }
+}
+
+Result<TakeKind> FailoverPort::FetchOnce(Backend& at, StreamId there, SampleId sample, Nanos wait,
+                                         BatchLoan* out, std::shared_ptr<Port>* port) {
+  *port = at.port;
+  if (at.daemon == nullptr) return at.port->Fetch(there, sample, wait, out);
+  const std::shared_ptr<SocketPort> line = at.TakeLine();
+  *port = line;
+  Result<TakeKind> kind = line->Fetch(there, sample, wait, out);
+  if (line->connected()) {
+    at.PutLine(line);
+  } else if (at.daemon->ServerLives().ok()) {
+    *port = at.port;
+    kind = at.port->Fetch(there, sample, wait, out);
+  }
+  return kind;
 }
 
 Result<TakeKind> FailoverPort::Fetch(StreamId id, SampleId sample, Nanos wait, BatchLoan* out) {
@@ -630,9 +768,10 @@ Result<TakeKind> FailoverPort::Fetch(StreamId id, SampleId sample, Nanos wait, B
     }
     // Many may fetch at once.
     const Nanos left = std::max<Nanos>(0, deadline - SteadyClock().Now());
-    const Result<TakeKind> kind = at->port->Fetch(there, sample, left, out);
+    std::shared_ptr<Port> port;
+    const Result<TakeKind> kind = FetchOnce(*at, there, sample, left, out, &port);
     if (kind && *kind == TakeKind::kBatch) {
-      Hold(std::move(at), id, *stream, out);
+      Hold({std::move(at), std::move(port)}, id, *stream, out);
       NoteFetched(*stream);
     }
     if (kind) return kind;
@@ -640,6 +779,7 @@ Result<TakeKind> FailoverPort::Fetch(StreamId id, SampleId sample, Nanos wait, B
       Lost(at, kind.error());
       continue;
     }
+    if (Disown(*stream)) continue;  // who opened it may have closed it
     std::shared_ptr<Backend> then;
     Look(*stream, &then, &there);
     if (then == at || stream->closed.load()) return kind;  // else the stream has left it meanwhile
@@ -656,8 +796,8 @@ Status FailoverPort::Release(LeaseId lease) {
     held = std::move(found->second);
     leases_.erase(found);
   }
-  const Status released = held.at->port->Release(held.lease);
-  return held.at->lost() ? Status() : released;
+  const Status released = held.port->Release(held.lease);
+  return released.code() == Code::kUnavailable ? Status() : released;  // it ended with its daemon
 }
 
 // ---- memory and accounts ---------------------------------------------------------------------
@@ -761,10 +901,35 @@ Result<std::string> FailoverPort::MetricsText() {
   while (true) {
     const Result<std::shared_ptr<Backend>> now = Now();
     if (!now) return now.error();
+    (*now)->SendReleases();
     Result<std::string> text = (*now)->port->MetricsText();
-    if (text || !(*now)->lost()) return text;
+    if (text) return *std::move(text) + own_metrics_.PrometheusText();
+    if (!(*now)->lost()) return text;
     Lost(*now, text.error());
   }
+}
+
+Result<std::string> FailoverPort::Describe() {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  while (true) {
+    const Result<std::shared_ptr<Backend>> now = Now();
+    if (!now) return now.error();
+    if ((*now)->daemon == nullptr) return std::string();
+    (*now)->SendReleases();
+    Result<std::string> said = (*now)->daemon->Query(wire::Query::kDescribe);
+    if (said || !(*now)->lost()) return said;
+    Lost(*now, said.error());
+  }
+}
+
+uint64_t FailoverPort::EmptyRings(StreamId id) {
+  if (!Alive().ok()) return 0;
+  const std::shared_ptr<Stream> stream = FindStream(id);
+  if (stream == nullptr) return 0;
+  std::shared_ptr<Backend> at;
+  StreamId there = 0;
+  Look(*stream, &at, &there);
+  return at == nullptr || at->daemon == nullptr ? 0 : at->daemon->EmptyRings(there);
 }
 
 }  // namespace forebay

@@ -51,6 +51,12 @@ struct FailoverOptions {
   std::function<void(FailoverEvent event, const std::string& what)> tell;
 };
 
+// A stream as other processes of this user reach it.
+struct StreamAddress {
+  uint32_t daemon = 0;  // its process; 0: an engine of the process that opened the stream
+  StreamId stream = 0;  // its number there
+};
+
 class FailoverPort;
 
 // Deletes a port in the process that made it; a forked child has neither its thread nor its locks
@@ -60,8 +66,9 @@ struct FailoverPortDelete {
 };
 using FailoverPortPtr = std::unique_ptr<FailoverPort, FailoverPortDelete>;
 
-// Batches of one stream are handed out to one thread at a time. Loans and what Lend gave end with
-// the port. Destruction waits for a try to come back that is under way: `daemon.timeout` at most.
+// Batches of one stream are handed out to one thread at a time; samples are fetched by many at
+// once, each over a connection of its own. Loans and what Lend gave end with the port. Destruction
+// ends a try to come back that is under way, within 5 s.
 class FailoverPort final : public Port {
  public:
   // Without a daemon it begins alone; but settings that a daemon refuses are the caller's error.
@@ -72,6 +79,15 @@ class FailoverPort final : public Port {
                                 const std::string& delay) override;
   std::shared_ptr<const Catalog> Find(DatasetId dataset) override;
   Result<StreamId> OpenStream(const StreamOptions& options) override;
+  // One that other processes fetch from, too, under its address. This port does not know how far
+  // they are: where the stream moves it is opened without the orders declared before, and who has
+  // declared them sees that its address has changed. It moves in calls that name it only.
+  Result<StreamId> OpenSharedStream(const StreamOptions& options);
+  // One that another process has opened. Where this port is not with that daemon, or not any more,
+  // or the stream was closed, one of this port's own with these options takes its place.
+  Result<StreamId> AdoptStream(const StreamOptions& options, StreamAddress address);
+  // Where the stream is now. Notices a daemon that has ended, and moves the stream if it has to.
+  Result<StreamAddress> Address(StreamId stream);
   Status Declare(StreamId stream, uint64_t epoch, std::vector<SampleId> order, bool last) override;
   Status Seek(StreamId stream, uint64_t epoch, uint64_t position) override;
   Status CloseStream(StreamId stream) override;
@@ -90,12 +106,28 @@ class FailoverPort final : public Port {
   // Of all engines that the stream was with; an epoch that several have a part of is added up.
   Result<std::vector<EpochStats>> Stats(StreamId stream) override;
   std::string WaitingFor(StreamId stream) override;
+  // Of the engine, and the port's own.
   Result<std::string> MetricsText() override;
 
+  // What the daemon says of itself, as JSON; empty while the port is alone.
+  Result<std::string> Describe();
+  // Metrics of the port.
+  const Registry& own_metrics() const { return own_metrics_; }
+  // How often a Take found no batch announced by the daemon that the stream is with.
+  uint64_t EmptyRings(StreamId stream);
   // The connection; null while the port is alone.
   std::shared_ptr<SocketPort> daemon();
-  // The engine of this process; null while the port is with a daemon.
+  // The engine of this process, which is made if nobody has needed it yet; null while the port is
+  // with a daemon, or when it cannot be made.
   std::shared_ptr<Engine> engine();
+  // Tries to come back at once, not when it is due. Whether the port is with a daemon then.
+  bool ComeBack();
+  // Whether this is a forked child, which has no use for it.
+  bool forked() const { return !Alive().ok(); }
+  // Whether tries to come back are still to come.
+  bool returning();
+  // No further tries to come back.
+  void StopReturning();
 
  private:
   // An engine that the port is or was with. Streams, loans and shares keep it.
@@ -103,12 +135,20 @@ class FailoverPort final : public Port {
     explicit Backend(std::shared_ptr<SocketPort> client);
     explicit Backend(EnginePtr own);
     bool lost() const { return daemon != nullptr && !daemon->connected(); }
+    // Whom to ask for a sample. A connection carries one question at a time, and all other calls
+    // would wait for its answer; so there is one more to the daemon for each fetch under way.
+    std::shared_ptr<SocketPort> TakeLine();
+    void PutLine(std::shared_ptr<SocketPort> line);
+    // What was released on lines that nobody uses now; else it waits for their next fetch.
+    void SendReleases();
 
     const std::shared_ptr<SocketPort> daemon;  // shared with who looks on; null: this process's own
     const std::shared_ptr<Engine> engine;      // likewise; null: the daemon's
     const std::shared_ptr<Port> port;          // of either
     Mutex mutex;                               // held while a data set is opened
     std::map<DatasetId, DatasetId> datasets GUARDED_BY(mutex);  // the port's number to its own
+    Mutex lines_mutex;
+    std::vector<std::shared_ptr<SocketPort>> lines GUARDED_BY(lines_mutex);  // free ones
   };
 
   // The right to take from a stream, and to move it: one thread at a time, in the order of asking.
@@ -143,12 +183,16 @@ class FailoverPort final : public Port {
     bool last = false;
   };
   struct Stream {
-    explicit Stream(const StreamOptions& given)
-        : options(given), epoch(given.shape.first_epoch), position(given.shape.first_position) {}
+    Stream(const StreamOptions& given, bool with_others)
+        : options(given),
+          shared(with_others),
+          epoch(given.shape.first_epoch),
+          position(given.shape.first_position) {}
     // Past the last epoch that was asked for.
     bool PastEnd() const REQUIRES(turn);
 
     const StreamOptions options;  // with the port's number of the data set
+    const bool shared;            // others fetch from it, too
     std::atomic<bool> closed{false};
 
     Turn turn;  // before every lock of the port
@@ -168,6 +212,7 @@ class FailoverPort final : public Port {
     std::shared_ptr<Backend> at GUARDED_BY(mutex);  // null: it was left, the next call opens it
     StreamId there GUARDED_BY(mutex) = 0;
     bool opened GUARDED_BY(mutex) = false;           // once, anywhere
+    bool adopted GUARDED_BY(mutex) = false;          // what it is now, another process has opened
     std::vector<EpochStats> past GUARDED_BY(mutex);  // of engines that were left
   };
   struct Dataset {
@@ -176,6 +221,7 @@ class FailoverPort final : public Port {
   };
   struct Held {
     std::shared_ptr<Backend> at;
+    std::shared_ptr<Port> port;  // its own, or a line to it
     LeaseId lease = kNoLease;
   };
   struct Share {
@@ -203,7 +249,7 @@ class FailoverPort final : public Port {
   void Tell(FailoverEvent event, const std::string& what) const;
   // The thread that comes back; it ends when it has, or when no try is left.
   void Run(std::stop_token stop);
-  void TryToReturn();
+  void TryToReturn(std::stop_token stop);
   // Streams that nobody is in follow the port, so that the node does not spend two budgets; those
   // in use do so at their next call.
   void MoveIdle();
@@ -216,20 +262,31 @@ class FailoverPort final : public Port {
   Status Settle(Stream& stream, std::shared_ptr<Backend>* at, StreamId* there)
       REQUIRES(stream.turn);
   void Leave(Stream& stream) REQUIRES(stream.turn);
+  Result<StreamId> Enlist(std::shared_ptr<Stream> stream);
+  // Whether the stream was another process's; the next call opens one of this port's own.
+  static bool Disown(Stream& stream);
   // `*at`: who was asked; null: nobody could be.
   Result<TakeKind> TakeOnce(Stream& stream, Nanos wait, BatchLoan* out,
                             std::shared_ptr<Backend>* at);
   void Note(Stream& stream, TakeKind kind, BatchLoan* out) REQUIRES(stream.turn);
   void NoteFetched(Stream& stream);
+  // `*port`: who was asked, and lends the sample.
+  static Result<TakeKind> FetchOnce(Backend& at, StreamId there, SampleId sample, Nanos wait,
+                                    BatchLoan* out, std::shared_ptr<Port>* port);
   // The loan becomes one of this port.
-  void Hold(std::shared_ptr<Backend> at, StreamId id, const Stream& stream, BatchLoan* out);
+  void Hold(Held held, StreamId id, const Stream& stream, BatchLoan* out);
   static void Look(Stream& stream, std::shared_ptr<Backend>* at, StreamId* there);
 
   // Constant after construction.
   const FailoverOptions options_;
   const uint64_t fork_generation_;
   OwnDecoding decoding_;
+  Registry own_metrics_;
+  Metric& failovers_total_;
+  Metric& return_tries_total_;
+  Metric& returns_total_;
 
+  Mutex trying_;  // to come back; before every lock of the port
   Mutex mutex_;
   std::condition_variable changed_;
   std::shared_ptr<Backend> now_ GUARDED_BY(mutex_);   // null: alone, and nobody has asked yet
@@ -246,7 +303,8 @@ class FailoverPort final : public Port {
   std::unordered_map<LeaseId, Held> leases_ GUARDED_BY(leases_mutex_);
   LeaseId next_lease_ GUARDED_BY(leases_mutex_) = 1;
 
-  bool returning_ GUARDED_BY(mutex_) = false;  // there is a thread that looks for a daemon
+  bool returning_ GUARDED_BY(mutex_) = false;   // there is a thread that looks for a daemon
+  bool trying_now_ GUARDED_BY(mutex_) = false;  // it does, at this moment
   std::jthread thread_ GUARDED_BY(mutex_);
 };
 

@@ -36,7 +36,6 @@ constexpr size_t kReceiveBytes = size_t{16} << 10;
 constexpr size_t kDeclarePart = size_t{1} << 20;  // samples in a message
 constexpr Nanos kSlice = 100 * kMilli;  // of a wait, before it is asked whether the server lives
 constexpr Nanos kImageWait = 60 * kSecond;
-constexpr size_t kEpochsKept = 1000;
 // Memory that was refused: how soon to ask again while waiting for it, and without a need.
 constexpr Nanos kLendRetry = 10 * kMilli;
 constexpr Nanos kRefused = 200 * kMilli;
@@ -222,7 +221,7 @@ Status SocketPort::AppendReleases() {
   return Status();
 }
 
-Status SocketPort::SendReleases(Nanos deadline) {
+Status SocketPort::SendReleasesBy(Nanos deadline) {
   FOREBAY_RETURN_IF_ERROR(AppendReleases());
   return Send(out_, deadline);
 }
@@ -287,26 +286,10 @@ Status SocketPort::Call(const Request& request, Nanos wait, Reply* reply, int de
 Result<StreamId> SocketPort::OpenStream(const StreamOptions& options) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   wire::OpenStream request;
-  request.dataset = options.shape.dataset;
-  request.batch_size = options.shape.batch_size;
-  request.drop_last = options.shape.drop_last;
-  request.contiguous = options.shape.contiguous;
-  request.itemised = options.shape.itemised;
-  request.declared = options.declared;
-  request.first_epoch = options.shape.first_epoch;
-  request.first_position = options.shape.first_position;
-  request.epochs = options.shape.epochs;
-  request.sampler_size = options.sampler.size;
-  request.sampler_shuffle = options.sampler.shuffle;
-  request.sampler_drop_last = options.sampler.drop_last;
-  request.sampler_seed = options.sampler.seed;
-  request.sampler_rank = options.sampler.rank;
-  request.sampler_world = options.sampler.world;
-  request.sampler_exchange = options.sampler.exchange;
-  request.sampler_ranks_per_node = options.sampler.ranks_per_node;
+  request.options = options;
+  std::string& job = request.options.shape.job;
+  job = job.empty() ? JobName() : CleanJobName(job);
   request.ring = rings_ && !options.shape.itemised;
-  request.ahead_of_consumer = options.ahead_of_consumer;
-  request.job = options.shape.job.empty() ? JobName() : CleanJobName(options.shape.job);
   wire::OpenStreamReply reply;
   auto stream = std::make_shared<Stream>();
   MutexLock call(call_mutex_);
@@ -437,8 +420,7 @@ Status SocketPort::Seek(StreamId stream, uint64_t epoch, uint64_t position) {
   FOREBAY_RETURN_IF_ERROR(Call(request, 0, &reply));
   state->ended = false;
   state->waited = 0;
-  if (state->in_epoch) state->epochs.back().wall_ns = SteadyClock().Now() - state->epoch_start;
-  state->in_epoch = false;
+  (void)state->epochs.End(SteadyClock().Now());
   return Status();
 }
 
@@ -517,7 +499,7 @@ Result<TakeKind> SocketPort::Take(StreamId stream, Nanos wait, BatchLoan* out) {
     const Nanos now = SteadyClock().Now();
     const auto most = std::max_element(waits.begin(), waits.end()) - waits.begin();
     MutexLock lock(state->mutex);
-    state->Begin(start);
+    state->epochs.Begin(start);
     state->waited += now - start;
     state->Account(*kind, *out, static_cast<StallCause>(most), now);
   }
@@ -530,7 +512,7 @@ Result<TakeKind> SocketPort::TakeReady(StreamId id, const std::shared_ptr<Stream
   wire::RingEntry entry;
   std::string error;
   MutexLock lock(stream->mutex);
-  stream->Begin(now);
+  stream->epochs.Begin(now);
   if (stream->ended) return TakeKind::kEndOfStream;
   const Result<bool> there =
       stream->reader.Take(&entry, &out->samples, &out->offsets, &out->lengths, &error);
@@ -600,36 +582,21 @@ Result<TakeKind> SocketPort::TakeFromRing(StreamId id, const std::shared_ptr<Str
   }
 }
 
-void SocketPort::Stream::Begin(Nanos now) {
-  if (in_epoch) return;
-  in_epoch = true;
-  epoch_start = now;
-  last_handout = now;
-  epochs.emplace_back();
-  if (epochs.size() > kEpochsKept) epochs.pop_front();
-}
-
 void SocketPort::Stream::Account(TakeKind kind, const BatchLoan& loan, StallCause cause,
                                  Nanos now) {
-  EpochStats& stats = epochs.back();
-  stats.wait_ns[static_cast<size_t>(cause)] += std::exchange(waited, 0);
+  epochs.Waited(cause, std::exchange(waited, 0));
   switch (kind) {
-    case TakeKind::kBatch:
-      stats.epoch = loan.epoch;
-      ++stats.batches;
-      stats.samples += loan.samples.size();
-      for (const uint32_t length : loan.lengths) stats.bytes += length;
-      stats.batch_us.push_back(
-          static_cast<uint32_t>(std::min<Nanos>((now - last_handout) / kMicro, ~uint32_t{0})));
-      last_handout = now;
+    case TakeKind::kBatch: {
+      uint64_t bytes = 0;
+      for (const uint32_t length : loan.lengths) bytes += length;
+      epochs.Count(loan.epoch, loan.samples.size(), bytes, now);
       return;
+    }
     case TakeKind::kEndOfEpoch:
-      stats.wall_ns = now - epoch_start;
-      in_epoch = false;
+      (void)epochs.End(now);
       return;
     case TakeKind::kEndOfStream:
-      if (stats.batches == 0) epochs.pop_back();
-      in_epoch = false;
+      epochs.EndOfStream();
       return;
     case TakeKind::kPending:
       return;
@@ -646,10 +613,7 @@ Result<std::vector<EpochStats>> SocketPort::Stats(StreamId id) {
   std::vector<EpochStats> out;
   {
     MutexLock lock(stream->mutex);
-    out.assign(stream->epochs.begin(), stream->epochs.end());
-    if (stream->in_epoch && !out.empty()) {
-      out.back().wall_ns = SteadyClock().Now() - stream->epoch_start;
-    }
+    out = stream->epochs.Stats(SteadyClock().Now());
   }
   wire::Stats request;
   request.stream = id;
@@ -677,6 +641,7 @@ uint64_t SocketPort::EmptyRings(StreamId id) {
 }
 
 Status SocketPort::ServerLives() {
+  FOREBAY_RETURN_IF_ERROR(Alive());
   std::array<pollfd, 2> fds = {pollfd{socket_.get(), POLLRDHUP, 0},
                                pollfd{server_.get(), POLLIN, 0}};
   const int ready = poll(fds.data(), server_.valid() ? 2 : 1, 0);
@@ -812,7 +777,13 @@ Status SocketPort::Release(LeaseId lease) {
   const bool many = releases_.leases.size() > kReleasesHeld || release_bytes_ > kReleaseBytesHeld;
   // Another thread's Take may be waiting for this very memory.
   if (!many && !answer_awaited_) return Status();
-  return SendReleases(SteadyClock().Now() + kGrace);
+  return SendReleasesBy(SteadyClock().Now() + kGrace);
+}
+
+void SocketPort::SendReleases() {
+  if (!Alive().ok()) return;
+  MutexLock lock(write_mutex_);
+  if (!releases_.leases.empty()) (void)SendReleasesBy(SteadyClock().Now() + kGrace);
 }
 
 Status SocketPort::Served(uint64_t reads, uint64_t passes) {

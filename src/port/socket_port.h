@@ -7,7 +7,6 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <string>
@@ -18,6 +17,7 @@
 #include "base/owned.h"
 #include "base/status.h"
 #include "base/thread_annotations.h"
+#include "metrics/epoch_log.h"
 #include "metrics/stall.h"
 #include "port/own_decoding.h"
 #include "port/port.h"
@@ -47,6 +47,8 @@ class SocketPort final : public Port {
   Result<TakeKind> Fetch(StreamId stream, SampleId sample, Nanos wait, BatchLoan* out) override;
   // Sent with the next request, or once more than a few wait.
   Status Release(LeaseId lease) override;
+  // Sends the releases that wait for a request.
+  void SendReleases();
   // Remembers the catalog for Find.
   Result<DatasetId> OpenDataset(std::shared_ptr<const Catalog> catalog,
                                 const std::string& delay) override;
@@ -87,6 +89,9 @@ class SocketPort final : public Port {
   // How often a Take of this process found the stream's ring empty; every other batch was ready.
   uint64_t EmptyRings(StreamId stream);
 
+  // kUnavailable when the server or the connection has gone. Does not wait.
+  Status ServerLives();
+  const std::string& path() const { return path_; }
   uint32_t server_pid() const { return hello_.pid; }
   const std::string& settings() const { return hello_.settings; }
   uint64_t arena_bytes() const { return arena_.size(); }
@@ -103,16 +108,12 @@ class SocketPort final : public Port {
     wire::RingReader reader;
     Mutex mutex;  // taken before call_mutex_ and write_mutex_
     bool ended GUARDED_BY(mutex) = false;
-    std::deque<EpochStats> epochs GUARDED_BY(mutex);
-    bool in_epoch GUARDED_BY(mutex) = false;
-    Nanos epoch_start GUARDED_BY(mutex) = 0;
-    Nanos last_handout GUARDED_BY(mutex) = 0;
+    EpochLog epochs GUARDED_BY(mutex);
     Nanos waited GUARDED_BY(mutex) = 0;  // for what comes next
     uint64_t empty GUARDED_BY(mutex) = 0;
     uint32_t beat GUARDED_BY(mutex) = 0;
     Nanos silent GUARDED_BY(mutex) = 0;  // waited since the daemon's beat has changed
     StallCause last_cause GUARDED_BY(mutex) = StallCause::kSource;
-    void Begin(Nanos now) REQUIRES(mutex);
     void Account(TakeKind kind, const BatchLoan& loan, StallCause cause, Nanos now) REQUIRES(mutex);
   };
   // What gives a share of the budget back; it may outlive the port, whose end gives back all.
@@ -144,7 +145,7 @@ class SocketPort final : public Port {
   // Waits until the socket is ready; kUnavailable when the server's process has ended.
   Status Await(short events, Nanos deadline);
   Status Send(std::vector<std::byte>& bytes, Nanos deadline) REQUIRES(write_mutex_);
-  Status SendReleases(Nanos deadline) REQUIRES(write_mutex_);
+  Status SendReleasesBy(Nanos deadline) REQUIRES(write_mutex_);
   Status AppendReleases() REQUIRES(write_mutex_);
   Status Receive(uint64_t request, Nanos deadline, wire::Frame* out) REQUIRES(call_mutex_);
 
@@ -166,8 +167,6 @@ class SocketPort final : public Port {
   // What has no answer.
   template <typename Message>
   Status Tell(const Message& message) REQUIRES(write_mutex_);
-  // kUnavailable when the server or the connection has gone, without a wait.
-  Status ServerLives();
 
   // Constant after construction.
   const uint64_t fork_generation_;

@@ -151,7 +151,7 @@ Result<Holders> Holders::Forebay(const Scenario& scenario, const EpochOrderFn& o
 
   Holders holders(scenario.samples, horizon + 1);
   for (SampleId s = 0; s < scenario.samples; ++s) {
-    const std::optional<Place> place = placement->Locate(s);
+    const std::optional<CopyPlace> place = placement->Locate(s);
     if (place) holders.Add(s, place->node, 0, static_cast<uint8_t>(place->tier));
   }
   std::vector<double> room;  // by node and class
@@ -167,7 +167,7 @@ Result<Holders> Holders::Forebay(const Scenario& scenario, const EpochOrderFn& o
   // A second copy pays where the same node reads the sample again, and the most frequent the most.
   for (uint32_t f = most; f > 1; --f) {
     for (SampleId s = 0; s < scenario.samples; ++s) {
-      const std::optional<Place> place = placement->Locate(s);
+      const std::optional<CopyPlace> place = placement->Locate(s);
       for (const Reader& r : reads.Of(s)) {
         if (r.count != f || (place && r.id == place->node)) continue;
         size_t tier = 0;

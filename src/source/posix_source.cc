@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -136,6 +137,7 @@ class PosixSource final : public Source {
               .fd = fd,
               .path = slot.path.c_str(),
               .offset = slot.extent.offset,
+              .version = VersionOf(slot.extent.object),
               .checksum = true};
     if (slot.members.empty()) {
       op.dest = slot.read.dest;
@@ -151,6 +153,13 @@ class PosixSource final : public Source {
       op.parts = slot.parts;
     }
     ops_.push_back(op);
+  }
+
+  // Files of a growing catalog are named by what they were when they were met.
+  std::optional<FileVersion> VersionOf(ObjectId object) const {
+    if (catalog_.format() != Format::kGrowing) return std::nullopt;
+    return FileVersion{.bytes = catalog_.ObjectSize(object),
+                       .modified_ns = catalog_.ObjectTime(object)};
   }
 
   void Flush() {
@@ -192,7 +201,7 @@ class PosixSource final : public Source {
     // Read again below, the first one is no longer a group's.
     const std::vector<uint32_t> members = std::exchange(first.members, {});
     const Extent& last = slots_[members.back()].extent;
-    const bool whole = completion.error == 0 &&
+    const bool whole = completion.error == 0 && !completion.changed &&
                        completion.bytes == last.offset + last.length - first.extent.offset;
     for (size_t i = 0; i <= members.size(); ++i) {
       const uint32_t index = i == 0 ? static_cast<uint32_t>(completion.tag) : members[i - 1];
@@ -260,6 +269,10 @@ class PosixSource final : public Source {
       return Status(Code::kChanged, StrCat(slot.path, ": expected ", extent.length,
                                            " bytes, found more; ", Remedy()));
     }
+    if (completion.changed) {
+      return Status(Code::kChanged,
+                    StrCat(slot.path, ": has another size or modification time; ", Remedy()));
+    }
     if (extent.has_crc && extent.crc != completion.crc) {
       return Status(Code::kDataLoss,
                     StrCat(slot.path, ": the ", extent.length, " bytes at offset ", extent.offset,
@@ -269,6 +282,7 @@ class PosixSource final : public Source {
   }
 
   std::string Remedy() const {
+    if (catalog_.format() == Format::kGrowing) return "the file changed since it was opened";
     return StrCat("the data set changed since it was indexed; run `forebay index --rebuild ",
                   catalog_.root(), "`");
   }

@@ -407,6 +407,55 @@ class PosixSourceTest : public testing::Test {
   std::unique_ptr<Source> source_;
 };
 
+// What a growing catalog was given after the source was made.
+TEST_F(PosixSourceTest, FilesThatAreMetLater) {
+  const std::string folder = testing::TempDir() + "forebay_met_" + std::to_string(getpid());
+  std::filesystem::create_directories(folder);
+  const auto catalog = Catalog::Growing(folder);
+  PosixSourceOptions options;
+  options.max_in_flight = 4;
+  auto source = MakePosixSource(*catalog, options);
+  ASSERT_TRUE(source) << source.status().ToString();
+  Bytes dest(1);
+  ExpectMessage(ReadOne(**source, 0, dest).status, Code::kInvalidArgument, {"does not exist"});
+  const Bytes whole = RandomBytes(5000, 1);
+  const Bytes large = RandomBytes(10'000, 2);
+  WriteFile(folder + "/whole", whole);
+  WriteFile(folder + "/large", large);
+  WriteFile(folder + "/empty", {});
+  const auto set_time = [&](const std::string& name, int64_t nanos) {
+    const timespec times[2] = {{.tv_sec = 0, .tv_nsec = 0}, {.tv_sec = 0, .tv_nsec = nanos}};
+    ASSERT_EQ(utimensat(AT_FDCWD, (folder + name).c_str(), times, 0), 0);
+  };
+  for (const char* name : {"/whole", "/large", "/empty"}) set_time(name, 1);
+  ASSERT_TRUE(catalog->Append({folder + "/whole", whole.size(), 1, 0}));
+  ASSERT_TRUE(catalog->Append({folder + "/large", large.size(), 1, 4096}));
+  ASSERT_TRUE(catalog->Append({folder + "/empty", 0, 1, 0}));
+  for (int round = 0; round < 2; ++round) {
+    for (SampleId s = 0; s < catalog->size(); ++s) {
+      const Extent extent = catalog->extent(s);
+      dest.assign(extent.length, std::byte{0});
+      const SourceDone done = ReadOne(**source, s, dest);
+      ASSERT_TRUE(done.status.ok()) << done.status.ToString();
+      const Bytes& truth = s == 0 ? whole : large;
+      EXPECT_TRUE(std::equal(dest.begin(), dest.end(),
+                             truth.begin() + static_cast<ptrdiff_t>(extent.offset)));
+    }
+  }
+  // A file of another time is another file, as a whole and by blocks.
+  set_time("/whole", 2);
+  set_time("/large", 2);
+  dest.resize(whole.size());
+  ExpectMessage(ReadOne(**source, 0, dest).status, Code::kChanged,
+                {"modification time", "changed since it was opened"});
+  dest.resize(4096);
+  ExpectMessage(ReadOne(**source, 2, dest).status, Code::kChanged, {"modification time"});
+  WriteFile(folder + "/whole", large);
+  dest.resize(whole.size());
+  ExpectMessage(ReadOne(**source, 0, dest).status, Code::kChanged, {"changed since it was opened"});
+  std::filesystem::remove_all(folder);
+}
+
 TEST_F(PosixSourceTest, VanishedFile) {
   const size_t sizes[] = {10, 10};
   data_.MakeFiles(sizes);

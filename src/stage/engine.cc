@@ -13,6 +13,7 @@
 #include "base/fork.h"
 #include "base/system_memory.h"
 #include "base/thread.h"
+#include "catalog/paths.h"
 #include "decode/numa.h"
 #include "stage/early_samples.h"
 
@@ -27,12 +28,13 @@ constexpr uint64_t kFixedBytes = uint64_t{2} << 20;
 constexpr uint64_t kThreadBytes = 28 << 10;
 // What a sample that is being read takes in the queues and lists of engine, tier and source.
 constexpr uint64_t kReadBytes = 640;
-constexpr size_t kEpochsKept = 1000;
 constexpr Nanos kSlice = 100 * kMilli;  // longest single sleep of any wait
 constexpr size_t kReapAtOnce = 64;
 constexpr Nanos kTablesWait = 500 * kMilli;  // the daemon serves nobody meanwhile
 // What the plan for a cluster takes: homes, holders, shares and what was told of them.
 constexpr uint64_t kClusterBytesASample = 24;
+// What a growing catalog takes: record, name and a part of a folder's.
+constexpr uint64_t kGrowingBytesASample = 96;
 // What a file counts as while no size is known.
 constexpr uint32_t kGuessedBytes = 128 << 10;
 
@@ -360,6 +362,16 @@ std::string Engine::CacheNote() const {
 
 Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
                                      std::unique_ptr<Source> source, EarlySamples* early) {
+  if (catalog->format() == Format::kGrowing) {
+    return Status(Code::kInvalidArgument,
+                  StrCat("the data set of ", catalog->root(), " grows: AddGrowing takes it"));
+  }
+  return Add(std::move(catalog), nullptr, std::move(source), early);
+}
+
+Result<DatasetId> Engine::Add(std::shared_ptr<const Catalog> catalog,
+                              std::shared_ptr<Catalog> growing, std::unique_ptr<Source> source,
+                              EarlySamples* early) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   MutexLock adding(add_mutex_);
   // What keeps or shares samples must know all of them.
@@ -399,7 +411,7 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
     for (SampleId s = 0; s < catalog->size(); ++s) {
       if (tiered->Holds(s)) copied.push_back(s);
     }
-    cache_->store->AskedForAll(tiered->group());
+    if (growing == nullptr) cache_->store->AskedForAll(tiered->group());
   }
   std::vector<uint32_t> lengths(catalog->size());
   uint64_t bytes = 0;
@@ -411,26 +423,9 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
   MutexLock lock(mutex_);
   // The first data set's reader threads are paid for already; every further one has its own.
   const uint64_t stacks = datasets_.empty() ? 0 : ReaderBytes(options_.max_in_flight);
-  const uint64_t index = tiered == nullptr ? 0 : lengths.size() * FolderStore::kBytesASample;
-  const uint64_t cluster = shared ? lengths.size() * kClusterBytesASample : 0;
-  const uint64_t tables = Scheduler::MetadataBytes(lengths.size()) + stacks + index + cluster;
-  // In pieces, as samples of other data sets leave them; reads under way hold theirs to their end.
-  std::vector<ArenaAllocator::Block> blocks;
-  const uint64_t leave = LeastForStreams();
-  bool fits = scheduler_.SetAside(tables, &blocks, leave);
-  // What was read early gives way to the tables of all samples, of which it may be a few.
-  while (!fits && early != nullptr) {
-    const std::vector<ArenaAllocator::Block> given = early->GiveUp(tables + leave);
-    if (given.empty()) break;
-    scheduler_.ReturnAside(given);
-    fits = scheduler_.SetAside(tables, &blocks, leave);
-  }
-  if (!fits && !(scheduler_.MaySetAside(tables, leave) &&
-                 SetAsideSlowly(tables, SteadyClock().Now() + kTablesWait, &blocks, lock))) {
-    return Status(Code::kResourceExhausted,
-                  StrCat("the tables of ", lengths.size(), " samples need ", MiB(tables),
-                         ", more than the budget of ", MiB(budget_), " has left; raise memory="));
-  }
+  const uint64_t paid = growing == nullptr ? lengths.size() : GrowthStep(lengths.size());
+  const uint64_t tables = paid * TableBytes(growing != nullptr, tiered != nullptr, shared) + stacks;
+  FOREBAY_RETURN_IF_ERROR(SetTablesAside(paid, tables, early, lock));
   const DatasetId id = sizer == nullptr ? scheduler_.AddDataset(lengths)
                                         : scheduler_.AddUnsized(lengths.size(), kGuessedBytes);
   scheduler_.SetLayout(id, catalog);
@@ -438,11 +433,7 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
     scheduler_.SetElsewhere(id, [s = source.get()](SampleId x) { return s->Elsewhere(x) >= 0; });
   }
   if (tiered != nullptr) {
-    // Each copy takes a little more than its bytes.
-    const uint64_t copies = bytes + lengths.size() * FolderStore::kOverheadASample;
-    scheduler_.SetTier(id, {.present = true,
-                            .holds_all = copies <= tiered->tier().capacity_bytes(),
-                            .largest = cache_->buffer.bytes()});
+    scheduler_.SetTier(id, ShapeOf(*tiered, bytes, lengths.size(), growing != nullptr));
     for (const SampleId s : copied) scheduler_.OnStored(id, s);
     UpdateFolderRoom();
   }
@@ -456,10 +447,55 @@ Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
   state.source = std::move(source);
   state.tiered = tiered;
   state.sizer = attached.release();
+  state.growing = std::move(growing);
+  state.shared = shared;
+  state.paid_samples = paid;
   state.mean_bytes = lengths.empty() ? 0 : bytes / lengths.size();
   datasets_.push_back(std::move(state));
   WakeLoop();  // it polls the new source's descriptor from now on
   return id;
+}
+
+TierShape Engine::ShapeOf(const TieredSource& tiered, uint64_t bytes, uint64_t samples,
+                          bool growing) const {
+  // Each copy takes a little more than its bytes.
+  const uint64_t copies = cache_->store->BytesFor(samples, bytes);
+  return {.present = true,
+          .holds_all = copies <= tiered.tier().capacity_bytes(),
+          .largest = cache_->buffer.bytes(),
+          .left_by_copies = growing ? tiered.tier().capacity_bytes() / 2 : 0};
+}
+
+uint64_t Engine::GrowthStep(uint64_t samples) {
+  constexpr uint64_t kStep = 4096;
+  return (samples + kStep - 1) / kStep * kStep;
+}
+
+uint64_t Engine::TableBytes(bool growing, bool tiered, bool shared) {
+  return Scheduler::MetadataBytes(1) + (growing ? kGrowingBytesASample : 0) +
+         (tiered ? FolderStore::kBytesASample : 0) + (shared ? kClusterBytesASample : 0);
+}
+
+// In pieces, as samples of other data sets leave them; reads under way hold theirs to their end.
+Status Engine::SetTablesAside(uint64_t samples, uint64_t bytes, EarlySamples* early,
+                              MutexLock& lock) {
+  std::vector<ArenaAllocator::Block> blocks;
+  const uint64_t leave = LeastForStreams();
+  bool fits = scheduler_.SetAside(bytes, &blocks, leave);
+  // What was read early gives way to the tables of all samples, of which it may be a few.
+  while (!fits && early != nullptr) {
+    const std::vector<ArenaAllocator::Block> given = early->GiveUp(bytes + leave);
+    if (given.empty()) break;
+    scheduler_.ReturnAside(given);
+    fits = scheduler_.SetAside(bytes, &blocks, leave);
+  }
+  if (fits || (scheduler_.MaySetAside(bytes, leave) &&
+               SetAsideSlowly(bytes, SteadyClock().Now() + kTablesWait, &blocks, lock))) {
+    return Status();
+  }
+  return Status(Code::kResourceExhausted,
+                StrCat("the tables of ", samples, " samples need ", MiB(bytes),
+                       ", more than the budget of ", MiB(budget_), " has left; raise memory="));
 }
 
 uint64_t Engine::EarlyRoom(uint64_t samples) const {
@@ -523,9 +559,7 @@ void Engine::TakeLengths(DatasetId id, DatasetState& dataset) {
   scheduler_.OnLengths(id, lengths);
   Collect();
   SignalProgress();
-  for (StreamId stream = 0; stream < streams_.size(); ++stream) {
-    if (scheduler_.IsDue(stream)) streams_[stream].ready.notify_all();
-  }
+  NotifyDue();
 }
 
 Status Engine::WaitSized(DatasetId id) {
@@ -618,6 +652,15 @@ std::optional<StreamId> Engine::TakeClosed() {
   return std::nullopt;
 }
 
+Status Engine::SetPassing(DatasetId dataset) {
+  const MutexLock lock(mutex_);
+  if (dataset >= datasets_.size()) {
+    return Status(Code::kInvalidArgument, StrCat("there is no data set ", dataset));
+  }
+  scheduler_.SetPassing(dataset);
+  return Status();
+}
+
 Result<StreamId> Engine::OpenStream(const StreamOptions& options) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   if (options.shape.batch_size == 0) {
@@ -639,6 +682,12 @@ Result<StreamId> Engine::Open(const StreamOptions& options) {
   if (options.shape.dataset >= datasets_.size()) {
     return Status(Code::kInvalidArgument,
                   StrCat("data set ", options.shape.dataset, " does not exist"));
+  }
+  if (datasets_[options.shape.dataset].growing != nullptr &&
+      !(options.declared && (options.shape.itemised || options.shape.serving))) {
+    return Status(
+        Code::kInvalidArgument,
+        "a data set that grows has no order of its own: open a declared, itemised stream");
   }
   if (!options.declared) {
     FOREBAY_RETURN_IF_ERROR(options.sampler.Validate());
@@ -671,6 +720,7 @@ Result<StreamId> Engine::Open(const StreamOptions& options) {
   streams_[id].options = options;
   streams_[id].StartAt(options.shape.first_epoch, options.shape.first_position);
   StreamShape shape = options.shape;
+  shape.declared = options.declared;
   shape.whole = !options.declared && options.sampler.world == 1;
   try {
     scheduler_.OpenStream(shape, closed);
@@ -702,6 +752,11 @@ void Engine::SetShare(DatasetId dataset, std::vector<uint8_t> share) {
   if (dataset >= datasets_.size()) {
     early_shares_[dataset] = std::move(share);
     return;
+  }
+  // Some may have been appended since the caller looked.
+  const DatasetState& state = datasets_[dataset];
+  while (state.growing != nullptr && share.size() < state.growing->size()) {
+    share.push_back(ShareOfNew(state, static_cast<SampleId>(share.size())));
   }
   scheduler_.SetShare(dataset, std::move(share));
   Collect();
@@ -835,7 +890,7 @@ Status Engine::Seek(StreamId id, uint64_t epoch, uint64_t position) {
   if (!state.options.declared && position % state.options.sampler.world != 0) {
     return BadPosition(position, state.options.sampler.world);
   }
-  if (state.in_epoch) CloseEpoch(state, SteadyClock().Now());
+  if (state.epochs.under_way()) CloseEpoch(state, SteadyClock().Now());
   scheduler_.Seek(id, epoch, position);
   state.StartAt(epoch, position);
   Collect();
@@ -885,28 +940,25 @@ Status Engine::HeldByLeases() const {
 }
 
 Status Engine::Failure(StreamState& state, SampleId sample) {
-  const auto it = failures_.find({state.options.shape.dataset, sample});
+  const DatasetId dataset = state.options.shape.dataset;
+  if (scheduler_.Invalidated(dataset, sample)) {
+    const Catalog& catalog = *datasets_[dataset].catalog;
+    return Status(Code::kChanged, StrCat(catalog.ObjectPath(catalog.object(sample)),
+                                         " has changed since it was opened; open it again"));
+  }
+  const auto it = failures_.find({dataset, sample});
   if (it == failures_.end()) return Status(Code::kInternal, "a read failed without a reason");
   Status status = std::move(it->second);
   failures_.erase(it);
   return status;
 }
 
-void Engine::OpenEpoch(StreamState& state, Nanos now) {
-  state.in_epoch = true;
-  state.epoch_start = now;
-  state.last_handout = now;
-  state.epochs.emplace_back();
-  if (state.epochs.size() > kEpochsKept) state.epochs.pop_front();
-}
-
 void Engine::CloseEpoch(StreamState& state, Nanos now) {
-  EpochStats& stats = state.epochs.back();
-  stats.wall_ns = now - state.epoch_start;
-  FillReads(state, &stats);
+  EpochStats* const stats = state.epochs.End(now);
+  if (stats == nullptr) return;
+  FillReads(state, stats);
   // What is read ahead before the next epoch begins is the next epoch's.
   CountReads(datasets_[state.options.shape.dataset], &state.at_start);
-  state.in_epoch = false;
 }
 
 void Engine::CountReads(const DatasetState& dataset, EpochStats* stats) {
@@ -925,19 +977,11 @@ void Engine::FillReads(const StreamState& state, EpochStats* stats) const {
 }
 
 void Engine::Account(StreamState& state, const BatchLoan& loan, Nanos now) {
-  EpochStats& stats = state.epochs.back();
   uint64_t bytes = 0;
   for (uint32_t length : loan.lengths) bytes += length;
-  stats.epoch = loan.epoch;
-  ++stats.batches;
-  stats.samples += loan.samples.size();
-  stats.bytes += bytes;
-  // Of single samples nobody wants to know, and an itemised stream's epoch ends with a Seek only.
-  if (!state.options.shape.itemised) {
-    stats.batch_us.push_back(
-        static_cast<uint32_t>(std::min<Nanos>((now - state.last_handout) / kMicro, ~uint32_t{0})));
-  }
-  state.last_handout = now;
+  // The times of single samples nobody wants to know, and an itemised stream's epoch ends with a
+  // Seek only.
+  state.epochs.Count(loan.epoch, loan.samples.size(), bytes, now, !state.options.shape.itemised);
   meter_.OnTake(bytes, scheduler_.ready_bytes());
   samples_total_.Add(loan.samples.size());
   sample_bytes_total_.Add(bytes);
@@ -964,7 +1008,7 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
   }
   if (!serving) {
     state.last_ask = start;
-    if (!state.in_epoch) OpenEpoch(state, start);
+    state.epochs.Begin(start);
   }
 
   Scheduler::Handout handout;
@@ -998,8 +1042,7 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
         CloseEpoch(state, SteadyClock().Now());
         return TakeKind::kEndOfEpoch;
       case Scheduler::Take::kEndOfStream:
-        if (state.epochs.back().batches == 0) state.epochs.pop_back();
-        state.in_epoch = false;
+        state.epochs.EndOfStream();
         return TakeKind::kEndOfStream;
       case Scheduler::Take::kFailed:
         return Failure(state, handout.failed);
@@ -1029,7 +1072,7 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
     --state.waiters;
     const Nanos after = SteadyClock().Now();
     if (!state.options.ahead_of_consumer) {
-      state.epochs.back().wait_ns[static_cast<size_t>(cause)] += after - now;
+      if (!serving) state.epochs.Waited(cause, after - now);
       CountStall(cause, after - now);
     }
     now = after;
@@ -1079,11 +1122,8 @@ std::vector<EpochStats> Engine::Stats(StreamId id) const {
   MutexLock lock(mutex_);
   if (id >= streams_.size()) return {};
   const StreamState& state = streams_[id];
-  std::vector<EpochStats> out(state.epochs.begin(), state.epochs.end());
-  if (state.in_epoch && !out.empty()) {
-    out.back().wall_ns = SteadyClock().Now() - state.epoch_start;
-    FillReads(state, &out.back());
-  }
+  std::vector<EpochStats> out = state.epochs.Stats(SteadyClock().Now());
+  if (state.epochs.has_current()) FillReads(state, &out.back());
   return out;
 }
 
@@ -1113,7 +1153,7 @@ std::string Engine::WaitingFor(StreamId id) const {
     if (cause == StallCause::kPeer) {
       what += StrCat(" (node ", datasets_[dataset].source->Elsewhere(sample), ")");
     }
-    what += StrCat(": ", catalog.root(), "/", catalog.SampleName(sample));
+    what += StrCat(": ", JoinPath(catalog.root(), catalog.SampleName(sample)));
   }
   return what;
 }
@@ -1144,6 +1184,12 @@ void Engine::SignalProgress() {
   progress_wanted_.store(false, std::memory_order_relaxed);
   const uint64_t one = 1;
   (void)!write(progress_fd_.get(), &one, sizeof one);
+}
+
+void Engine::NotifyDue() {
+  for (StreamId id = 0; id < streams_.size(); ++id) {
+    if (scheduler_.IsDue(id)) streams_[id].ready.notify_all();
+  }
 }
 
 void Engine::ApplyKnobs() {
@@ -1283,9 +1329,7 @@ void Engine::RunCopier(std::stop_token stop) {
     scheduler_.OnCopyDone(work.lease);
     Collect();
     SignalProgress();
-    for (StreamId id = 0; id < streams_.size(); ++id) {
-      if (scheduler_.IsDue(id)) streams_[id].ready.notify_all();
-    }
+    NotifyDue();
   }
 }
 

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -31,9 +32,11 @@
 #include "core/reads_under_way.h"
 #include "core/sampler.h"
 #include "core/scheduler.h"
+#include "core/stream_options.h"
 #include "core/tuner.h"
 #include "core/tuner_log.h"
 #include "decode/pool.h"
+#include "metrics/epoch_log.h"
 #include "metrics/registry.h"
 #include "metrics/stall.h"
 #include "source/source.h"
@@ -65,16 +68,6 @@ struct EngineOptions {
   std::string cache_folder;
   uint64_t cache_bytes = 0;  // as FolderTierOptions::capacity_bytes
   Status Validate() const;
-};
-
-struct StreamOptions {
-  StreamShape shape;
-  // The order is made here from `sampler`; otherwise the client declares it.
-  bool declared = false;
-  SamplerSpec sampler;
-  // Whoever takes the batches works ahead of the consumer: its waits are nobody's stall, and memory
-  // that others hold is no error but a wait, see Blocked().
-  bool ahead_of_consumer = false;
 };
 
 // A batch on loan: nobody touches its memory until it is released.
@@ -151,6 +144,23 @@ class Engine {
   Result<DatasetId> AddDataset(std::shared_ptr<const Catalog> catalog,
                                std::unique_ptr<Source> source = nullptr,
                                EarlySamples* early = nullptr);
+  // The same for a catalog that grows, which only this engine appends to from then on. Its streams
+  // hand out single samples: they are itemised, or serve other nodes.
+  Result<DatasetId> AddGrowing(std::shared_ptr<Catalog> catalog,
+                               std::unique_ptr<Source> source = nullptr);
+  // Adds files to such a data set, and one entry for each to `out`. One that it has already, with
+  // this size, time and block, has the samples of before, unless they were invalidated. Copies that
+  // the cache folder has are used. An error is of the first file that is not in `out`; those before
+  // it stay.
+  Status AppendSamples(DatasetId dataset, std::span<const NewFile> files,
+                       std::vector<Appended>* out);
+  // The file of these samples has changed, or is about to. Once this has returned nobody who asks
+  // gets the old bytes: a Fetch of such a sample is kChanged, and the cache folder has no copy
+  // under its name. Batches on loan stay as they are. The file, as it is then, is appended anew.
+  // kUnavailable: the cache folder hangs and may still have a copy.
+  Status Invalidate(DatasetId dataset, SampleId first, uint32_t count);
+  // Scheduler::SetPassing; before the first stream over it.
+  Status SetPassing(DatasetId dataset);
   Result<StreamId> OpenStream(const StreamOptions& options);
   // Until every length of the data set was looked up.
   Status WaitSized(DatasetId dataset);
@@ -230,6 +240,10 @@ class Engine {
 
   // Finished epochs and the current one, oldest first.
   std::vector<EpochStats> Stats(StreamId stream) const;
+  // What the cache folder holds; null: there is none. Shared with the engine, which it may outlive.
+  std::shared_ptr<FolderStore> cache_store() const {
+    return cache_ == nullptr ? nullptr : cache_->store;
+  }
   // Ok while there is no cache folder or it takes copies; else why it does not.
   Status CacheStatus() const;
   // The most bytes that the cache folder may hold; kNotFound without one.
@@ -255,8 +269,13 @@ class Engine {
   struct DatasetState {
     std::shared_ptr<const Catalog> catalog;  // shared with the loaders that named it
     std::unique_ptr<Source> source;
-    TieredSource* tiered = nullptr;  // the source, where it reads through the cache folder
-    Sizer* sizer = nullptr;          // the catalog's, where lengths came later than the data set
+    TieredSource* tiered = nullptr;    // the source, where it reads through the cache folder
+    Sizer* sizer = nullptr;            // the catalog's, where lengths came later than the data set
+    std::shared_ptr<Catalog> growing;  // the catalog, where it grows
+    bool shared = false;               // with other nodes
+    uint64_t paid_samples = 0;         // growing: that the tables set aside are for
+    std::vector<SampleId> to_drop;     // copies for the loop thread to drop
+    std::set<SampleId> dropping;       // those, and what the folder has not dropped yet
     uint64_t mean_bytes = 0;
     uint64_t reads = 0;
     uint64_t read_bytes = 0;
@@ -272,10 +291,7 @@ class Engine {
     bool open = true;
     size_t waiters = 0;  // threads at `ready`
     std::condition_variable ready;
-    std::deque<EpochStats> epochs;
-    bool in_epoch = false;
-    Nanos epoch_start = 0;
-    Nanos last_handout = 0;
+    EpochLog epochs;
     Nanos last_ask = 0;
     Nanos blocked_since = -1;   // across calls: a caller may wait in short slices
     EpochStats at_start;        // the data set's reads when the epoch began
@@ -308,6 +324,31 @@ class Engine {
   uint64_t LeastForStreams() const REQUIRES(mutex_);
   bool SetAsideSlowly(uint64_t bytes, Nanos until, std::vector<ArenaAllocator::Block>* blocks,
                       MutexLock& lock) REQUIRES(mutex_);
+  Result<DatasetId> Add(std::shared_ptr<const Catalog> catalog, std::shared_ptr<Catalog> growing,
+                        std::unique_ptr<Source> source, EarlySamples* early);
+  // The folder for a data set of so many bytes in so many samples.
+  TierShape ShapeOf(const TieredSource& tiered, uint64_t bytes, uint64_t samples,
+                    bool growing) const;
+  // Tables of a growing data set are paid for in such steps, not sample by sample.
+  static uint64_t GrowthStep(uint64_t samples);
+  // What the tables take for each sample of the data set.
+  static uint64_t TableBytes(bool growing, bool tiered, bool shared);
+  Status SetTablesAside(uint64_t samples, uint64_t bytes, EarlySamples* early, MutexLock& lock)
+      REQUIRES(mutex_);
+  Result<DatasetState*> FindGrowing(DatasetId dataset) REQUIRES(mutex_);
+  std::optional<Appended> FindSamples(DatasetId id, const DatasetState& dataset,
+                                      const NewFile& file) const REQUIRES(mutex_);
+  // Of a sample that is new in a growing data set.
+  static uint8_t ShareOfNew(const DatasetState& dataset, SampleId sample);
+  Status PayForSamples(DatasetId id, DatasetState& dataset, std::span<const NewFile> files,
+                       MutexLock& lock) REQUIRES(mutex_);
+  // What was appended to the catalog from `before` on is the scheduler's, too.
+  void TakeOverSamples(DatasetId id, DatasetState& dataset, SampleId before) REQUIRES(mutex_);
+  bool InvalidateRange(DatasetId id, DatasetState& dataset, SampleId first, SampleId end)
+      REQUIRES(mutex_);
+  // Loop thread: hands copies that must go to the folder.
+  void DropCopies() REQUIRES(mutex_);
+  void NotifyDue() REQUIRES(mutex_);
   // kCancelled in a forked child.
   Status Alive() const;
   Status Start();
@@ -358,7 +399,6 @@ class Engine {
   void UpdateFolderRoom() REQUIRES(mutex_);
   void SignalServing() REQUIRES(mutex_);
   Result<StreamId> Open(const StreamOptions& options) REQUIRES(mutex_);
-  void OpenEpoch(StreamState& state, Nanos now) REQUIRES(mutex_);
   void CloseEpoch(StreamState& state, Nanos now) REQUIRES(mutex_);
   void Account(StreamState& state, const BatchLoan& loan, Nanos now) REQUIRES(mutex_);
 
@@ -430,6 +470,7 @@ class Engine {
   std::map<uint32_t, int> rereads_ GUARDED_BY(mutex_);  // by serial: repeated for corrupt bytes
   std::condition_variable order_ready_;
   std::condition_variable copy_ready_;
+  std::condition_variable dropped_;
   std::condition_variable room_;  // waited for with a bound; nobody notifies
   uint64_t knobs_seen_ GUARDED_BY(mutex_) = 0;
   bool closing_ GUARDED_BY(mutex_) = false;          // nothing is read ahead any more

@@ -55,7 +55,9 @@ void Engine::Finished(DatasetState& dataset, const ReadAction& read, SourceDone&
   }
   if (!done.status.ok()) {
     read_errors_total_.Add(1);
-    failures_.insert_or_assign({read.dataset, read.sample}, done.status);
+    if (!scheduler_.Invalidated(read.dataset, read.sample)) {
+      failures_.insert_or_assign({read.dataset, read.sample}, done.status);
+    }
   } else if (from == Place::kPeer) {
     ++dataset.peer_reads;
     dataset.peer_bytes += read.length;
@@ -144,8 +146,12 @@ bool Engine::ReapInto(std::span<DatasetState* const> datasets, ReadsUnderWay& un
     DatasetState& dataset = *datasets[d];
     const size_t n = dataset.source->Reap(done);
     std::vector<TieredSource::Ended> copies;
-    if (dataset.tiered != nullptr) copies = dataset.tiered->TakeEnded();
-    if (n == 0 && copies.empty()) continue;
+    std::vector<SampleId> dropped;
+    if (dataset.tiered != nullptr) {
+      copies = dataset.tiered->TakeEnded();
+      dropped = dataset.tiered->TakeDropped();
+    }
+    if (n == 0 && copies.empty() && dropped.empty()) continue;
     busy |= n == done.size();
     *arrived = true;
     auto from = [&](size_t i) {
@@ -162,13 +168,13 @@ bool Engine::ReapInto(std::span<DatasetState* const> datasets, ReadsUnderWay& un
     for (const TieredSource::Ended& copy : copies) {
       scheduler_.OnStoreEnded(static_cast<DatasetId>(d), copy.sample, copy.stored);
     }
+    for (const SampleId s : dropped) dataset.dropping.erase(s);
+    if (!dropped.empty()) dropped_.notify_all();
     for (size_t i = 0; i < n; ++i) Finished(dataset, reads[i].action, done[i], crcs[i], from(i));
     UpdateCosts(static_cast<DatasetId>(d), dataset, under_way);
     if (dataset.tiered != nullptr) UpdateFolderRoom();
     Collect();
-    for (StreamId id = 0; id < streams_.size(); ++id) {
-      if (scheduler_.IsDue(id)) streams_[id].ready.notify_all();
-    }
+    NotifyDue();
   }
   return busy;
 }
@@ -212,9 +218,7 @@ bool Engine::StoreDue(std::span<DatasetState* const> datasets, bool* arrived) {
     scheduler_.OnStoreEnded(copy.action.dataset, copy.action.sample, copy.held);
     *arrived = true;  // for whoever waited for it
   }
-  for (StreamId id = 0; *arrived && id < streams_.size(); ++id) {
-    if (scheduler_.IsDue(id)) streams_[id].ready.notify_all();
-  }
+  if (*arrived) NotifyDue();
   return copies.size() == kStoreAtOnce;
 }
 
@@ -301,6 +305,7 @@ void Engine::RunLoop(std::stop_token stop) {
         tune_at = now + kTuneEvery;
         StepTuner(now);
       }
+      if (cache_ != nullptr) DropCopies();
       unsized.clear();
       for (DatasetId id = 0; id < datasets_.size(); ++id) {
         Sizer* const sizer = datasets_[id].sizer;

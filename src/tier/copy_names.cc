@@ -1,5 +1,6 @@
 #include "tier/copy_names.h"
 
+#include <algorithm>
 #include <bit>
 #include <climits>
 #include <cstdlib>
@@ -28,6 +29,24 @@ std::string RealPath(const std::string& root) {
   const std::unique_ptr<char, decltype(&std::free)> real(::realpath(root.c_str(), nullptr),
                                                          &std::free);
   return real == nullptr ? root : std::string(real.get());
+}
+
+uint64_t GroupOf(std::string_view root) {
+  NameHash hash;
+  hash.Add(root);
+  return hash.Finish()[0];
+}
+
+// `folder` has its path in it.
+TierKey NameIn(uint64_t group, NameHash folder, std::string_view name, uint64_t size,
+               int64_t mtime_ns, uint64_t offset, uint64_t length) {
+  folder.Add(name);
+  folder.Add(size);
+  folder.Add(static_cast<uint64_t>(mtime_ns));
+  folder.Add(offset);
+  folder.Add(length);
+  const std::array<uint64_t, 2> hash = folder.Finish();
+  return {.group = group, .name = hash[0], .check = static_cast<uint32_t>(hash[1])};
 }
 
 }  // namespace
@@ -65,30 +84,35 @@ std::array<uint64_t, 2> NameHash::Finish() const {
   return {a, b};
 }
 
-CopyNames::CopyNames(std::shared_ptr<const Catalog> catalog) : catalog_(std::move(catalog)) {
-  const std::string root = RealPath(catalog_->root());
-  NameHash hash;
-  hash.Add(root);
-  group_ = hash.Finish()[0];
+TierKey WholeFileName(std::string_view root, std::string_view path, uint64_t size,
+                      int64_t mtime_ns) {
+  const size_t slash = path.rfind('/');
+  NameHash folder;
+  folder.Add(path.substr(0, std::max<size_t>(slash, 1)));  // the root of all is "/"
+  return NameIn(GroupOf(root), folder, path.substr(slash + 1), size, mtime_ns, 0, size);
+}
+
+CopyNames::CopyNames(std::shared_ptr<const Catalog> catalog)
+    : catalog_(std::move(catalog)), root_(RealPath(catalog_->root())), group_(GroupOf(root_)) {
+  if (catalog_->format() == Format::kGrowing) return;
   folders_.reserve(catalog_->folder_count());
   for (uint32_t folder = 0; folder < catalog_->folder_count(); ++folder) {
-    const std::string below = catalog_->FolderBelow(folder);
-    NameHash path;
-    path.Add(below.empty() ? root : JoinPath(root, below));
-    folders_.push_back(path);
+    folders_.push_back(HashFolder(folder));
   }
+}
+
+NameHash CopyNames::HashFolder(uint32_t folder) const {
+  NameHash path;
+  path.Add(JoinPath(root_, catalog_->FolderBelow(folder)));
+  return path;
 }
 
 TierKey CopyNames::Of(SampleId sample) const {
   const Extent extent = catalog_->extent(sample);
-  NameHash hash = folders_[catalog_->folder(extent.object)];
-  hash.Add(catalog_->ObjectName(extent.object));
-  hash.Add(catalog_->ObjectSize(extent.object));
-  hash.Add(static_cast<uint64_t>(catalog_->ObjectTime(extent.object)));
-  hash.Add(extent.offset);
-  hash.Add(uint64_t{extent.length});
-  const std::array<uint64_t, 2> name = hash.Finish();
-  return {.group = group_, .name = name[0], .check = static_cast<uint32_t>(name[1])};
+  const uint32_t folder = catalog_->folder(extent.object);
+  return NameIn(group_, folders_.empty() ? HashFolder(folder) : folders_[folder],
+                catalog_->ObjectName(extent.object), catalog_->ObjectSize(extent.object),
+                catalog_->ObjectTime(extent.object), extent.offset, extent.length);
 }
 
 }  // namespace forebay

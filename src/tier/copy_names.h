@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -31,10 +32,15 @@ class NameHash {
   uint64_t words_ = 0;
 };
 
+// The name of the copy of a whole file; `root` is the data folder. Neither path has links in it.
+TierKey WholeFileName(std::string_view root, std::string_view path, uint64_t size,
+                      int64_t mtime_ns);
+
 // Immutable; safe for concurrent use by multiple threads.
 class CopyNames {
  public:
-  // Resolves links on the way to the catalog's root, once. The catalog is complete().
+  // Resolves links on the way to the catalog's root, once. The catalog is complete(); one that
+  // grows may do so.
   explicit CopyNames(std::shared_ptr<const Catalog> catalog);
 
   // Of the data folder: what is listed, used and given up together.
@@ -42,9 +48,14 @@ class CopyNames {
   TierKey Of(SampleId sample) const;
 
  private:
+  NameHash HashFolder(uint32_t folder) const;
+
   std::shared_ptr<const Catalog> catalog_;
+  const std::string root_;
   uint64_t group_ = 0;
-  std::vector<NameHash> folders_;  // by number: their paths, and nothing else
+  // By number: their paths, and nothing else. Empty where the catalog grows: then each name hashes
+  // its folder.
+  std::vector<NameHash> folders_;
 };
 
 }  // namespace forebay

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "catalog/image.h"
+#include "catalog/paths.h"
 #include "catalog/test_data.h"
 
 namespace forebay {
@@ -100,6 +101,53 @@ TEST(CopyNames, AFileHasOneNameInEveryDataSet) {
   EXPECT_EQ(link.group(), folder.group());
   EXPECT_EQ(link.Of(1), folder.Of(0));
   EXPECT_EQ(link.Of(2), folder.Of(1));
+}
+
+int64_t TimeOf(const std::string& path) {
+  struct stat st {};
+  EXPECT_EQ(::stat(path.c_str(), &st), 0);
+  return MtimeNs(st);
+}
+
+TEST(CopyNames, AFileThatIsMetLaterHasTheSameNameAsInADataSet) {
+  TempFolder t;
+  const std::string one = t.Write("train/a/1.jpg", "1");
+  const std::string two = t.Write("train/b/2.jpg", "22");
+  const std::string none = t.Write("train/a/none", "");
+  const std::shared_ptr<const Catalog> listed = Folder(t / "train");
+  const CopyNames folder(listed);
+  const auto in_folder = [&](std::string_view name) {
+    SampleId s = 0;
+    while (s + 1 < listed->size() && listed->SampleName(s) != name) ++s;
+    return folder.Of(s);
+  };
+  const CopyNames list(List({none, two, one}));
+  for (const std::string& root :
+       {t / "train", std::filesystem::path(t.path()).parent_path().string(), std::string("/")}) {
+    SCOPED_TRACE(root);
+    const std::shared_ptr<Catalog> met = Catalog::Growing(root);
+    const CopyNames names(met);
+    ASSERT_TRUE(met->Append({two, 2, TimeOf(two), 0}));
+    EXPECT_EQ(names.Of(0), in_folder("b/2.jpg"));
+    EXPECT_EQ(names.Of(0), list.Of(1));
+    ASSERT_TRUE(met->Append({one, 1, TimeOf(one), 0}));
+    ASSERT_TRUE(met->Append({none, 0, TimeOf(none), 0}));
+    EXPECT_EQ(names.Of(1), in_folder("a/1.jpg"));
+    EXPECT_EQ(names.Of(1), list.Of(2));
+    EXPECT_EQ(names.Of(2), in_folder("a/none"));
+    EXPECT_EQ(names.Of(2), list.Of(0));
+    // In blocks: a file of one block is the whole file.
+    ASSERT_TRUE(met->Append({two, 2, TimeOf(two), 1}));
+    ASSERT_TRUE(met->Append({two, 2, TimeOf(two), 4096}));
+    EXPECT_FALSE(names.Of(3) == names.Of(0));
+    EXPECT_FALSE(names.Of(3) == names.Of(4));
+    EXPECT_EQ(names.Of(5), names.Of(0));
+    // Changed.
+    ASSERT_TRUE(met->Append({two, 2, TimeOf(two) + 1, 0}));
+    EXPECT_FALSE(names.Of(6) == names.Of(0));
+  }
+  EXPECT_EQ(CopyNames(std::shared_ptr<const Catalog>(Catalog::Growing(t / "train"))).group(),
+            folder.group());
 }
 
 TEST(CopyNames, AFileThatChangedHasAnother) {

@@ -18,7 +18,8 @@ Result<FolderAdmin> FolderAdmin::Open(const std::string& folder, bool change) {
   FolderAdmin admin(folder, *std::move(fd));
   const int at = admin.fd_.get();
   // Nothing is locked, listed or removed in a folder that never was a cache.
-  if (faccessat(at, FolderLock::kName, F_OK, AT_SYMLINK_NOFOLLOW) != 0) {
+  const bool old = HoldsOldFiles(at);
+  if (!old && faccessat(at, FolderLock::kName, F_OK, AT_SYMLINK_NOFOLLOW) != 0) {
     return Status(Code::kNotFound,
                   StrCat(folder, " is no cache folder: it has no ", FolderLock::kName));
   }
@@ -35,6 +36,7 @@ Result<FolderAdmin> FolderAdmin::Open(const std::string& folder, bool change) {
     RemoveLeftovers(at);
   }
   admin.change_ = change;
+  admin.index_ = FolderIndex(BlockOf(at));
   Result<FolderLog> log = FolderLog::Open(at, change);
   if (log) {
     const int error = log->ReadNew([&admin](std::span<const LogRecord> records) {
@@ -43,6 +45,8 @@ Result<FolderAdmin> FolderAdmin::Open(const std::string& folder, bool change) {
     if (error != 0) return ErrnoStatus(error, StrCat("read ", folder, "/", FolderLog::kName));
     if (change) (void)log->Cut();
     admin.log_.push_back(*std::move(log));
+  } else if (old && log.error().code() == Code::kNotFound) {
+    admin.foreign_ = OldFilesRemedy(folder);
   } else if (log.error().code() == Code::kDataLoss ||
              (log.error().code() == Code::kNotFound && !GroupFolders(at).empty())) {
     admin.foreign_ = StrCat("the cache folder ", folder, " is of another format");
@@ -124,9 +128,14 @@ Status FolderAdmin::Clear(uint64_t group) {
 
 Status FolderAdmin::ClearAll() {
   if (!change_) return Status(Code::kInternal, "the cache folder was opened to be read");
+  if (HoldsOldFiles(fd_.get()) && RemoveOldFiles(fd_.get()) != 0) {
+    return Status(Code::kUnavailable,
+                  StrCat("the cache folder ", folder_,
+                         " is in use by the file service of an older Forebay; end its programs"));
+  }
   const uint64_t limit = index_.limit();
   // First the empty log: what the log names is there.
-  index_ = FolderIndex();
+  index_ = FolderIndex(index_.block());
   index_.set_limit(limit);
   Result<FolderLog> log =
       FolderLog::Create(fd_.get(), [this](const FolderLog::Emit& emit) { index_.Write(emit); });
@@ -135,6 +144,7 @@ Status FolderAdmin::ClearAll() {
   log_.push_back(*std::move(log));
   foreign_.clear();
   for (const uint64_t group : GroupFolders(fd_.get())) RemoveGroup(fd_.get(), group);
+  RemoveRunFolder(fd_.get());
   return Status();
 }
 

@@ -52,7 +52,8 @@ class FolderAdmin {
   Result<bool> Check(const TierKey& key, uint64_t* bytes);
   Status Drop(const TierKey& key);
   Status Clear(uint64_t group);
-  // Of whatever format. Files that are not ours stay.
+  // Of whatever format, and what the file face has in it. Files that are not ours stay.
+  // kUnavailable: a file service of an older Forebay still uses the folder.
   Status ClearAll();
 
  private:

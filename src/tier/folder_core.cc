@@ -11,6 +11,9 @@ namespace {
 
 // Puts that are worth a wake-up, however small: a quarter of what a tier has in flight.
 constexpr size_t kManyPuts = 128;
+// Blocks for the folder itself, its lock, the folders for what is being written and for second
+// names, and a segment that is begun for each of the groups that are written to.
+constexpr uint64_t kFixedBlocks = 16;
 
 }  // namespace
 
@@ -19,6 +22,7 @@ FolderCore::FolderCore(const FolderTierOptions& options, OwnedFd folder, FolderL
     : options_(options),
       folder_(std::move(folder)),
       lock_(std::move(lock)),
+      index_(options.block_bytes == 0 ? BlockOf(folder_.get()) : options.block_bytes),
       writer_(health.ok()),
       writing_(health.ok()),
       health_(std::move(health)),
@@ -78,6 +82,7 @@ bool FolderCore::Stop(Nanos at_most) {
   stopping_ = true;
   reads_.notify_all();
   writes_.notify_all();
+  idle_.notify_all();
   return idle_.wait_for(lock.native(), std::chrono::nanoseconds(at_most),
                         [this]() NO_THREAD_SAFETY_ANALYSIS { return alive_ == 0; });
 }
@@ -139,6 +144,7 @@ void FolderCore::Use(uint64_t group, const std::string& path) {
   FolderIndex::Group& named = index_.At(group);
   named.used = true;
   named.sorted = false;
+  ++named.users;
   // One that only reads notes it when it becomes the writer.
   const auto noted =
       std::find_if(uses_.begin(), uses_.end(), [&](const auto& use) { return use.first == group; });
@@ -155,25 +161,65 @@ void FolderCore::AskedForAll(uint64_t group) {
   index_.At(group).sorted = true;
 }
 
+void FolderCore::Unuse(uint64_t group) {
+  MutexLock lock(mutex_);
+  FolderIndex::Group& named = index_.At(group);
+  if (named.users > 0 && --named.users > 0) return;
+  named.used = false;
+  named.sorted = false;
+  index_.ForgetNeeds();
+}
+
 bool FolderCore::Has(const TierKey& key) {
   MutexLock lock(mutex_);
-  return index_.Need(key);
+  // Who has not named its group is only curious.
+  if (index_.Uses(key.group)) return index_.Need(key);
+  const CopyEntry* entry = index_.Find(key);
+  return entry != nullptr && entry->held();
 }
 
 bool FolderCore::HasRoom(uint64_t bytes) const {
   MutexLock lock(mutex_);
-  const uint64_t charge = FolderIndex::Charge(bytes);
-  if (!writing_ || !scanned_ || bytes > CopyEntry::kLongest || charge > Limit()) {
+  const uint64_t charge = index_.ChargeAtMost(bytes, Packed(bytes));
+  if (!writing_ || !scanned_ || bytes > CopyEntry::kLongest || charge + Overhead() > Limit()) {
     return false;
   }
   uint64_t oldest = 0;
-  return index_.used() + reserved_ + charge <= Limit() || index_.Oldest(&oldest) ||
-         index_.HasSpare();
+  return Fits(charge) || index_.Oldest(&oldest) || index_.HasSpare();
 }
 
 uint64_t FolderCore::used_bytes() const {
   MutexLock lock(mutex_);
-  return index_.used();
+  return Used();
+}
+
+uint64_t FolderCore::Overhead() const {
+  const uint64_t bytes = aside_ + unlinking_bytes_;
+  if (index_.Extra() == 0) return bytes;
+  const uint64_t log = index_.RoundUp(log_bytes_);
+  const uint64_t counted = index_.copies() * sizeof(LogRecord);
+  return bytes + kFixedBlocks * index_.Extra() + (log > counted ? log - counted : 0);
+}
+
+uint64_t FolderCore::ChargeOf(const TierKey& key, uint64_t length, bool packed) {
+  // The segment that a packed copy begins is among the fixed blocks.
+  return packed && index_.At(key.group).copies > 0 ? index_.Charge(length, true)
+                                                   : index_.ChargeAtMost(length, packed);
+}
+
+uint64_t FolderCore::BytesFor(uint64_t copies, uint64_t bytes, bool as_files) const {
+  constexpr uint64_t kPages = 256;
+  MutexLock lock(mutex_);
+  const uint64_t block = index_.Extra();
+  const uint64_t fixed = Overhead() + block + bytes + copies * sizeof(LogRecord);
+  const bool packed = !as_files && copies > 0 && Packed(bytes / copies);
+  if (packed) return fixed + (bytes / kSegmentBytes + 1) * block;
+  return fixed + copies * (block + block / 2) + std::min(copies, kPages) * block;
+}
+
+void FolderCore::SetAside(uint64_t bytes) {
+  MutexLock lock(mutex_);
+  aside_ = bytes;
 }
 
 void FolderCore::SetQuota(uint64_t bytes) {
@@ -204,7 +250,7 @@ std::string FolderCore::note() const {
 void FolderCore::Enqueue(Job job) {
   const bool before = Enough();
   queued_bytes_ += job.op.bytes.size();
-  urgent_ = urgent_ || job.op.kind == TierOp::Kind::kDrop;
+  urgent_ = urgent_ || job.op.kind == TierOp::Kind::kDrop || job.call != nullptr;
   others_.push_back(std::move(job));
   // One wake-up a batch, however many puts it has.
   if (idle_writer_ || (Enough() && !before)) writes_.notify_one();
@@ -220,51 +266,66 @@ bool FolderCore::Enough() const {
 TierDone FolderCore::Get(const TierOp& op) {
   TierDone done;
   done.tag = op.tag;
-  CopyEntry copy;
-  TierKey key = op.key;
-  {
-    MutexLock lock(mutex_);
-    if (const CopyEntry* entry = index_.Find(key); entry != nullptr) copy = *entry;
-    if (!copy.held()) {
-      ++stats_.misses;
-      return done;
+  while (true) {
+    CopyEntry copy;
+    TierKey key = op.key;
+    {
+      MutexLock lock(mutex_);
+      if (const CopyEntry* entry = index_.Find(key); entry != nullptr) copy = *entry;
+      if (!copy.held()) {
+        ++stats_.misses;
+        return done;
+      }
+      key.group = index_.IdOf(copy);
     }
-    key.group = index_.IdOf(copy);
+    int error = 0;
+    const CopyRead read = copy.length == op.bytes.size()
+                              ? ReadCopy(folder_.get(), key, copy, op.bytes, &error)
+                              : CopyRead::kDamaged;
+    MutexLock lock(mutex_);
+    CopyEntry* now = index_.Find(key);
+    const bool same = now != nullptr && now->Same(copy);
+    // Made a file, or put again, while it was being read.
+    if (read != CopyRead::kGood && !same && now != nullptr && now->held()) continue;
+    done.hit = read == CopyRead::kGood;
+    done.crc = copy.crc;
+    ++(done.hit ? stats_.hits : stats_.misses);
+    if (done.hit && same) now->checked = 1;
+    if (done.hit) return done;
+    if (read == CopyRead::kFailed) {
+      const CopyName name = NameOf(key, copy);
+      done.status = ErrnoStatus(error, StrCat("read ", folder(), "/", name.data()));
+    }
+    // Removed while it was being read: not damaged, only gone.
+    if (!same) return done;
+    stats_.damaged += read == CopyRead::kDamaged ? 1 : 0;
+    // A copy that cannot be read is no better than a damaged one; a lack of descriptors passes.
+    const bool passes = error == EMFILE || error == ENFILE || error == ENOMEM;
+    if (!(read == CopyRead::kFailed && passes)) DropLater(key);
+    return done;
   }
-  int error = 0;
-  const CopyRead read = copy.length == op.bytes.size()
-                            ? ReadCopy(folder_.get(), key, copy, op.bytes, &error)
-                            : CopyRead::kDamaged;
-  if (read == CopyRead::kFailed) {
-    const CopyName name = NameOf(key, copy);
-    done.status = ErrnoStatus(error, StrCat("read ", folder(), "/", name.data()));
-  }
-  MutexLock lock(mutex_);
-  done.hit = read == CopyRead::kGood;
-  done.crc = copy.crc;
-  ++(done.hit ? stats_.hits : stats_.misses);
-  if (done.hit) return done;
-  // Removed, or put elsewhere, while it was being read: not damaged, only gone.
-  const CopyEntry* now = index_.Find(key);
-  if (now == nullptr || !now->Same(copy)) return done;
-  stats_.damaged += read == CopyRead::kDamaged ? 1 : 0;
-  // A copy that cannot be read is no better than a damaged one; a lack of descriptors passes.
-  const bool passes = error == EMFILE || error == ENFILE || error == ENOMEM;
-  if (!(read == CopyRead::kFailed && passes)) DropLater(key);
-  return done;
 }
 
 void FolderCore::DropLater(const TierKey& key) {
   const CopyEntry copy = *index_.Find(key);
-  index_.Clear(key, writer_ ? CopyEntry::kBusy : CopyEntry::kAbsent);
-  if (!health_.ok()) capacity_bytes_ = index_.used();
+  ClearCopy(key, writer_ ? CopyEntry::kBusy : CopyEntry::kAbsent);
+  if (!health_.ok()) capacity_bytes_ = Used();
   if (!writer_) return;
   Job job;
   job.op.kind = TierOp::Kind::kDrop;
   job.op.key = key;
   job.op.key.group = index_.IdOf(copy);
+  job.taken = true;
   job.copy = copy;
   Enqueue(std::move(job));
+}
+
+void FolderCore::ClearCopy(const TierKey& key, uint32_t length) {
+  const CopyEntry* entry = index_.Find(key);
+  if (entry != nullptr && entry->held() && entry->linked) {
+    WantUnlinked(key, index_.Charge(entry->length, false));
+  }
+  index_.Clear(key, length);
 }
 
 }  // namespace forebay

@@ -8,8 +8,10 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -33,6 +35,14 @@ struct FolderPort {
   std::deque<TierDone> done;
   size_t in_flight = 0;  // accepted and not reaped
   size_t running = 0;    // in a thread
+};
+
+// A file that somebody else has written.
+struct AdoptedFile {
+  int dir = -1;
+  const char* name = nullptr;
+  uint64_t length = 0;
+  bool linked = false;  // its name stays, until ReleaseCopy
 };
 
 class FolderCore {
@@ -59,21 +69,48 @@ class FolderCore {
   void Close(FolderPort& port) EXCLUDES(mutex_);
   void Use(uint64_t group, const std::string& path) EXCLUDES(mutex_);
   void AskedForAll(uint64_t group) EXCLUDES(mutex_);
+  void Unuse(uint64_t group) EXCLUDES(mutex_);
   bool Has(const TierKey& key) EXCLUDES(mutex_);
   bool HasRoom(uint64_t bytes) const EXCLUDES(mutex_);
   uint64_t used_bytes() const EXCLUDES(mutex_);
+  uint64_t BytesFor(uint64_t copies, uint64_t bytes, bool as_files) const EXCLUDES(mutex_);
   uint64_t capacity_bytes() const EXCLUDES(mutex_);
   void SetQuota(uint64_t bytes) EXCLUDES(mutex_);
+  void SetAside(uint64_t bytes) EXCLUDES(mutex_);
   TierStats stats() const EXCLUDES(mutex_);
   Status health() const EXCLUDES(mutex_);
   std::string note() const EXCLUDES(mutex_);
 
+  // ---- copies as files (folder_links.cc)
+  Status LinkCopy(const TierKey& key, uint64_t length, int dir, const char* name) EXCLUDES(mutex_);
+  void ReleaseCopy(const TierKey& key) EXCLUDES(mutex_);
+  std::vector<TierKey> TakeUnlinks() EXCLUDES(mutex_);
+  Status AdoptFile(const TierKey& key, const AdoptedFile& file, uint32_t crc, bool reserved)
+      EXCLUDES(mutex_);
+  Status AssembleFile(const TierKey& whole, uint64_t length, std::span<const FilePiece> pieces)
+      EXCLUDES(mutex_);
+  Status Reserve(uint64_t length) EXCLUDES(mutex_);
+  void Unreserve(uint64_t length) EXCLUDES(mutex_);
+  void DropNow(const TierKey& key) EXCLUDES(mutex_);
+
  private:
+  // What somebody waits for the background thread to do.
+  struct Call {
+    enum class What : uint8_t { kAdopt, kUnpack, kReserve, kDrop };
+    What what = What::kDrop;
+    AdoptedFile file = {};  // kAdopt; kReserve: its length
+    bool reserved = false;  // kAdopt: room for it
+    bool done = false;
+    Status status = {};
+  };
   struct Job {
     TierOp op;
-    FolderPort* port = nullptr;  // null: the store's own
-    CopyEntry copy;              // kDrop of the store's own: what to remove
+    FolderPort* port = nullptr;  // null: the store's own, or a call
+    Call* call = nullptr;        // the only one of its batch
+    bool taken = false;          // kDrop: the entry is busy for it already, and was `copy`
+    CopyEntry copy;
     TierDone done = {};
+    uint64_t length() const { return call == nullptr ? op.bytes.size() : call->file.length; }
   };
   // A put whose bytes are written, or about to be.
   struct Pending {
@@ -82,7 +119,14 @@ class FolderCore {
     uint64_t charge = 0;  // of reserved_
   };
 
+  uint64_t Block() const EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return index_.block();
+  }
   bool Packed(uint64_t length) const { return length < options_.file_bytes; }
+  bool Packed(const Job& job) const {
+    return job.call == nullptr && !job.op.as_file && Packed(job.op.bytes.size());
+  }
   TierDone Get(const TierOp& op) EXCLUDES(mutex_);
   // A job for the background thread.
   void Enqueue(Job job) REQUIRES(mutex_);
@@ -90,8 +134,35 @@ class FolderCore {
   bool Enough() const REQUIRES(mutex_);
   // What may be held now.
   uint64_t Limit() const REQUIRES(mutex_) { return std::min(capacity_bytes_, quota_); }
+  // What the folder takes beside its copies: the rest of its log, folders, what others have in it.
+  uint64_t Overhead() const REQUIRES(mutex_);
+  uint64_t Used() const REQUIRES(mutex_) { return index_.used() + Overhead(); }
+  bool Fits(uint64_t charge) const REQUIRES(mutex_) {
+    return Used() + reserved_ + charge <= Limit();
+  }
+  // What to reserve for a put.
+  uint64_t ChargeOf(const TierKey& key, uint64_t length, bool packed) REQUIRES(mutex_);
   // The copy is not held any more; the background thread removes it.
   void DropLater(const TierKey& key) REQUIRES(mutex_);
+  // A copy that has a second name: whoever gave it is to remove it. `bytes` stay taken until then.
+  void WantUnlinked(const TierKey& key, uint64_t bytes) REQUIRES(mutex_);
+  // Out of the index; a second name keeps its bytes.
+  void ClearCopy(const TierKey& key, uint32_t length) REQUIRES(mutex_);
+
+  // ---- calls (folder_links.cc)
+  Status Ask(Job job, Call* call) EXCLUDES(mutex_);
+  void RunCall(Job& job) EXCLUDES(mutex_);
+  Status Unpack(TierKey key) EXCLUDES(mutex_);
+  void EndCall(Job& job) REQUIRES(mutex_);
+  Status NoRoom(uint64_t length) const;
+  static bool MayNotLink(int error);
+  Status WritePieces(const CopyName& name, std::span<const FilePiece> pieces, uint32_t* crc)
+      EXCLUDES(mutex_);
+  // A copy in a segment as a file, in the log too.
+  int MakeFile(const TierKey& key, const CopyEntry& file, std::span<const std::byte> bytes)
+      EXCLUDES(mutex_);
+  Status LinkFailed(const TierKey& key, const CopyEntry& copy, CopyRead why, int error, bool had)
+      REQUIRES(mutex_);
 
   // ---- the background thread (folder_writes.cc)
   void Load(bool writer) EXCLUDES(mutex_);
@@ -116,6 +187,11 @@ class FolderCore {
   };
   size_t AdmitPuts(std::span<Job> jobs, std::vector<Pending>* admitted, Leaving* leaving)
       EXCLUDES(mutex_);
+  // What must go so that `charge` fits; false: nothing may.
+  bool ChooseLeaving(uint64_t charge, Leaving* leaving) REQUIRES(mutex_);
+  void Remove(Leaving& leaving) EXCLUDES(mutex_);
+  // True: so much is reserved.
+  bool MakeRoom(uint64_t charge) EXCLUDES(mutex_);
   void Evict(uint64_t group) EXCLUDES(mutex_);
   // Copies that nobody here needs, until `bytes` are free or there are no more.
   std::vector<Job> TakeSpare(uint64_t bytes) REQUIRES(mutex_);
@@ -124,13 +200,23 @@ class FolderCore {
   void Publish(std::span<Pending> puts) EXCLUDES(mutex_);
   void Fail(Pending& put, int error) EXCLUDES(mutex_);
   void Drop(Job& job) EXCLUDES(mutex_);
+  // After a copy was taken out of the index: segments and folders that are empty now.
+  void RemoveEmpty(const TierKey& key, const CopyEntry& copy) EXCLUDES(mutex_);
+  // Writes a log of what the index has when the old one is mostly about what is gone.
+  void TidyLog() EXCLUDES(mutex_);
+  // Errors after which the next write may do better.
+  static bool MayPassSoon(int error);
+  // Whether writing can be tried again.
+  bool MayRetry() const REQUIRES(mutex_) { return writer_ && !writing_ && retry_at_ != 0; }
+  void Retry() EXCLUDES(mutex_);
   int AppendLog(std::span<LogRecord> records) EXCLUDES(mutex_);
   // 0: the lock is ours, again if need be. Asked before anything in the folder is changed: a writer
   // that has lost it touches nothing, as another one may have taken over.
   int HoldLock();
   // The same; if it is not, nothing is written any more.
   bool MayTouch() EXCLUDES(mutex_);
-  void StopWriting(Status why) REQUIRES(mutex_);
+  // `error`: 0 when it is no use to try again.
+  void StopWriting(Status why, int error = 0) REQUIRES(mutex_);
 
   const FolderTierOptions options_;
   const OwnedFd folder_;
@@ -143,10 +229,13 @@ class FolderCore {
   SegmentWriter segments_;
   uint64_t next_temporary_ = 0;
 
+  std::atomic<uint64_t> next_assembled_{uint64_t{1} << 40};  // numbers of temporary files
+
   mutable Mutex mutex_;
   std::condition_variable reads_;
   std::condition_variable writes_;
-  std::condition_variable idle_;  // scan done, a thread left, or a port has nothing running
+  std::condition_variable idle_;   // scan done, a thread left, or a port has nothing running
+  std::condition_variable calls_;  // a call is done
   FolderIndex index_ GUARDED_BY(mutex_);
   std::deque<Job> gets_ GUARDED_BY(mutex_);    // bounded by the ports
   std::deque<Job> others_ GUARDED_BY(mutex_);  // bounded by the ports, and by damaged copies
@@ -163,7 +252,16 @@ class FolderCore {
   std::string note_ GUARDED_BY(mutex_);
   uint64_t reserved_ GUARDED_BY(mutex_) = 0;    // for puts under way
   uint64_t capacity_bytes_ GUARDED_BY(mutex_);  // 0 until the scan is done, when it is to be chosen
+  uint64_t chosen_bytes_ GUARDED_BY(mutex_) = 0;  // the capacity while the folder can be written
   uint64_t quota_ GUARDED_BY(mutex_) = ~uint64_t{0};
+  uint64_t aside_ GUARDED_BY(mutex_) = 0;
+  uint64_t log_bytes_ GUARDED_BY(mutex_) = 0;
+  Nanos retry_at_ GUARDED_BY(mutex_) = 0;  // 0: never
+  // Copies whose second name somebody was told to remove, or will be, and what those take that are
+  // not held any more.
+  std::map<std::pair<uint64_t, uint32_t>, uint64_t> unlinking_ GUARDED_BY(mutex_);
+  uint64_t unlinking_bytes_ GUARDED_BY(mutex_) = 0;
+  std::vector<TierKey> unlinks_ GUARDED_BY(mutex_);  // not told yet
   TierStats stats_ GUARDED_BY(mutex_);
 };
 

@@ -115,6 +115,80 @@ TEST(FolderCrashTest, KilledWritersLeaveNoWrongByte) {
   EXPECT_GT(found, static_cast<size_t>(seeds));
 }
 
+// Writes bytes into a new file; ends the process where it cannot.
+void MakeFile(int dir, const std::string& name, const Bytes& bytes) {
+  const OwnedFd fd(openat(dir, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (write(fd.get(), bytes.data(), bytes.size()) != static_cast<ssize_t>(bytes.size())) _exit(4);
+}
+
+// A child makes files of packed copies, adopts files and drops some, for ever; says when a copy has
+// become a file.
+[[noreturn]] void LinkForEver(const std::string& folder, int to) {
+  alarm(60);
+  auto store = OpenStore(folder);
+  auto tier = *FolderStore::MakeTier(store, 16);
+  fs::create_directories(folder + "/run/copies");
+  const OwnedFd links(open((folder + "/run/copies").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  for (uint32_t i = 0;; ++i) {
+    const TierKey packed{9, i};
+    if (!Put(*tier, packed).stored) _exit(1);
+    const std::string name = std::string(32 - std::to_string(i).size(), '0') + std::to_string(i);
+    if (!store->LinkCopy(packed, BytesOf(packed).size(), links.get(), name.c_str()).ok()) _exit(2);
+    (void)!write(to, &i, sizeof i);
+    const TierKey adopted{9, 100'000 + i};
+    const Bytes bytes = BytesOf(adopted);
+    MakeFile(links.get(), name + ".part", bytes);
+    if (!store
+             ->AdoptFile(adopted, links.get(), (name + ".part").c_str(), bytes.size(),
+                         Crc32c(bytes))
+             .ok()) {
+      _exit(3);
+    }
+    if (i % 3 == 0) {
+      store->Drop(adopted);
+      for (const TierKey& gone : store->TakeUnlinks()) store->ReleaseCopy(gone);
+    }
+  }
+}
+
+TEST(FolderCrashTest, KilledWhileCopiesBecomeFiles) {
+  const char* text = std::getenv("FOREBAY_SEEDS");
+  const int seeds = text == nullptr ? 10 : std::atoi(text) / 2;
+  for (int seed = 0; seed < seeds; ++seed) {
+    const TempFolder folder;
+    SplitMix64 rng(static_cast<uint64_t>(seed));
+    int pipes[2];
+    ASSERT_EQ(pipe2(pipes, O_CLOEXEC), 0);
+    const OwnedFd from(pipes[0]);
+    OwnedFd to(pipes[1]);
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) LinkForEver(folder.path(), to.get());
+    to.Reset();
+    uint32_t last = 0;
+    const uint64_t most = 1 + rng.Below(60);
+    for (uint64_t n = 0; n < most; ++n) {
+      ASSERT_EQ(read(from.get(), &last, sizeof last), static_cast<ssize_t>(sizeof last));
+    }
+    usleep(static_cast<useconds_t>(rng.Below(3000)));
+    ASSERT_EQ(kill(child, SIGKILL), 0);
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status)) << "seed " << seed << " status " << status;
+    const std::vector<uint32_t> named = NamedByTheLog(folder.path(), 9);
+    auto tier = OpenFolder(folder.path());
+    EXPECT_TRUE(folder.Files(".tmp").empty());
+    EXPECT_TRUE(fs::is_empty(folder.path() + "/run/copies")) << "names of a dead process";
+    for (const uint32_t s : named) {
+      EXPECT_TRUE(Hits(*tier, {9, s})) << "seed " << seed << " lost sample " << s;
+    }
+    for (uint32_t s = 0; s <= last; ++s) {
+      EXPECT_TRUE(Hits(*tier, {9, s})) << "seed " << seed << " lost sample " << s;
+    }
+    EXPECT_EQ(tier->stats().damaged, 0u) << "seed " << seed;
+  }
+}
+
 // A job that shares the folder goes on where the killed writer was.
 TEST(FolderCrashTest, AReaderTakesOverFromAKilledWriter) {
   const char* text = std::getenv("FOREBAY_SEEDS");

@@ -2,13 +2,16 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -22,6 +25,9 @@ namespace forebay {
 namespace {
 
 constexpr const char* kWriting = "writing";
+constexpr const char* kRun = "run";
+constexpr const char* kLinks = "run/copies";
+constexpr size_t kCheckedAtOnce = 256 << 10;
 
 // Exactly `digits` lower-case hex digits.
 template <typename T>
@@ -97,19 +103,73 @@ bool IsCopy(std::string_view file) {
                    ParseHex<uint32_t>(name.substr(16), 8)));
 }
 
-int Publish(int folder, const char* temporary, const CopyName& name) {
-  if (renameat(folder, temporary, folder, name.data()) == 0) return 0;
-  if (errno != ENOENT) return errno;
-  CopyName above = name;
+// The folders above a copy's file.
+int MakeFoldersAbove(int folder, const CopyName& name) {
   for (const size_t slash : {size_t{16}, size_t{16 + 1 + 2}}) {
-    above = name;
+    CopyName above = name;
     above[slash] = '\0';
     if (const int error = MakeFolder(folder, above.data()); error != 0) return error;
   }
+  return 0;
+}
+
+int Publish(int folder, const char* temporary, const CopyName& name) {
+  if (renameat(folder, temporary, folder, name.data()) == 0) return 0;
+  if (errno != ENOENT) return errno;
+  if (const int error = MakeFoldersAbove(folder, name); error != 0) return error;
   return renameat(folder, temporary, folder, name.data()) == 0 ? 0 : errno;
 }
 
+// Whether the file's bytes are the copy's. -1: errno tells.
+int HasBytesOf(int fd, const CopyEntry& copy) {
+  const auto buffer = std::make_unique_for_overwrite<std::byte[]>(kCheckedAtOnce);
+  uint32_t crc = 0;
+  uint64_t at = 0;
+  while (at < copy.length) {
+    const ssize_t n = pread(fd, buffer.get(), kCheckedAtOnce, static_cast<off_t>(at));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return -1;
+    if (n == 0) break;
+    crc = Crc32c({buffer.get(), static_cast<size_t>(n)}, crc);
+    at += static_cast<uint64_t>(n);
+  }
+  return at == copy.length && crc == copy.crc ? 1 : 0;
+}
+
+CopyRead WhyNotOpened(int error) {
+  if (error == EPERM) return CopyRead::kDamaged;  // whatever lies there is not what we wrote
+  return error == ENOENT || error == ENOTDIR ? CopyRead::kGone : CopyRead::kFailed;
+}
+
+// Names that the file face gives: 32 digits, with an ending while it writes.
+bool IsSecondName(std::string_view name) {
+  return name.ends_with(".tmp") ||
+         (name.size() >= 32 && ParseHex<uint64_t>(name.substr(0, 16), 16) &&
+          ParseHex<uint64_t>(name.substr(16, 16), 16) && (name.size() == 32 || name[32] == '.'));
+}
+
+void RemoveSecondNames(int folder, const char* name) {
+  Listing all(folder, name);
+  while (const char* file = all.Next()) {
+    if (IsSecondName(file)) (void)unlinkat(all.fd(), file, 0);
+  }
+}
+
+bool IsFolder(int folder, const char* name) {
+  struct stat st {};
+  return fstatat(folder, name, &st, AT_SYMLINK_NOFOLLOW) == 0 && S_ISDIR(st.st_mode);
+}
+
 }  // namespace
+
+uint64_t BlockOf(int folder) {
+  constexpr uint64_t kUsual = 4096;
+  struct statvfs disk {};
+  if (fstatvfs(folder, &disk) != 0) return kUsual;
+  // Network file systems name the size of their requests.
+  const auto block = static_cast<uint64_t>(disk.f_frsize);
+  return block < 512 || block > (64 << 10) ? kUsual : block;
+}
 
 CopyName GroupName(uint64_t group) {
   CopyName name;
@@ -142,8 +202,7 @@ CopyRead ReadCopy(int folder, const TierKey& key, const CopyEntry& copy, std::sp
   const OwnedFd fd = OpenPrivateFile(folder, name.data(), O_RDONLY);
   if (!fd.valid()) {
     *error = errno;
-    if (*error == EPERM) return CopyRead::kDamaged;  // whatever lies there is not what we wrote
-    return *error == ENOENT || *error == ENOTDIR ? CopyRead::kGone : CopyRead::kFailed;
+    return WhyNotOpened(*error);
   }
   // Of a file one byte more is asked for: it must end where the copy does.
   std::byte beyond{};
@@ -168,20 +227,70 @@ CopyRead ReadCopy(int folder, const TierKey& key, const CopyEntry& copy, std::sp
   return have == whole && Crc32c(bytes) == copy.crc ? CopyRead::kGood : CopyRead::kDamaged;
 }
 
-int WriteFile(int folder, const TierKey& key, std::span<const std::byte> bytes, uint64_t number) {
-  CopyName temporary;
-  std::snprintf(temporary.data(), temporary.size(), "%s/%d-%llu.tmp", kWriting,
-                static_cast<int>(getpid()), static_cast<unsigned long long>(number));
-  constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL;
-  OwnedFd file = OpenPrivateFile(folder, temporary.data(), kFlags);
-  if (!file.valid() && errno == ENOENT) {
-    if (const int error = MakeFolder(folder, kWriting); error != 0) return error;
-    file = OpenPrivateFile(folder, temporary.data(), kFlags);
+CopyRead LinkCopyOut(int folder, const TierKey& key, const CopyEntry& copy, bool check, int dir,
+                     const char* name, int* error) {
+  const CopyName own = FileName(key);
+  const OwnedFd fd = OpenPrivateFile(folder, own.data(), O_RDONLY);
+  struct stat opened {};
+  if (!fd.valid() || fstat(fd.get(), &opened) != 0) {
+    *error = errno;
+    return WhyNotOpened(*error);
   }
+  if (static_cast<uint64_t>(opened.st_size) != copy.length) return CopyRead::kDamaged;
+  const int right = check ? HasBytesOf(fd.get(), copy) : 1;
+  if (right == 0) return CopyRead::kDamaged;
+  struct stat linked {};
+  if (right < 0 || linkat(folder, own.data(), dir, name, 0) != 0 ||
+      fstatat(dir, name, &linked, AT_SYMLINK_NOFOLLOW) != 0) {
+    *error = errno;
+    return *error == ENOENT ? CopyRead::kGone : CopyRead::kFailed;
+  }
+  if (linked.st_ino == opened.st_ino && linked.st_dev == opened.st_dev) return CopyRead::kGood;
+  (void)unlinkat(dir, name, 0);
+  return CopyRead::kGone;
+}
+
+int LinkFileIn(int folder, const TierKey& key, int dir, const char* name) {
+  const CopyName own = FileName(key);
+  for (int attempt = 0; linkat(dir, name, folder, own.data(), 0) != 0; ++attempt) {
+    int error = errno;
+    if (attempt == 2) return error;
+    if (error == ENOENT) {
+      error = MakeFoldersAbove(folder, own);
+    } else if (error == EEXIST) {
+      // No record names it, or the copy would be held.
+      error = unlinkat(folder, own.data(), 0) == 0 ? 0 : errno;
+    }
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+CopyName TemporaryName(uint64_t number) {
+  CopyName name;
+  std::snprintf(name.data(), name.size(), "%s/%d-%llu.tmp", kWriting, static_cast<int>(getpid()),
+                static_cast<unsigned long long>(number));
+  return name;
+}
+
+OwnedFd MakeTemporary(int folder, const CopyName& name) {
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL;
+  OwnedFd file = OpenPrivateFile(folder, name.data(), kFlags);
+  if (file.valid() || errno != ENOENT || MakeFolder(folder, kWriting) != 0) return file;
+  return OpenPrivateFile(folder, name.data(), kFlags);
+}
+
+int WriteBytes(int fd, std::span<const std::byte> bytes, uint64_t offset) {
+  iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};  // an iovec lacks the const
+  return WriteAll(fd, std::span(&part, 1), offset);
+}
+
+int WriteFile(int folder, const TierKey& key, std::span<const std::byte> bytes, uint64_t number) {
+  const CopyName temporary = TemporaryName(number);
+  OwnedFd file = MakeTemporary(folder, temporary);
   if (!file.valid()) return errno;
   const int fd = file.Release();
-  iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};  // an iovec lacks the const
-  int error = WriteAll(fd, std::span(&part, 1), 0);
+  int error = WriteBytes(fd, bytes, 0);
   // Some file systems tell only now that there was no room.
   if (close(fd) != 0 && error == 0) error = errno;
   if (error == 0) error = Publish(folder, temporary.data(), FileName(key));
@@ -229,6 +338,40 @@ void RemoveLeftovers(int folder) {
   while (const char* name = left.Next()) {
     if (std::string_view(name).ends_with(".tmp")) (void)unlinkat(left.fd(), name, 0);
   }
+  RemoveSecondNames(folder, kLinks);
+}
+
+void RemoveRunFolder(int folder) {
+  RemoveSecondNames(folder, kLinks);
+  (void)unlinkat(folder, kLinks, AT_REMOVEDIR);
+  {
+    Listing run(folder, kRun);
+    for (const char* name : {"table", "table.tmp", "boot", "lock"}) {
+      (void)unlinkat(run.fd(), name, 0);
+    }
+  }
+  (void)unlinkat(folder, kRun, AT_REMOVEDIR);
+}
+
+bool HoldsOldFiles(int folder) {
+  return IsFolder(folder, "copies") && faccessat(folder, "lock", F_OK, AT_SYMLINK_NOFOLLOW) == 0 &&
+         faccessat(folder, "boot", F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+std::string OldFilesRemedy(const std::string& folder) {
+  return StrCat("the cache folder ", folder,
+                " holds copies of an older Forebay's file service (lock, boot, copies/), which are "
+                "not used; remove them with `forebay cache clear ",
+                folder, "`, or name another folder");
+}
+
+int RemoveOldFiles(int folder) {
+  const OwnedFd lock = OpenPrivateFile(folder, "lock", O_RDWR);
+  if (lock.valid() && flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return errno;
+  RemoveSecondNames(folder, "copies");
+  (void)unlinkat(folder, "copies", AT_REMOVEDIR);
+  for (const char* name : {"table", "table.tmp", "boot", "lock"}) (void)unlinkat(folder, name, 0);
+  return 0;
 }
 
 std::vector<uint64_t> GroupFolders(int folder) {
@@ -251,7 +394,7 @@ void TightenFolder(int folder) {
   Listing all(folder, ".");
   while (const char* name = all.Next()) {
     const std::string_view text = name;
-    if (text == kWriting || ParseHex<uint64_t>(text, 16)) {
+    if (text == kWriting || text == kRun || ParseHex<uint64_t>(text, 16)) {
       const OwnedFd below(openat(all.fd(), name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
       if (below.valid()) (void)fchmod(below.get(), 0700);
     } else if (text != "." && text != ".." && text != FolderLock::kName &&
@@ -305,6 +448,16 @@ int SegmentWriter::Append(int folder, uint64_t group, std::span<iovec> parts, ui
   *offset = static_cast<uint32_t>(open.end);
   open.end += bytes;
   return 0;
+}
+
+void SegmentWriter::Rewind(uint64_t group) {
+  const auto it = open_.find(group);
+  if (it == open_.end()) return;
+  if (ftruncate(it->second.fd.get(), 0) == 0) {
+    it->second.end = 0;
+  } else {
+    open_.erase(it);
+  }
 }
 
 bool SegmentWriter::IsOpen(uint64_t group, uint16_t segment) const {

@@ -4,10 +4,14 @@
 //                                         of it can stand for the original
 //   <group>/<number>.seg                  small copies, one behind the other, only appended
 //   writing/<pid>-<n>.tmp                 copies being written
+//   run/copies/<32 hex digits>            second names of copies in files of their own, which
+//                                         programs open; whoever gave them removes them. With a
+//                                         point and more behind: what is to become one
 //
 // Groups have 16 hex digits, names 24 and segments 8. A key says in `group` where its copy lies.
 // Errors are errno values, 0 for none. Files have mode 0600 and folders 0700, whatever the source's
-// have. What is not a regular file of this user is not read.
+// have; a copy with a second name has the mode that its giver chose. What is not a regular file of
+// this user, or what others may write to, is not read.
 #pragma once
 
 #include <sys/uio.h>
@@ -27,6 +31,9 @@ namespace forebay {
 
 inline constexpr uint64_t kSegmentBytes = 32 << 20;
 
+// What the folder's file system rounds a file up to.
+uint64_t BlockOf(int folder);
+
 using CopyName = std::array<char, 64>;
 CopyName GroupName(uint64_t group);
 CopyName FileName(const TierKey& key);
@@ -39,6 +46,19 @@ enum class CopyRead { kGood, kDamaged, kGone, kFailed };
 CopyRead ReadCopy(int folder, const TierKey& key, const CopyEntry& copy, std::span<std::byte> bytes,
                   int* error);
 
+// Gives a copy that has a file of its own a further name. With `check` its bytes are read and
+// compared with its checksum first. kFailed: `error` tells; EEXIST: the name is taken.
+CopyRead LinkCopyOut(int folder, const TierKey& key, const CopyEntry& copy, bool check, int dir,
+                     const char* name, int* error);
+// Makes a file that somebody else has written, on this file system, a copy; its name stays.
+int LinkFileIn(int folder, const TierKey& key, int dir, const char* name);
+
+// "writing/<process>-<number>.tmp"; `number` must be unique in the process.
+CopyName TemporaryName(uint64_t number);
+// A new, empty file of that name.
+OwnedFd MakeTemporary(int folder, const CopyName& name);
+// At an offset, whole.
+int WriteBytes(int fd, std::span<const std::byte> bytes, uint64_t offset);
 // Under a temporary name first: the file appears whole. `number` must be unique in the process.
 int WriteFile(int folder, const TierKey& key, std::span<const std::byte> bytes, uint64_t number);
 
@@ -46,8 +66,17 @@ int WriteFile(int folder, const TierKey& key, std::span<const std::byte> bytes, 
 void RemoveCopy(int folder, const TierKey& key, const CopyEntry& copy);
 // Removes what looks like ours below a group's folder, of older formats too; leaves the rest.
 void RemoveGroup(int folder, uint64_t group);
-// What dead writers left.
+// What dead writers left: files half written, and second names, whose givers are dead, too.
 void RemoveLeftovers(int folder);
+// What is ours below run/, and run/ itself if nothing else is there.
+void RemoveRunFolder(int folder);
+
+// Whether the folder holds copies of the file service of an older Forebay: lock, boot, copies/.
+bool HoldsOldFiles(int folder);
+// What to do about it, in words.
+std::string OldFilesRemedy(const std::string& folder);
+// EWOULDBLOCK: such a service is alive.
+int RemoveOldFiles(int folder);
 // The folders that have a group's name.
 std::vector<uint64_t> GroupFolders(int folder);
 
@@ -67,6 +96,8 @@ class SegmentWriter {
   void Seal(uint64_t group) { open_.erase(group); }
   // Whether this segment is appended to.
   bool IsOpen(uint64_t group, uint16_t segment) const;
+  // The segment that is appended to holds no copy any more: it starts again.
+  void Rewind(uint64_t group);
 
  private:
   static constexpr size_t kMostOpen = 8;

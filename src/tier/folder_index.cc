@@ -1,8 +1,19 @@
 #include "tier/folder_index.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace forebay {
+namespace {
+
+constexpr size_t kPages = 256;       // folders that a group's files lie in
+constexpr size_t kMostSpare = 4096;  // found by one pass over the table
+constexpr size_t kMostLinked = 64;
+constexpr uint64_t kLargestSegment = uint64_t{1} << 32;
+
+size_t PageOf(const TierKey& key) { return static_cast<size_t>(key.name >> 56); }
+
+}  // namespace
 
 size_t FolderIndex::Home(uint64_t name) const {
   // Names are hashes; those of tests may not be.
@@ -29,7 +40,6 @@ void FolderIndex::Resize(size_t slots) {
   std::vector<Slot> old(slots);
   old.swap(slots_);
   taken_ = 0;
-  hand_ = 0;
   for (const Slot& slot : old) {
     if (slot.empty() || slot.entry.length == CopyEntry::kAbsent) continue;
     slots_[Place(slot.Key())] = slot;
@@ -48,39 +58,60 @@ CopyEntry* FolderIndex::Make(const TierKey& key) {
     if ((taken_ + 1) * 8 > slots_.size() * 7) Resize(slots_.size() * 2);
   }
   Slot& slot = slots_[Place(key)];
-  slot.name[0] = static_cast<uint32_t>(key.name);
-  slot.name[1] = static_cast<uint32_t>(key.name >> 32);
+  slot.name = key.name;
   slot.check = key.check;
   slot.entry = CopyEntry{};
   ++taken_;
   return &slot.entry;
 }
 
-void FolderIndex::Count(const CopyEntry& copy) {
+void FolderIndex::Count(const TierKey& key, const CopyEntry& copy) {
   Group& group = groups_[copy.group];
-  const uint64_t charge = Charge(copy.length);
-  used_ += charge;
-  group.charged += charge;
+  used_ += Charge(copy.length, copy.packed);
   group.bytes += copy.length;
-  ++group.copies;
+  if (++group.copies == 1) used_ += Extra();
   group.needed += copy.needed;
+  group.kept += copy.needed | copy.linked;
+  linked_ += copy.linked && !copy.needed;
   ++copies_;
-  if (!copy.packed) return;
-  if (group.packed.size() <= copy.segment) group.packed.resize(copy.segment + size_t{1});
-  ++group.packed[copy.segment];
+  if (!copy.packed) {
+    if (group.pages.empty()) group.pages.resize(kPages);
+    if (++group.pages[PageOf(key)] == 1) used_ += Extra();
+    return;
+  }
+  if (group.segments.size() <= copy.segment) group.segments.resize(copy.segment + size_t{1});
+  if (++group.segments[copy.segment].copies == 1) used_ += Extra();
   group.next_segment = std::max(group.next_segment, copy.segment + uint32_t{1});
 }
 
-void FolderIndex::Uncount(const CopyEntry& copy) {
+void FolderIndex::Uncount(const TierKey& key, const CopyEntry& copy) {
   Group& group = groups_[copy.group];
-  const uint64_t charge = Charge(copy.length);
-  used_ -= charge;
-  group.charged -= charge;
+  used_ -= Charge(copy.length, copy.packed);
   group.bytes -= copy.length;
-  --group.copies;
+  if (--group.copies == 0) used_ -= Extra();
   group.needed -= copy.needed;
+  group.kept -= copy.needed | copy.linked;
+  linked_ -= copy.linked && !copy.needed;
   --copies_;
-  if (copy.packed) --group.packed[copy.segment];
+  if (!copy.packed) {
+    if (--group.pages[PageOf(key)] == 0) used_ -= Extra();
+    return;
+  }
+  Group::Segment& segment = group.segments[copy.segment];
+  if (--segment.copies == 0) {
+    used_ -= segment.lost + Extra();
+    segment.lost = 0;
+    return;
+  }
+  const uint64_t lost = SharedBytes(copy);
+  segment.lost += lost;
+  used_ += lost;
+}
+
+uint64_t FolderIndex::SharedBytes(const CopyEntry& copy) const {
+  const uint64_t first = RoundUp(copy.offset);
+  const uint64_t end = (uint64_t{copy.offset} + copy.length) / block_ * block_;
+  return copy.length - (end > first ? end - first : 0);
 }
 
 bool FolderIndex::Set(const TierKey& key, CopyEntry copy) {
@@ -88,29 +119,62 @@ bool FolderIndex::Set(const TierKey& key, CopyEntry copy) {
   if (entry == nullptr) return false;
   if (entry->held()) {
     if (entry->needed) copy.needed = 1;
-    Uncount(*entry);
+    if (entry->linked) copy.linked = 1;
+    Uncount(key, *entry);
   }
+  ++turns_;
+  copy.turn = turns_ & kTurns;
   *entry = copy;
-  Count(copy);
+  Count(key, copy);
   return true;
 }
 
 void FolderIndex::Clear(const TierKey& key, uint32_t length) {
   CopyEntry* entry = Find(key);
   if (entry == nullptr) return;
-  if (entry->held()) Uncount(*entry);
+  if (entry->held()) Uncount(key, *entry);
   *entry = CopyEntry{};
   entry->length = length;
 }
 
 bool FolderIndex::Need(const TierKey& key) {
   CopyEntry* entry = Find(key);
-  if (entry == nullptr || !entry->held()) return false;
+  if (entry == nullptr || !entry->held() || groups_[entry->group].leaving) return false;
+  entry->turn = turns_ & kTurns;
   if (!entry->needed) {
     entry->needed = 1;
     ++groups_[entry->group].needed;
+    if (entry->linked) {
+      --linked_;
+    } else {
+      ++groups_[entry->group].kept;
+    }
   }
   return true;
+}
+
+void FolderIndex::SetLinked(const TierKey& key, bool linked) {
+  CopyEntry* entry = Find(key);
+  if (entry == nullptr || !entry->held() || entry->linked == linked) return;
+  entry->linked = linked;
+  if (linked) entry->turn = ++turns_ & kTurns;
+  if (entry->needed) return;
+  linked ? ++linked_ : --linked_;
+  linked ? ++groups_[entry->group].kept : --groups_[entry->group].kept;
+}
+
+void FolderIndex::ForgetNeeds() {
+  for (Slot& slot : slots_) {
+    CopyEntry& entry = slot.entry;
+    if (slot.empty() || !entry.held() || !entry.needed || groups_[entry.group].used) continue;
+    entry.needed = 0;
+    --groups_[entry.group].needed;
+    if (entry.linked) {
+      ++linked_;
+    } else {
+      --groups_[entry.group].kept;
+    }
+  }
 }
 
 void FolderIndex::TakeOverUses(const FolderIndex& before) {
@@ -118,6 +182,7 @@ void FolderIndex::TakeOverUses(const FolderIndex& before) {
     if (!group.used) continue;
     Group& here = At(group.id);
     here.used = true;
+    here.users = group.users;
     here.sorted = group.sorted;
   }
   for (const Slot& slot : before.slots_) {
@@ -130,7 +195,7 @@ void FolderIndex::Forget(uint64_t group) {
   if (number == numbers_.end()) return;
   for (Slot& slot : slots_) {
     if (slot.empty() || !slot.entry.held() || slot.entry.group != number->second) continue;
-    Uncount(slot.entry);
+    Uncount(slot.Key(), slot.entry);
     slot.entry = CopyEntry{};
   }
 }
@@ -142,6 +207,11 @@ uint16_t FolderIndex::NumberOf(uint64_t group) {
   const auto number = static_cast<uint16_t>(groups_.size() - 1);
   numbers_.emplace(group, number);
   return number;
+}
+
+bool FolderIndex::Uses(uint64_t group) const {
+  const auto number = numbers_.find(group);
+  return number != numbers_.end() && groups_[number->second].used;
 }
 
 bool FolderIndex::Holds(uint64_t group) const {
@@ -188,6 +258,16 @@ void FolderIndex::Apply(const LogRecord& record) {
     case LogRecord::Kind::kLimit:
       limit_ = ValueOf(record);
       return;
+    case LogRecord::Kind::kLost: {
+      Group& group = At(record.group);
+      if (record.segment >= group.segments.size()) return;
+      Group::Segment& segment = group.segments[record.segment];
+      if (segment.copies == 0 || block_ == 1) return;
+      used_ -= segment.lost;
+      segment.lost = std::min(ValueOf(record), kLargestSegment);
+      used_ += segment.lost;
+      return;
+    }
   }
 }
 
@@ -214,15 +294,29 @@ void FolderIndex::Write(const FolderLog::Emit& emit) const {
     }
     if (group.last_used_s != 0) emit(UseRecord(group.id, group.last_used_s));
   }
-  for (const Slot& slot : slots_) {
-    if (!slot.empty() && slot.entry.held()) emit(RecordOf(slot.Key(), slot.entry));
+  // In the order in which they came, which the next reader of the log takes for theirs.
+  std::vector<uint32_t> order;
+  order.reserve(copies_);
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (!slots_[i].empty() && slots_[i].entry.held()) order.push_back(static_cast<uint32_t>(i));
+  }
+  std::sort(order.begin(), order.end(),
+            [this](uint32_t a, uint32_t b) { return slots_[a].entry.turn < slots_[b].entry.turn; });
+  for (const uint32_t i : order) {
+    if (slots_[i].entry.held()) emit(RecordOf(slots_[i].Key(), slots_[i].entry));
+  }
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    for (size_t s = 0; s < groups_[i].segments.size(); ++s) {
+      const uint64_t lost = groups_[i].segments[s].lost;
+      if (lost > 0) emit(LostRecord(groups_[i].id, static_cast<uint16_t>(s), lost));
+    }
   }
 }
 
 bool FolderIndex::Oldest(uint64_t* group) const {
   const Group* oldest = nullptr;
   for (const Group& each : groups_) {
-    if (each.used || each.leaving || each.copies == 0) continue;
+    if (each.used || each.leaving || each.copies == 0 || each.kept > 0) continue;
     if (oldest != nullptr && each.last_used_s >= oldest->last_used_s) continue;
     oldest = &each;
     *group = each.id;
@@ -231,24 +325,60 @@ bool FolderIndex::Oldest(uint64_t* group) const {
 }
 
 bool FolderIndex::HasSpare() const {
-  return std::any_of(groups_.begin(), groups_.end(), [](const Group& group) {
-    return group.used && group.sorted && group.copies > group.needed;
+  return std::any_of(groups_.begin(), groups_.end(), [this](const Group& group) {
+    return !group.leaving && GivesUp(group) && group.copies > group.kept;
   });
+}
+
+bool FolderIndex::IsSpare(const CopyEntry& copy, bool linked) const {
+  if (!copy.held() || copy.needed || copy.linked != linked) return false;
+  const Group& group = groups_[copy.group];
+  return !group.leaving && GivesUp(group);
+}
+
+std::vector<FolderIndex::Candidate> FolderIndex::Candidates(bool linked, size_t most) const {
+  const auto sooner = [](const Candidate& a, const Candidate& b) { return a.rank < b.rank; };
+  std::vector<Candidate> found;
+  for (const Slot& slot : slots_) {
+    if (slot.empty() || !IsSpare(slot.entry, linked)) continue;
+    found.push_back({Rank(slot.entry), slot.Key()});
+    found.back().key.group = groups_[slot.entry.group].id;
+    if (found.size() < 2 * most) continue;
+    std::nth_element(found.begin(), found.begin() + static_cast<ptrdiff_t>(most), found.end(),
+                     sooner);
+    found.resize(most);
+  }
+  std::sort(found.begin(), found.end(), [&](const auto& a, const auto& b) { return sooner(b, a); });
+  if (found.size() > most) found.erase(found.begin(), found.end() - static_cast<ptrdiff_t>(most));
+  return found;
 }
 
 bool FolderIndex::Spare(TierKey* key) {
   if (!HasSpare()) return false;
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    hand_ = (hand_ + 1) & (slots_.size() - 1);
-    const Slot& slot = slots_[hand_];
-    if (slot.empty() || !slot.entry.held() || slot.entry.needed) continue;
-    const Group& group = groups_[slot.entry.group];
-    if (!group.used || !group.sorted) continue;
-    *key = slot.Key();
-    key->group = group.id;
-    return true;
+  for (const bool fresh : {false, true}) {
+    if (fresh) spare_ = Candidates(false, kMostSpare);
+    while (!spare_.empty()) {
+      const TierKey found = spare_.back().key;
+      spare_.pop_back();
+      const CopyEntry* entry = std::as_const(*this).Find(found);
+      if (entry == nullptr || !IsSpare(*entry, false)) continue;
+      *key = found;
+      key->group = IdOf(*entry);
+      return true;
+    }
   }
   return false;
+}
+
+std::vector<TierKey> FolderIndex::LinkedSpare(uint64_t bytes) const {
+  std::vector<TierKey> found;
+  if (linked_ == 0) return found;
+  std::vector<Candidate> all = Candidates(true, kMostLinked);
+  for (uint64_t freed = 0; freed < bytes && !all.empty(); all.pop_back()) {
+    found.push_back(all.back().key);
+    freed += Charge(Find(found.back())->length, false);
+  }
+  return found;
 }
 
 std::vector<TierKey> FolderIndex::Keys(uint64_t group) const {

@@ -74,6 +74,14 @@ LogRecord LimitRecord(uint64_t bytes) {
   return record;
 }
 
+LogRecord LostRecord(uint64_t group, uint16_t segment, uint64_t bytes) {
+  LogRecord record = LimitRecord(bytes);
+  record.group = group;
+  record.segment = segment;
+  record.kind = LogRecord::Kind::kLost;
+  return record;
+}
+
 uint64_t ValueOf(const LogRecord& record) { return uint64_t{record.crc} << 32 | record.length; }
 
 std::vector<LogRecord> PathRecords(uint64_t group, std::string_view path) {

@@ -31,6 +31,7 @@ struct LogRecord {
     kUse,       // somebody named the group at a time: ValueOf tells, in seconds since 1970
     kPath,      // a piece of the group's path, for people: PathPiece
     kLimit,     // the folder's limit, for people: ValueOf, in bytes
+    kLost,      // what a segment takes beside the copies in it: ValueOf, in bytes
   };
   uint64_t name = 0;  // with `name_check`: what it is a copy of. kPath: number of the piece
   uint64_t group = 0;
@@ -47,7 +48,8 @@ static_assert(sizeof(LogRecord) == 40);
 
 LogRecord UseRecord(uint64_t group, int64_t seconds);
 LogRecord LimitRecord(uint64_t bytes);
-// The number of the two.
+LogRecord LostRecord(uint64_t group, uint16_t segment, uint64_t bytes);
+// The number of the three.
 uint64_t ValueOf(const LogRecord& record);
 // As many pieces as the text takes, at most 4096 bytes of it.
 std::vector<LogRecord> PathRecords(uint64_t group, std::string_view path);
@@ -77,6 +79,7 @@ class FolderLog {
   // False: somebody removed the file.
   bool Linked() const;
 
+  uint64_t bytes() const { return end_; }
   uint64_t records() const { return records_; }  // read or appended, good ones
   uint64_t damaged() const { return damaged_; }  // left out, with good ones behind them
 

@@ -290,7 +290,7 @@ TEST(FolderIndexTest, FollowsTheRecords) {
       ASSERT_TRUE(entry != nullptr && entry->held());
       EXPECT_EQ(entry->length, record.length);
       EXPECT_EQ(entry->packed, record.kind == RecordKind::kPacked);
-      used += FolderIndex::Charge(record.length);
+      used += each->Charge(record.length, entry->packed);
     }
     EXPECT_EQ(each->copies(), truth.size());
     EXPECT_EQ(each->used(), used);

@@ -1,5 +1,6 @@
 #include "tier/folder_tier.h"
 
+#include <fcntl.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,14 +14,13 @@
 
 namespace forebay {
 
-static_assert(FolderStore::kOverheadASample == sizeof(LogRecord));
-
 Status FolderTierOptions::Validate() const {
   if (folder.empty()) return Status(Code::kInvalidArgument, "the cache folder has no name");
   if (threads < 1 || threads > 256) {
     return Status(Code::kInvalidArgument, StrCat("threads is ", threads, "; it takes 1 to 256"));
   }
-  if (batch_bytes == 0 || gather < 0 || follow_every < 0 || take_over_every < 0) {
+  if (batch_bytes == 0 || gather < 0 || follow_every < 0 || take_over_every < 0 ||
+      retry_every < 0) {
     return Status(Code::kInvalidArgument, "batch_bytes is 0, or a time is negative");
   }
   return Status();
@@ -62,6 +62,10 @@ Result<std::shared_ptr<FolderStore>> FolderStore::Open(const FolderTierOptions& 
   Result<OwnedFd> opened = OpenPrivateFolder(options.folder, "cache folder", true);
   if (!opened) return opened.error();
   OwnedFd folder = *std::move(opened);
+  if (HoldsOldFiles(folder.get()) &&
+      faccessat(folder.get(), FolderLog::kName, F_OK, AT_SYMLINK_NOFOLLOW) != 0) {
+    return Status(Code::kInvalidArgument, OldFilesRemedy(options.folder));
+  }
   TightenFolder(folder.get());
   Status health;
   const std::string reads = StrCat("the cache folder ", options.folder, " is only read");
@@ -117,9 +121,30 @@ Result<std::unique_ptr<Tier>> FolderStore::MakeTier(std::shared_ptr<FolderStore>
 
 void FolderStore::Use(uint64_t group, const std::string& path) { core_->Use(group, path); }
 void FolderStore::AskedForAll(uint64_t group) { core_->AskedForAll(group); }
+void FolderStore::Unuse(uint64_t group) { core_->Unuse(group); }
 bool FolderStore::WaitScanned(Nanos at_most) const { return core_->WaitScanned(at_most); }
 bool FolderStore::Has(const TierKey& key) const { return core_->Has(key); }
+Status FolderStore::LinkCopy(const TierKey& key, uint64_t length, int dir, const char* name) {
+  return core_->LinkCopy(key, length, dir, name);
+}
+void FolderStore::ReleaseCopy(const TierKey& key) { core_->ReleaseCopy(key); }
+std::vector<TierKey> FolderStore::TakeUnlinks() { return core_->TakeUnlinks(); }
+Status FolderStore::AdoptFile(const TierKey& key, int dir, const char* name, uint64_t length,
+                              uint32_t crc, bool reserved) {
+  return core_->AdoptFile(key, {dir, name, length, true}, crc, reserved);
+}
+Status FolderStore::AssembleFile(const TierKey& whole, uint64_t length,
+                                 std::span<const FilePiece> pieces) {
+  return core_->AssembleFile(whole, length, pieces);
+}
+Status FolderStore::Reserve(uint64_t length) { return core_->Reserve(length); }
+void FolderStore::Unreserve(uint64_t length) { core_->Unreserve(length); }
+void FolderStore::Drop(const TierKey& key) { core_->DropNow(key); }
+void FolderStore::SetAside(uint64_t bytes) { core_->SetAside(bytes); }
 uint64_t FolderStore::used_bytes() const { return core_->used_bytes(); }
+uint64_t FolderStore::BytesFor(uint64_t copies, uint64_t bytes, bool as_files) const {
+  return core_->BytesFor(copies, bytes, as_files);
+}
 void FolderStore::SetQuota(uint64_t bytes) { core_->SetQuota(bytes); }
 
 uint64_t FolderStore::capacity_bytes() const { return core_->capacity_bytes(); }

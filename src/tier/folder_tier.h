@@ -5,6 +5,7 @@
 //   <folder>/index.log      what is held where (folder_log.h)
 //   <folder>/<group>/...    the copies (folder_files.h)
 //   <folder>/writing/...    what is being written
+//   <folder>/run/...        of the file face: second names of copies, which programs open
 //
 // A copy counts once the log names it, and the log names it once its bytes are written: a process
 // that dies leaves whole copies and some bytes that nobody looks at. Nothing is synced to the disk.
@@ -15,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -29,16 +31,20 @@ struct FolderTierOptions {
   // Made, with its parents, when it does not exist. One that exists is this user's, and nobody else
   // may write to it (OpenPrivateFolder).
   std::string folder;
-  // Bytes of samples, and 40 more for each. What the disk rounds files up by is not counted: half a
-  // block for each sample in a file of its own. 0: four fifths of what the disk has free and the
-  // folder holds already.
+  // What the folder may take of the disk, in blocks, its log and folders included; `du` stays below
+  // it. 0: four fifths of what the disk has free and the folder holds already.
   uint64_t capacity_bytes = 0;
+  // What the disk rounds a file up to. 0: as the file system says. 1: only the bytes of samples
+  // count, and 40 more for each.
+  uint64_t block_bytes = 0;
   // Samples of so many bytes have a file of their own, whose descriptor can be handed out; smaller
   // ones are packed.
   uint64_t file_bytes = 256 << 10;
   size_t threads = 4;                   // that read; one more writes
   Nanos follow_every = kSecond;         // where another process writes: look for what it has added
   Nanos take_over_every = 3 * kSecond;  // and try to become the writer, should that one have ended
+  // After a write failed for want of room, on a read-only or failing disk: try again.
+  Nanos retry_every = 30 * kSecond;
   // Puts are written together, so many bytes at a time: when half of them wait, or after `gather`.
   // Whoever puts should be able to have twice as many in flight. 1 MiB is enough for all there is
   // to gain.
@@ -49,14 +55,21 @@ struct FolderTierOptions {
 
 class FolderCore;
 
+// A part of a file that AssembleFile makes: what the copy `key` holds, or `bytes` where these are
+// given.
+struct FilePiece {
+  uint64_t offset = 0;
+  uint64_t length = 0;
+  TierKey key = {};
+  std::span<const std::byte> bytes = {};
+};
+
 // Safe for concurrent use by multiple threads.
 class FolderStore {
  public:
-  // Memory that the store takes for each sample it holds: 28 bytes, in a table that is 7/16 to 7/8
+  // Memory that the store takes for each sample it holds: 32 bytes, in a table that is 7/16 to 7/8
   // full.
-  static constexpr size_t kBytesASample = 48;
-  // What a copy takes of the capacity beside its bytes.
-  static constexpr size_t kOverheadASample = 40;
+  static constexpr size_t kBytesASample = 56;
 
   // The log is read in the background; until that is done nothing is written. A folder that cannot
   // be written, or has another writer, is read until it can, or that writer has ended; health()
@@ -79,12 +92,58 @@ class FolderStore {
   void Use(uint64_t group, const std::string& path = "");
   // All that is needed of the group has been asked for (Has): what else it holds, of files that
   // changed or are gone, is dropped when room is needed, after the groups that nobody named.
+  // A data set that grows says so at once: it asks for each file as it comes.
   void AskedForAll(uint64_t group);
+  // Ends one Use. When nobody uses the group any more its copies make room for others, but for
+  // those that have a second name (LinkCopy).
+  void Unuse(uint64_t group);
   // True: all content is known.
   bool WaitScanned(Nanos at_most) const;
 
   bool Has(const TierKey& key) const;
+
+  // ---- Copies as files. These calls wait for the disk. Only the folder's writer can: elsewhere
+  // they are kUnavailable.
+  //
+  // Gives the copy the further name `name` in the folder `dir`, without a read of the source. Its
+  // bytes are those that were put: unless this process wrote or read them, they are checked first.
+  // Whoever gives the name may change mode (others must not be able to write) and extended
+  // attributes of the file, and never its bytes. A copy that has such a name is never given up to
+  // make room: see TakeUnlinks.
+  // kNotFound: no such copy, or a damaged one, which is dropped. kAlreadyExists: the name is taken.
+  // kResourceExhausted: the copy was packed, and there is no room to make it a file.
+  // kUnimplemented: no links between the two folders (another file system, or one without hard
+  // links, or too many links).
+  Status LinkCopy(const TierKey& key, uint64_t length, int dir, const char* name);
+  // The name that LinkCopy or AdoptFile knows is removed: the copy may be given up again. Without
+  // effect for one that had none.
+  void ReleaseCopy(const TierKey& key);
+  // Copies whose second name is in the way: room is needed and nobody needs them, or they were
+  // damaged or dropped. Whoever gave the names removes them, then calls ReleaseCopy for each; only
+  // then their bytes count as free. Never the same one twice until it was released.
+  std::vector<TierKey> TakeUnlinks();
+  // Makes a complete file of this user, which lies on the same file system, a copy; nobody writes
+  // to it any more. Its name stays, and counts as LinkCopy's. Ok too when the store has the copy
+  // already: then the file is none of its (st_nlink tells). `reserved`: Reserve was called for it,
+  // which this ends. kResourceExhausted: no room for it.
+  Status AdoptFile(const TierKey& key, int dir, const char* name, uint64_t length, uint32_t crc,
+                   bool reserved = false);
+  // Makes a copy of a whole file from copies of its parts and from what the caller has of it. The
+  // pieces are in order, without gaps, and together `length` long. kNotFound: a part is not held.
+  Status AssembleFile(const TierKey& whole, uint64_t length, std::span<const FilePiece> pieces);
+  // Room for a file that somebody is about to write into this folder: what nobody needs is given up
+  // for it. kResourceExhausted: there is none.
+  Status Reserve(uint64_t length);
+  void Unreserve(uint64_t length);
+  // When it returns, no later call finds the copy.
+  void Drop(const TierKey& key);
+  // Bytes of other files in the folder, which count against the capacity.
+  void SetAside(uint64_t bytes);
+
+  // What the folder takes of the disk.
   uint64_t used_bytes() const;
+  // The same, about, with nothing in it but so many copies of so many bytes together.
+  uint64_t BytesFor(uint64_t copies, uint64_t bytes, bool as_files = false) const;
   uint64_t capacity_bytes() const;
   // From now on no copy is taken that would make the folder hold more than this; 0: no such bound.
   // What it holds stays. A store that another process writes for is bound by that one.

@@ -1,9 +1,11 @@
 // What the background thread of a folder store does: read the log, then write, remove, evict.
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <ctime>
@@ -13,13 +15,14 @@
 namespace forebay {
 namespace {
 
-constexpr size_t kMostAtOnce = 256;  // jobs of one batch
-constexpr int64_t kUseEvery = 60;    // seconds between notes that a group is used
-constexpr size_t kMostSpare = 64;    // copies that leave at once
+constexpr size_t kMostAtOnce = 256;       // jobs of one batch
+constexpr int64_t kUseEvery = 60;         // seconds between notes that a group is used
+constexpr size_t kMostSpare = 64;         // copies that leave at once
+constexpr uint64_t kSlackRecords = 4096;  // of a log, beside two for each copy
 
-// Other errors mean that the next write would fare no better.
-bool MayPass(int error) {
-  return error == EMFILE || error == ENFILE || error == ENOMEM || error == EFBIG;
+// What may be mended while the program runs.
+bool MayPassLater(int error) {
+  return error == ENOSPC || error == EDQUOT || error == EROFS || error == EIO || error == EACCES;
 }
 
 }  // namespace
@@ -49,11 +52,13 @@ void FolderCore::LoadDone() {
   std::optional<LogRecord> limit;
   {
     MutexLock lock(mutex_);
+    if (log_) log_bytes_ = log_->bytes();
     if (capacity_bytes_ == 0) {
       const uint64_t room = known ? uint64_t{disk.f_bavail} * disk.f_frsize : 0;
-      capacity_bytes_ = (index_.used() + room) / 5 * 4;
+      capacity_bytes_ = (Used() + room) / 5 * 4;
     }
-    if (!health_.ok()) capacity_bytes_ = index_.used();
+    chosen_bytes_ = capacity_bytes_;
+    if (!health_.ok()) capacity_bytes_ = Used();
     if (writing_ && index_.limit() != capacity_bytes_) {
       index_.set_limit(capacity_bytes_);
       limit = LimitRecord(capacity_bytes_);
@@ -73,6 +78,7 @@ void FolderCore::LoadAsWriter(Result<FolderLog> log, int error) {
                            : log.error());
     return;
   }
+  const bool old_files = HoldsOldFiles(folder_.get());
   // Folders that no record speaks of: an older format, or what a dead writer had begun to remove.
   size_t removed = 0;
   std::vector<uint64_t> folders = GroupFolders(folder_.get());
@@ -95,7 +101,8 @@ void FolderCore::LoadAsWriter(Result<FolderLog> log, int error) {
       }
     }
     if (log) {
-      tidy = error == 0 && log->damaged() == 0 && log->records() <= 2 * index_.copies() + 4096;
+      tidy = error == 0 && log->damaged() == 0 &&
+             log->records() <= 2 * index_.copies() + kSlackRecords;
       if (log->damaged() > 0) {
         note_ = StrCat(log->damaged(), " records of the cache folder ", folder(),
                        " were damaged: the samples are fetched again");
@@ -103,6 +110,9 @@ void FolderCore::LoadAsWriter(Result<FolderLog> log, int error) {
     } else if (removed > 0) {
       note_ = StrCat("the cache folder ", folder(), " was of another format: its ", removed,
                      removed == 1 ? " data set was" : " data sets were", " cleared");
+    }
+    if (old_files) {
+      note_ = StrCat(note_, note_.empty() ? "" : "; ", OldFilesRemedy(folder()));
     }
   }
   if (!tidy) log = NewLog();
@@ -112,7 +122,8 @@ void FolderCore::LoadAsWriter(Result<FolderLog> log, int error) {
   }
   MutexLock lock(mutex_);
   StopWriting(Status(log.error().code(), StrCat("the cache folder ", folder(),
-                                                " takes no copies: ", log.error().message())));
+                                                " takes no copies: ", log.error().message())),
+              EIO);
 }
 
 // A log of what the index has. While the file is written the lock is not held: meanwhile others
@@ -162,7 +173,8 @@ void FolderCore::Follow() {
     }
     ReadOthersLog();
     MutexLock lock(mutex_);
-    capacity_bytes_ = index_.used();
+    if (log_) log_bytes_ = log_->bytes();
+    capacity_bytes_ = Used();
   }
 }
 
@@ -180,7 +192,7 @@ void FolderCore::AnswerAsReader() {
   others_.clear();
   queued_bytes_ = 0;
   urgent_ = false;
-  capacity_bytes_ = index_.used();
+  capacity_bytes_ = Used();
 }
 
 void FolderCore::ReadOthersLog() {
@@ -193,7 +205,7 @@ void FolderCore::ReadOthersLog() {
   }
   Result<FolderLog> log = FolderLog::Open(folder_.get(), false);
   if (!log) return;  // not made yet, or the folder is gone: what is known stays
-  FolderIndex fresh;
+  FolderIndex fresh(Block());
   const int error = log->ReadNew([&fresh](std::span<const LogRecord> records) {
     for (const LogRecord& record : records) fresh.Apply(record);
   });
@@ -214,7 +226,7 @@ bool FolderCore::TakeOver() {
   FolderLock taken;
   if (taken.Take(folder_.get()) != 0) return false;
   Result<FolderLog> log = FolderLog::Open(folder_.get(), true);
-  FolderIndex fresh;
+  FolderIndex fresh(Block());
   if (log) {
     const int error = log->ReadNew([&fresh](std::span<const LogRecord> records) {
       for (const LogRecord& record : records) fresh.Apply(record);
@@ -246,26 +258,34 @@ void FolderCore::Write() {
   std::vector<Job> batch;
   while (true) {
     std::vector<std::pair<uint64_t, std::string>> uses;
+    bool retry = false;
     {
       MutexLock lock(mutex_);
       AwaitBatch(lock);
       if (stopping_ && others_.empty() && uses_.empty()) return;
+      retry = MayRetry() && SteadyClock().Now() >= retry_at_;
       uses.swap(uses_);
       uint64_t bytes = 0;
       while (!others_.empty() && batch.size() < kMostAtOnce && bytes < options_.batch_bytes) {
+        // A call comes after all that was asked before it, and before all that is asked later.
+        if (others_.front().call != nullptr && !batch.empty()) break;
         batch.push_back(std::move(others_.front()));
         others_.pop_front();
         bytes += batch.back().op.bytes.size();
         if (batch.back().port != nullptr) ++batch.back().port->running;
+        if (batch.back().call != nullptr) break;
       }
       queued_bytes_ -= bytes;
       urgent_ = urgent_ && !others_.empty();
     }
+    if (retry) Retry();
     if (!uses.empty()) NoteUses(std::move(uses));
     RunBatch(batch);
+    TidyLog();
     MutexLock lock(mutex_);
     for (Job& job : batch) {
       if (!job.done.status.ok()) ++stats_.errors;
+      if (job.call != nullptr) EndCall(job);
       if (job.port == nullptr) continue;
       job.done.tag = job.op.tag;
       job.port->done.push_back(std::move(job.done));
@@ -286,7 +306,15 @@ void FolderCore::AwaitBatch(MutexLock& lock) {
   Gather(lock);
   if (stopping_ || !others_.empty() || !uses_.empty()) return;
   idle_writer_ = true;
-  while (!stopping_ && others_.empty() && uses_.empty()) writes_.wait(lock.native());
+  while (!stopping_ && others_.empty() && uses_.empty()) {
+    if (!MayRetry()) {
+      writes_.wait(lock.native());
+      continue;
+    }
+    const Nanos left = retry_at_ - SteadyClock().Now();
+    if (left <= 0) break;
+    writes_.wait_for(lock.native(), std::chrono::nanoseconds(left));
+  }
   idle_writer_ = false;
   Gather(lock);
 }
@@ -320,6 +348,10 @@ void FolderCore::NoteUses(std::vector<std::pair<uint64_t, std::string>> uses) {
 void FolderCore::RunBatch(std::span<Job> jobs) {
   std::vector<Pending> admitted;
   (void)MayTouch();
+  if (!jobs.empty() && jobs.front().call != nullptr) {
+    RunCall(jobs.front());
+    if (jobs.front().call->what != Call::What::kAdopt) return;
+  }
   while (!jobs.empty()) {
     if (jobs.front().op.kind == TierOp::Kind::kDrop) {
       Drop(jobs.front());
@@ -328,8 +360,7 @@ void FolderCore::RunBatch(std::span<Job> jobs) {
     }
     Leaving leaving;
     jobs = jobs.subspan(AdmitPuts(jobs, &admitted, &leaving));
-    if (leaving.group) Evict(*leaving.group);
-    for (Job& job : leaving.copies) Drop(job);
+    Remove(leaving);
   }
   std::vector<Pending> files;
   std::vector<Pending> packed;
@@ -340,7 +371,12 @@ void FolderCore::RunBatch(std::span<Job> jobs) {
       continue;
     }
     int error = HoldLock();
-    if (error == 0) error = WriteFile(folder_.get(), op.key, op.bytes, next_temporary_++);
+    if (error == 0 && put.job->call != nullptr) {
+      const AdoptedFile& file = put.job->call->file;
+      error = LinkFileIn(folder_.get(), op.key, file.dir, file.name);
+    } else if (error == 0) {
+      error = WriteFile(folder_.get(), op.key, op.bytes, next_temporary_++);
+    }
     error == 0 ? files.push_back(put) : Fail(put, error);
   }
   Publish(files);
@@ -367,17 +403,11 @@ size_t FolderCore::AdmitPuts(std::span<Job> jobs, std::vector<Pending>* admitted
       job.done.stored = entry->held();
       continue;
     }
-    if (!writing_ || job.op.bytes.size() > CopyEntry::kLongest) continue;
-    const uint64_t charge = FolderIndex::Charge(job.op.bytes.size());
-    if (index_.used() + reserved_ + charge > Limit()) {
-      uint64_t oldest = 0;
-      if (charge <= Limit() && index_.Oldest(&oldest)) {
-        index_.At(oldest).leaving = true;
-        leaving->group = oldest;
-        return i;
-      }
-      if (charge <= Limit()) leaving->copies = TakeSpare(charge);
-      if (!leaving->copies.empty()) return i;
+    if (!writing_ || job.length() > CopyEntry::kLongest) continue;
+    const bool packed = Packed(job);
+    const uint64_t charge = ChargeOf(job.op.key, job.length(), packed);
+    if (!Fits(charge)) {
+      if (ChooseLeaving(charge, leaving)) return i;
       ++stats_.full;
       continue;
     }
@@ -394,11 +424,55 @@ size_t FolderCore::AdmitPuts(std::span<Job> jobs, std::vector<Pending>* admitted
     put.copy.needed = 1;
     put.copy.group = index_.NumberOf(job.op.key.group) & (FolderIndex::kMostGroups - 1);
     job.op.key.group = index_.IdOf(put.copy);
-    put.copy.packed = Packed(job.op.bytes.size());
-    put.copy.length = static_cast<uint32_t>(job.op.bytes.size());
+    put.copy.packed = packed;
+    put.copy.length = static_cast<uint32_t>(job.length());
     put.copy.crc = job.op.crc;
+    put.copy.checked = 1;
+    put.copy.linked = job.call != nullptr && job.call->file.linked;
   }
   return jobs.size();
+}
+
+// Whole groups first, then copies; at last those that have a second name, for which somebody else
+// has to act.
+bool FolderCore::ChooseLeaving(uint64_t charge, Leaving* leaving) {
+  if (charge + Overhead() > Limit()) return false;
+  uint64_t oldest = 0;
+  if (index_.Oldest(&oldest)) {
+    index_.At(oldest).leaving = true;
+    leaving->group = oldest;
+    return true;
+  }
+  leaving->copies = TakeSpare(charge);
+  if (!leaving->copies.empty()) return true;
+  if (unlinking_.empty()) {
+    for (const TierKey& key : index_.LinkedSpare(charge)) WantUnlinked(key, 0);
+  }
+  return false;
+}
+
+void FolderCore::Remove(Leaving& leaving) {
+  if (leaving.group) Evict(*leaving.group);
+  for (Job& job : leaving.copies) Drop(job);
+}
+
+bool FolderCore::MakeRoom(uint64_t charge) {
+  while (true) {
+    Leaving leaving;
+    {
+      MutexLock lock(mutex_);
+      if (!writing_) return false;
+      if (Fits(charge)) {
+        reserved_ += charge;
+        return true;
+      }
+      if (!ChooseLeaving(charge, &leaving)) {
+        ++stats_.full;
+        return false;
+      }
+    }
+    Remove(leaving);
+  }
 }
 
 std::vector<FolderCore::Job> FolderCore::TakeSpare(uint64_t bytes) {
@@ -409,8 +483,9 @@ std::vector<FolderCore::Job> FolderCore::TakeSpare(uint64_t bytes) {
     Job& job = out.emplace_back();
     job.op.kind = TierOp::Kind::kDrop;
     job.op.key = key;
+    job.taken = true;
     job.copy = *index_.Find(key);
-    freed += FolderIndex::Charge(job.copy.length);
+    freed += index_.Charge(job.copy.length, job.copy.packed);
     index_.Clear(key, CopyEntry::kBusy);
   }
   return out;
@@ -520,32 +595,59 @@ void FolderCore::Fail(Pending& put, int error) {
   MutexLock lock(mutex_);
   index_.Clear(op.key);
   reserved_ -= put.charge;
-  if (MayPass(error)) {
+  if (MayPassSoon(error) || (put.job->call != nullptr && MayNotLink(error))) {
     const CopyName name = NameOf(op.key, put.copy);
     put.job->done.status = ErrnoStatus(error, StrCat("write ", folder(), "/", name.data()));
   } else if (writing_) {
     StopWriting(ErrnoStatus(error, StrCat("the cache folder ", folder(),
-                                          " takes no more copies, it serves what it has")));
+                                          " takes no more copies, it serves what it has")),
+                error);
     put.job->done.status = health_;
   }
 }
 
-void FolderCore::StopWriting(Status why) {
+bool FolderCore::MayPassSoon(int error) {
+  return error == EMFILE || error == ENFILE || error == ENOMEM || error == EFBIG;
+}
+
+void FolderCore::StopWriting(Status why, int error) {
   writing_ = false;
   health_ = std::move(why);
-  capacity_bytes_ = index_.used();
+  capacity_bytes_ = Used();
+  retry_at_ = MayPassLater(error) ? SteadyClock().Now() + options_.retry_every : 0;
+}
+
+void FolderCore::Retry() {
+  static constexpr std::array<std::byte, 64 << 10> kTried = {};
+  const CopyName name = TemporaryName(next_temporary_++);
+  int error = HoldLock();
+  if (error == 0) {
+    const OwnedFd file = MakeTemporary(folder_.get(), name);
+    error = file.valid() ? WriteBytes(file.get(), kTried, 0) : errno;
+    if (file.valid()) (void)unlinkat(folder_.get(), name.data(), 0);
+  }
+  if (error == 0 && !log_) {
+    Result<FolderLog> log = NewLog();
+    log ? void(log_ = *std::move(log)) : void(error = EIO);
+  }
+  MutexLock lock(mutex_);
+  retry_at_ = error == 0 ? 0 : SteadyClock().Now() + options_.retry_every;
+  if (error != 0) return;
+  writing_ = true;
+  health_ = Status();
+  capacity_bytes_ = chosen_bytes_;
 }
 
 void FolderCore::Drop(Job& job) {
   TierKey& key = job.op.key;
   {
     MutexLock lock(mutex_);
-    if (job.port != nullptr) {
+    if (!job.taken) {
       const CopyEntry* entry = index_.Find(key);
       if (entry == nullptr || !entry->held()) return;
       job.copy = *entry;
       key.group = index_.IdOf(job.copy);
-      index_.Clear(key, CopyEntry::kBusy);
+      ClearCopy(key, CopyEntry::kBusy);
     }
   }
   const bool touch = MayTouch();
@@ -559,17 +661,44 @@ void FolderCore::Drop(Job& job) {
     (void)AppendLog(std::span(&drop, 1));
     RemoveCopy(folder_.get(), key, job.copy);
   }
-  bool empty = false;
   {
     MutexLock lock(mutex_);
     index_.Clear(key);
-    if (!health_.ok()) capacity_bytes_ = index_.used();
-    const std::vector<uint32_t>& packed = index_.At(key.group).packed;
-    empty = job.copy.packed && job.copy.segment < packed.size() && packed[job.copy.segment] == 0;
+    if (!health_.ok()) capacity_bytes_ = Used();
   }
-  if (touch && empty && !segments_.IsOpen(key.group, job.copy.segment)) {
-    (void)unlinkat(folder_.get(), SegmentName(key.group, job.copy.segment).data(), 0);
+  if (touch) RemoveEmpty(key, job.copy);
+}
+
+void FolderCore::RemoveEmpty(const TierKey& key, const CopyEntry& copy) {
+  {
+    MutexLock lock(mutex_);
+    const FolderIndex::Group& group = index_.At(key.group);
+    if (copy.packed ? group.segments[copy.segment].copies > 0 : group.pages[key.name >> 56] > 0) {
+      return;
+    }
   }
+  if (!copy.packed) {
+    CopyName page = FileName(key);
+    page[16 + 1 + 2] = '\0';
+    (void)unlinkat(folder_.get(), page.data(), AT_REMOVEDIR);
+  } else if (segments_.IsOpen(key.group, copy.segment)) {
+    segments_.Rewind(key.group);
+  } else {
+    (void)unlinkat(folder_.get(), SegmentName(key.group, copy.segment).data(), 0);
+  }
+}
+
+void FolderCore::TidyLog() {
+  {
+    MutexLock lock(mutex_);
+    if (!writing_ || !log_ || log_->records() <= 2 * index_.copies() + kSlackRecords) return;
+  }
+  if (HoldLock() != 0) return;
+  Result<FolderLog> log = NewLog();
+  if (!log) return;
+  log_ = *std::move(log);
+  MutexLock lock(mutex_);
+  log_bytes_ = log_->bytes();
 }
 
 int FolderCore::HoldLock() {
@@ -602,7 +731,10 @@ int FolderCore::AppendLog(std::span<LogRecord> records) {
     log_ = *std::move(log);
     lock_renewed_ = false;
   }
-  return log_->Append(records);
+  const int error = log_->Append(records);
+  MutexLock lock(mutex_);
+  log_bytes_ = log_->bytes();
+  return error;
 }
 
 }  // namespace forebay

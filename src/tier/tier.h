@@ -32,6 +32,7 @@ struct TierOp {
   TierKey key;
   std::span<std::byte> bytes;  // valid until the completion is reaped; kPut only reads it
   uint32_t crc = 0;            // kPut: CRC-32C of bytes, as the source computed it
+  bool as_file = false;        // kPut: in a file of its own, however short; a hint
 };
 
 struct TierDone {
@@ -69,7 +70,8 @@ class Tier {
   // Most ops in flight.
   virtual size_t capacity() const = 0;
 
-  // True: a kGet submitted now most likely hits. Who asks needs the copy: it stays, if it can.
+  // True: a kGet submitted now most likely hits. Who asks, for a group that is in use, needs the
+  // copy: it stays, if it can.
   virtual bool Has(const TierKey& key) const = 0;
   // True: a kPut of so many bytes submitted now is most likely stored. Spares a caller the copy.
   virtual bool HasRoom(uint64_t bytes) const = 0;

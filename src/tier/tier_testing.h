@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -132,6 +133,7 @@ inline std::shared_ptr<FolderStore> OpenStore(const std::string& folder,
   // The tests put one by one and wait for each.
   auto store = FolderStore::Open({.folder = folder,
                                   .capacity_bytes = capacity,
+                                  .block_bytes = 1,
                                   .file_bytes = 64 << 10,
                                   .gather = 100 * kMicro});
   EXPECT_TRUE(store.has_value()) << store.status().ToString();
@@ -150,6 +152,7 @@ inline std::unique_ptr<Tier> OpenFolder(const std::string& folder, uint64_t capa
 inline std::unique_ptr<Tier> OpenReader(const std::string& folder, Nanos take_over_every) {
   auto store = FolderStore::Open({.folder = folder,
                                   .capacity_bytes = 64 << 20,
+                                  .block_bytes = 1,
                                   .file_bytes = 64 << 10,
                                   .follow_every = kMilli,
                                   .take_over_every = take_over_every,
@@ -157,6 +160,20 @@ inline std::unique_ptr<Tier> OpenReader(const std::string& folder, Nanos take_ov
   EXPECT_TRUE(store.has_value()) << store.status().ToString();
   EXPECT_TRUE((*store)->WaitScanned(kLong));
   return *FolderStore::MakeTier(*std::move(store), 64);
+}
+
+// What the files and folders below `path` take of the disk; one with two names once.
+inline uint64_t DiskUse(const std::string& path) {
+  std::map<ino_t, uint64_t> blocks;
+  const auto add = [&](const fs::path& each) {
+    struct stat st {};
+    if (lstat(each.c_str(), &st) == 0) blocks[st.st_ino] = static_cast<uint64_t>(st.st_blocks);
+  };
+  add(path);
+  for (const auto& entry : fs::recursive_directory_iterator(path)) add(entry.path());
+  uint64_t sum = 0;
+  for (const auto& [inode, count] : blocks) sum += count * 512;
+  return sum;
 }
 
 // What other threads or processes are about to do.

@@ -15,6 +15,7 @@ namespace forebay {
 namespace {
 
 constexpr uint64_t kWriteTag = uint64_t{1} << 32;
+constexpr uint64_t kDropTag = uint64_t{1} << 33;
 constexpr Nanos kDrain = 2 * kSecond;
 
 }  // namespace
@@ -62,18 +63,21 @@ TierMetrics::TierMetrics(Mechanism& mechanism)
 Result<std::unique_ptr<TieredSource>> TieredSource::Make(std::unique_ptr<Source> inner,
                                                          std::unique_ptr<Tier> tier,
                                                          CopyNames names, WriteBuffer& buffer,
-                                                         TierMetrics& metrics) {
+                                                         TierMetrics& metrics, bool as_files) {
   Result<WakeFd> wake = WakeFd::Make();
   if (!wake) return wake.error();
   FOREBAY_RETURN_IF_ERROR(wake->Watch(inner->event_fd()));
   FOREBAY_RETURN_IF_ERROR(wake->Watch(tier->event_fd()));
-  return std::unique_ptr<TieredSource>(new TieredSource(
-      std::move(inner), std::move(tier), std::move(names), buffer, metrics, *std::move(wake)));
+  return std::unique_ptr<TieredSource>(new TieredSource(std::move(inner), std::move(tier),
+                                                        std::move(names), buffer, metrics, as_files,
+                                                        *std::move(wake)));
 }
 
 TieredSource::TieredSource(std::unique_ptr<Source> inner, std::unique_ptr<Tier> tier,
-                           CopyNames names, WriteBuffer& buffer, TierMetrics& metrics, WakeFd wake)
+                           CopyNames names, WriteBuffer& buffer, TierMetrics& metrics,
+                           bool as_files, WakeFd wake)
     : names_(std::move(names)),
+      as_files_(as_files),
       creator_(getpid()),
       buffer_(buffer),
       metrics_(metrics),
@@ -156,6 +160,10 @@ size_t TieredSource::ReapTier(std::span<SourceDone> out) {
         EndWrite(done);
         continue;
       }
+      if (done.tag & kDropTag) {
+        dropped_.push_back(static_cast<SampleId>(done.tag));
+        continue;
+      }
       const auto index = static_cast<uint32_t>(done.tag);
       const Slot& slot = slots_[index];
       if (!done.hit) {
@@ -221,12 +229,22 @@ bool TieredSource::Store(uint32_t reserved, SampleId sample, std::span<const std
                      .kind = TierOp::Kind::kPut,
                      .key = key,
                      .bytes = {write.bytes.get(), size},
-                     .crc = crc};
+                     .crc = crc,
+                     .as_file = as_files_};
     if (tier_->Submit(std::span(&put, 1)) == 1) return true;
     metrics_.skipped.Add(1);
   }
   FreeWrite(reserved);
   return false;
+}
+
+bool TieredSource::Drop(SampleId sample) {
+  const TierOp drop{.tag = kDropTag | sample,
+                    .kind = TierOp::Kind::kDrop,
+                    .key = names_.Of(sample),
+                    .bytes = {},
+                    .crc = 0};
+  return tier_->Submit(std::span(&drop, 1)) == 1;
 }
 
 void TieredSource::EndWrite(const TierDone& done) {

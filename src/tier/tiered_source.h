@@ -83,9 +83,11 @@ class TieredSource final : public Source {
   static constexpr size_t kMostWrites = WriteBuffer::kMostCopies;
 
   // `buffer` and `metrics` must outlive the source; samples larger than the buffer are not copied.
+  // `as_files`: each copy is to be a file of its own (TierOp::as_file).
   static Result<std::unique_ptr<TieredSource>> Make(std::unique_ptr<Source> inner,
                                                     std::unique_ptr<Tier> tier, CopyNames names,
-                                                    WriteBuffer& buffer, TierMetrics& metrics);
+                                                    WriteBuffer& buffer, TierMetrics& metrics,
+                                                    bool as_files = false);
   // Also waits for copies on their way into the tier, at most two seconds.
   ~TieredSource() override;
 
@@ -116,6 +118,10 @@ class TieredSource final : public Source {
   };
   // Since the last call; Reap finds them.
   std::vector<Ended> TakeEnded() { return std::exchange(ended_, {}); }
+  // Forgets the copy of a sample that no Store is under way for. False: the tier takes no more ops
+  // now; else it will be in TakeDropped once, and the tier does not have it then.
+  bool Drop(SampleId sample);
+  std::vector<SampleId> TakeDropped() { return std::exchange(dropped_, {}); }
   // Part of the write buffer that is free, 0 to 1.
   double write_room() const { return buffer_.Free(); }
   // Copies on their way into the tier.
@@ -134,7 +140,7 @@ class TieredSource final : public Source {
   };
 
   TieredSource(std::unique_ptr<Source> inner, std::unique_ptr<Tier> tier, CopyNames names,
-               WriteBuffer& buffer, TierMetrics& metrics, WakeFd wake);
+               WriteBuffer& buffer, TierMetrics& metrics, bool as_files, WakeFd wake);
   size_t ReapTier(std::span<SourceDone> out);
   size_t ReapInner(std::span<SourceDone> out);
   void FlushInner();
@@ -142,6 +148,7 @@ class TieredSource final : public Source {
   void FreeWrite(uint32_t index);
 
   const CopyNames names_;
+  const bool as_files_;
   const pid_t creator_;
   WriteBuffer& buffer_;
   TierMetrics& metrics_;
@@ -152,6 +159,7 @@ class TieredSource final : public Source {
   std::vector<uint32_t> free_writes_;
   std::vector<bool> from_tier_;  // of the last Reap
   std::vector<Ended> ended_;
+  std::vector<SampleId> dropped_;
   WakeFd wake_;
   // After the writes: its threads read their bytes.
   std::unique_ptr<Tier> tier_;

@@ -220,6 +220,30 @@ TEST_P(TieredSourceTest, TheSecondPassComesFromTheTier) {
   EXPECT_FALSE(source->Describe().empty());
 }
 
+TEST_P(TieredSourceTest, WhatIsDroppedIsReadFromTheSourceAgain) {
+  auto source = Make(16);
+  Read(*source, All());
+  Settle(*source);
+  (void)source->TakeEnded();
+  const std::vector<SampleId> some = {0, 3, kSamples - 1};
+  for (const SampleId s : some) ASSERT_TRUE(source->Drop(s));
+  std::vector<SampleId> dropped;
+  while (dropped.size() < some.size()) {
+    ASSERT_TRUE(WaitReadable(*source));
+    std::vector<SourceDone> out(4);
+    ASSERT_EQ(source->Reap(out), 0u);
+    for (const SampleId s : source->TakeDropped()) dropped.push_back(s);
+  }
+  std::sort(dropped.begin(), dropped.end());
+  EXPECT_EQ(dropped, some);
+  EXPECT_TRUE(source->TakeDropped().empty()) << "each is told once";
+  for (const SampleId s : some) EXPECT_FALSE(source->Holds(s));
+  EXPECT_TRUE(source->TakeEnded().empty());
+  Read(*source, All(), 2);
+  EXPECT_EQ(from_tier_, kSamples - some.size());
+  EXPECT_EQ(failed_ + wrong_, 0u);
+}
+
 TEST_P(TieredSourceTest, SubmitTakesAPrefixAndReapNeverBlocks) {
   auto source = Make(3);
   EXPECT_EQ(source->capacity(), 3u);
@@ -246,6 +270,23 @@ TEST_P(TieredSourceTest, SubmitTakesAPrefixAndReapNeverBlocks) {
     EXPECT_EQ(finished, 5u);
     Settle(*source);
   }
+}
+
+TEST_P(TieredSourceTest, CopiesAsFiles) {
+  auto inner = *MakeNullSource(8);
+  auto tier = MakeTier(inner->capacity() + TieredSource::kMostWrites);
+  auto source = *TieredSource::Make(std::move(inner), std::move(tier), Names(), buffer_, metrics_,
+                                    /*as_files=*/true);
+  Read(*source, All());
+  Settle(*source);
+  EXPECT_EQ(metrics_.writes.value(), kSamples);
+  if (!GetParam()) return;
+  size_t files = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(folder_)) {
+    EXPECT_NE(entry.path().extension(), ".seg");
+    files += entry.path().extension() == ".bin" ? 1 : 0;
+  }
+  EXPECT_EQ(files, kSamples);
 }
 
 TEST_P(TieredSourceTest, DestructionWithReadsInFlight) {

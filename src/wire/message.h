@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "core/stream_options.h"
+
 namespace forebay::wire {
 
 // Changes with the meaning of any message; both sides must have the same.
@@ -84,34 +86,18 @@ inline constexpr size_t kLongestJob = 256;
 
 struct OpenStream {
   static constexpr Type kType = Type::kOpenStream;
-  uint32_t dataset = 0;
-  uint32_t batch_size = 1;
-  bool drop_last = false;
-  bool contiguous = false;
-  bool itemised = false;
-  bool declared = false;
-  uint64_t first_epoch = 0;
-  uint64_t first_position = 0;
-  uint64_t epochs = 0;
-  uint32_t sampler_size = 0;
-  bool sampler_shuffle = true;
-  bool sampler_drop_last = false;
-  uint64_t sampler_seed = 0;
-  uint32_t sampler_rank = 0;
-  uint32_t sampler_world = 1;
-  uint32_t sampler_exchange = 0;
-  uint32_t sampler_ranks_per_node = 1;
-  bool ring = false;               // batches are announced in a ring, to this client alone
-  bool ahead_of_consumer = false;  // who takes the batches works ahead: its waits are no stalls
-  std::string job;                 // whose limits hold for it
+  StreamOptions options;
+  bool ring = false;  // batches are announced in a ring, to this client alone
   template <typename Self, typename Io>
   static void Fields(Self& m, Io& io) {
-    io(m.dataset, m.batch_size, m.drop_last, m.contiguous, m.itemised, m.declared, m.first_epoch,
-       m.first_position, m.epochs, m.sampler_size, m.sampler_shuffle, m.sampler_drop_last,
-       m.sampler_seed, m.sampler_rank, m.sampler_world, m.sampler_exchange,
-       m.sampler_ranks_per_node, m.ring, m.ahead_of_consumer, m.job);
+    auto& shape = m.options.shape;
+    auto& sampler = m.options.sampler;
+    io(shape.dataset, shape.batch_size, shape.drop_last, shape.contiguous, shape.itemised,
+       m.options.declared, shape.first_epoch, shape.first_position, shape.epochs, sampler.size,
+       sampler.shuffle, sampler.drop_last, sampler.seed, sampler.rank, sampler.world,
+       sampler.exchange, sampler.ranks_per_node, m.ring, m.options.ahead_of_consumer, shape.job);
   }
-  bool Valid() const { return job.size() <= kLongestJob; }
+  bool Valid() const { return options.shape.job.size() <= kLongestJob; }
 };
 
 struct OpenStreamReply {

@@ -32,6 +32,7 @@ namespace {
 
 constexpr Nanos kAttachOnce = 5 * kSecond;
 constexpr Nanos kLookAgain = 10 * kMilli;
+constexpr Nanos kStopSeen = 100 * kMilli;
 // Where the daemon finds what it is handed.
 constexpr int kLockFd = 3;
 constexpr int kReadyFd = 4;
@@ -140,15 +141,19 @@ Result<PrivateFd> TakeLock(const ProgramPlace& place) {
   return lock;
 }
 
+Status Stopped() { return Status(Code::kCancelled, "nobody waits for it any more"); }
+
 // What the daemon says of its start: a byte, its code, and the message.
-Status AwaitReady(const std::string& name, int pipe, Nanos deadline) {
+Status AwaitReady(const StartOptions& options, int pipe, Nanos deadline) {
+  const std::string& name = options.name;
   std::string report;
   std::array<char, 1024> room;
   while (report.size() < kLongestReport) {
     const Nanos left = deadline - SteadyClock().Now();
     if (left <= 0) return Status(Code::kUnavailable, StrCat(name, " did not start in time"));
+    if (options.stop.stop_requested()) return Stopped();
     pollfd fd = {pipe, POLLIN, 0};
-    const int ready = poll(&fd, 1, static_cast<int>(std::min(left, kSecond) / kMilli) + 1);
+    const int ready = poll(&fd, 1, static_cast<int>(std::min(left, kStopSeen) / kMilli) + 1);
     if (ready <= 0) continue;
     const ssize_t n = read(pipe, room.data(), room.size());
     if (n < 0 && errno == EINTR) continue;
@@ -237,7 +242,7 @@ Status Spawn(const StartOptions& options, const ProgramPlace& place, const Priva
     return Status(Code::kUnavailable,
                   ErrnoStatus(error, StrCat("starting ", options.program)).message());
   }
-  const Status ready = AwaitReady(options.name, from.get(), deadline);
+  const Status ready = AwaitReady(options, from.get(), deadline);
   Reap(child);
   return ready;
 }
@@ -256,6 +261,7 @@ Status AttachOrStart(const ProgramPlace& place, const StartOptions& options, con
     const Nanos left = deadline - SteadyClock().Now();
     const Status attached = attach(std::clamp(left, kMilli, kAttachOnce));
     if (attached.ok() || attached.code() != Code::kUnavailable || left <= 0) return attached;
+    if (options.stop.stop_requested()) return Stopped();
     bool made = false;
     const Status there = PrivateFolder(place.folder, &made);
     if (there.code() == Code::kNotFound && access(place.folder.c_str(), F_OK) != 0 &&

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,7 @@ struct StartOptions {
   std::string name;                   // for messages
   std::vector<std::string> settings;  // each "name=value"; those of the first client hold
   Nanos timeout = 20 * kSecond;       // for all of it
+  std::stop_token stop = {};          // ends it earlier, with kCancelled
 };
 
 // Connects to the program; kUnavailable when it does not run.

@@ -21,7 +21,10 @@ import forebay
 from forebay import _forebay
 
 PACKAGE = Path(forebay.__file__).resolve().parent
+ENGINE = os.environ.get("FOREBAY_FILES_ENGINE", "0") == "1"
 SERVICE = Path(os.environ.get("FOREBAY_FILESD") or PACKAGE / "forebay-filesd")
+if ENGINE:
+    SERVICE = Path(os.environ.get("FOREBAYD") or PACKAGE / "forebayd")
 LIBRARY = Path(os.environ.get("FOREBAY_POSIX_LIBRARY") or PACKAGE / "libforebay_posix.so")
 _START_S = 20.0
 _RUN_S = 240.0
@@ -52,13 +55,14 @@ class FileService:
 
     def __init__(self, sources: Sequence[Path], cache: Path | None = None, **knobs: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="fbt-"))  # short: a socket's path is limited
-        self.cache = cache or self.folder / "cache"
+        store = cache or self.folder / "cache"
+        self.cache = store / "run" if ENGINE else store
         self.sources = [Path(os.path.realpath(source)) for source in sources]
         knobs = {"young_ms": 0, "slots": 1 << 16, "linger": 600} | knobs
         self._process = subprocess.Popen(
             [
                 str(SERVICE),
-                f"--cache={self.cache}",
+                f"--files={store}" if ENGINE else f"--cache={store}",
                 f"--folder={self.folder}",
                 *(f"--source={source}" for source in self.sources),
                 *(f"--{name}={value}" for name, value in knobs.items()),

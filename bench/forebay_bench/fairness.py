@@ -1,0 +1,234 @@
+"""Two jobs on one saturated source: does each get its share, and what the other leaves?"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+from forebay import _forebay
+from forebay_testing import Etcd, SlowFs
+
+from .data import make_files, socket_folder
+from .measure import Case, Outcome
+from .run import Context
+
+_CHILD_S = 120
+_STEP_S = 0.5  # what a rate is taken over
+_ENOUGH = 0.95  # of a rate: that much of it counts as having it
+
+# A job whose consumer takes batches as fast as they come, when it was told to go.
+_JOB = """
+import json, sys, threading, time
+import forebay
+spec = json.loads(sys.argv[1])
+engine = forebay.SharedEngine(spec["memory"], folder=spec["folder"], keep=False, linger=1,
+                              job=spec["job"], etcd=spec["etcd"])
+go, ended, seen = threading.Event(), threading.Event(), []
+def listen():
+    for line in sys.stdin:
+        {"go": go.set, "pause": go.clear, "end": ended.set}[line.strip()]()
+    ended.set()
+    go.set()
+threading.Thread(target=listen, daemon=True).start()
+print("ready", flush=True)
+go.wait()
+loader = forebay.DataLoader(spec["root"], spec["batch"], shuffle=True, seed=1, engine=engine,
+                            rank=0, world_size=1)
+while not ended.is_set():
+    for batch in loader:
+        seen.append((time.monotonic(), len(batch)))
+        batch.release()
+        go.wait()
+        if ended.is_set():
+            break
+print(json.dumps(dict(seen=seen, alone=engine.client() is None)), flush=True)
+"""
+
+
+class _Job:
+    """One of the two, in a process of its own."""
+
+    def __init__(self, spec: dict[str, Any], sample_bytes: int) -> None:
+        self._bytes = sample_bytes
+        self._child = subprocess.Popen(
+            [sys.executable, "-c", _JOB, json.dumps(spec)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self._times = np.zeros(1)
+        self._total = np.zeros(1)
+
+    def await_ready(self) -> None:
+        assert self._child.stdout is not None
+        if self._child.stdout.readline().strip() != "ready":
+            raise RuntimeError("a measured process did not start")
+
+    def tell(self, what: str) -> float:
+        """When it was told."""
+        assert self._child.stdin is not None
+        self._child.stdin.write(what + "\n")
+        self._child.stdin.flush()
+        return time.monotonic()
+
+    def end(self) -> None:
+        try:
+            said, _ = self._child.communicate("end\n", timeout=_CHILD_S)
+        finally:
+            self.kill()
+        answer = json.loads(said.splitlines()[-1])
+        if answer["alone"]:
+            raise RuntimeError("a job went on without the daemon")
+        self._times = np.array([t for t, _ in answer["seen"]])
+        self._total = np.cumsum([n for _, n in answer["seen"]]) * self._bytes
+
+    def kill(self) -> None:
+        if self._child.poll() is None:
+            self._child.kill()
+            self._child.wait()
+
+    def taken(self, begin: float, end: float) -> float:
+        """Bytes that the consumer got."""
+        at = np.interp([begin, end], self._times, self._total, left=0.0)
+        return float(at[1] - at[0])
+
+    def rate(self, begin: float, end: float) -> float:
+        return self.taken(begin, end) / (end - begin)
+
+    def until(self, begin: float, end: float, reached: Any) -> float:
+        """Seconds from `begin` until a stretch of _STEP_S at whose rate `reached` holds."""
+        for t in np.arange(begin, end - _STEP_S, 0.01):
+            if reached(self.rate(t, t + _STEP_S)):
+                return float(t - begin)
+        return end - begin
+
+
+class _Measured:
+    """One repetition."""
+
+    def __init__(self, ctx: Context, mount: SlowFs, place: str, etcd: str) -> None:
+        work = ctx.workload
+        self._share = work["shares"][0] / sum(work["shares"])
+        roots = [os.path.join(str(mount.path), name) for name in "ab"]
+        folders = [f"{place}-{name if etcd else 'both'}" for name in "ab"]
+        policy = dict(version=1, job=[
+            dict(match=name, share=share)
+            for name, share in zip("ab", work["shares"], strict=True)
+        ])  # fmt: skip
+        spec = dict(memory=work["memory"], batch=work["batch"], etcd=etcd)
+        self._jobs = []
+        try:
+            for name, root, folder in zip("ab", roots, folders, strict=True):
+                job = _Job(dict(spec, root=root, folder=folder, job=name), work["bytes"])
+                self._jobs.append(job)
+                job.await_ready()
+            if etcd:
+                _forebay.store_policy([etcd], "/forebay/", json.dumps(policy))
+            else:
+                _forebay.SharedEngine.attach_running(folders[0]).set_policy(json.dumps(policy))
+            self._run(work)
+        finally:
+            for job in self._jobs:
+                job.kill()
+
+    def _run(self, work: dict[str, Any]) -> None:
+        a, b = self._jobs
+        begin = b.tell("go")
+        time.sleep(work["alone_s"])
+        alone = time.monotonic()
+        both = a.tell("go")
+        time.sleep(work["settle_s"] + work["both_s"])
+        idle = a.tell("pause")
+        time.sleep(work["idle_s"])
+        back = a.tell("go")
+        time.sleep(work["idle_s"])
+        end = time.monotonic()
+        for job in (a, b):
+            job.end()
+        settled = both + work["settle_s"]
+        # Before the other came, or while it was idle: the tuner may still have been searching.
+        first = b.rate(begin + work["alone_s"] / 2, alone)
+        later = [b.rate(t, t + _STEP_S) for t in np.arange(idle, back - _STEP_S, _STEP_S / 2)]
+        self.alone = max(first, statistics.median(later))
+        self.total = a.rate(settled, idle) + b.rate(settled, idle)
+        self.share = a.rate(settled, idle) / self.total
+        shares = []
+        for t in np.arange(settled, idle - work["window_s"] + 1e-6, work["window_s"]):
+            of_a, of_b = (job.taken(t, t + work["window_s"]) for job in (a, b))
+            shares.append(of_a / (of_a + of_b))
+        self.error = max(abs(s - self._share) / self._share for s in shares)
+        self.redistribute = b.until(idle, back, lambda rate: rate >= _ENOUGH * self.alone)
+        left = 1 - _ENOUGH * self._share
+        self.returned = b.until(back, end, lambda rate: rate <= left * self.total)
+
+
+def run(ctx: Context) -> Outcome:
+    work = ctx.workload
+    out = Outcome()
+    data = os.path.join(ctx.scratch, "data")
+    for name in "ab":
+        make_files(os.path.join(data, name), work["files"], work["bytes"], ctx.seed, sigma=0.0)
+    runs: list[_Measured] = []
+    cluster: list[_Measured] = []
+    with SlowFs(data, bandwidth_mb=work["bandwidth_mb"], read_ms=work["read_ms"]) as mount:
+        # A socket's path is short, whatever the scratch folder's is.
+        with tempfile.TemporaryDirectory(prefix="forebay-", dir=socket_folder()) as place:
+            for i in range(ctx.repeats):
+                one = _Measured(ctx, mount, os.path.join(place, str(i)), "")
+                runs.append(one)
+                ctx.say(f"share {one.share:.3f}, worst window {one.error:.1%} off; taken up in "
+                        f"{one.redistribute:.2f} s, back in {one.returned:.2f} s; "
+                        f"{one.total / one.alone:.0%} of what one gets alone")  # fmt: skip
+            usable, why = Etcd.available()
+            for i in range(work["cluster_repeats"] if usable else 0):
+                with Etcd() as etcd:
+                    one = _Measured(ctx, mount, os.path.join(place, f"c{i}"), etcd.endpoint)
+                cluster.append(one)
+                ctx.say(f"two daemons: share {one.share:.3f}, worst window {one.error:.1%} off; "
+                        f"taken up in {one.redistribute:.2f} s")  # fmt: skip
+            if not usable:
+                out.notes.append(f"two daemons were not measured: {why}")
+    _report(out, work, runs, cluster)
+    return out
+
+
+def _report(
+    out: Outcome, work: dict[str, Any], runs: list[_Measured], cluster: list[_Measured]
+) -> None:
+    median = statistics.median
+    out.median("share_error", (r.error for r in runs))
+    out.median("redistribute_s", (r.redistribute for r in runs))
+    out.median("shared_vs_alone", (r.total / r.alone for r in runs))
+    wanted = work["shares"][0] / sum(work["shares"])
+    limit = work["bandwidth_mb"] * 1e6
+    out.cases += [
+        Case(f"share of the job with {work['shares'][0]} of {sum(work['shares'])}", "ratio",
+             [r.share for r in runs], wanted, "the policy"),
+        Case("share, worst window: part that it is off", "ratio", [r.error for r in runs]),
+        Case("until an idle job's share is taken up", "s", [r.redistribute for r in runs]),
+        Case("until it is given back", "s", [r.returned for r in runs]),
+        Case("both jobs together", "bytes/s", [r.total for r in runs], limit, "the mount",
+             {"one job alone, without a limit": median(r.alone for r in runs)}),
+    ]  # fmt: skip
+    if cluster:
+        out.cases += [
+            Case("two daemons with etcd: share", "ratio", [r.share for r in cluster], wanted,
+                 "the policy"),
+            Case("two daemons with etcd: worst window", "ratio", [r.error for r in cluster]),
+            Case("two daemons with etcd: taken up", "s", [r.redistribute for r in cluster]),
+        ]  # fmt: skip
+    out.notes.append(
+        f"one mount of {work['bandwidth_mb']:g} MB/s, {work['read_ms']:g} ms a read; each job has "
+        f"a data set of samples of {work['bytes']} B, nothing is kept; consumers count the bytes, "
+        f"shares in windows of {work['window_s']:g} s, {work['settle_s']:g} s after the second job "
+        "came"
+    )
+    out.notes.append(
+        f"idle: the consumer stops, and its read-ahead fills what memory it has; taken up: from "
+        f"then on the other one gets at least {_ENOUGH:.0%} of its rate alone, over {_STEP_S} s"
+    )

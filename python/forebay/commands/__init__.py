@@ -1,0 +1,1 @@
+"""The parts of the `forebay` command, imported when they are asked for."""

@@ -1,0 +1,192 @@
+"""``forebay policy``: check a policy file, put it in force, show what is in force."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Sequence
+
+from .. import _forebay, files
+from .._errors import MissingError, StorageError, UnsupportedError
+from ..policy import JobRule, Knob, Policy, from_json, knobs_of, load_policy
+from ..units import format_bytes
+
+_EXAMPLES = """\
+examples:
+  forebay policy check site.toml                what it means, or what is wrong with it
+  forebay policy check site.toml --job resnet   which rule holds for a job of that name
+  forebay policy set site.toml                  for the jobs of this node
+  forebay policy set site.toml --etcd http://10.0.0.5:2379     for all nodes of a cluster
+  forebay policy show
+
+docs/policies.md describes the file.
+"""
+
+
+def _range(low: float, high: float | None, show: Callable[[float], str]) -> str:
+    if not low and high is None:
+        return "any"
+    if high is None:
+        return f"at least {show(low)}"
+    return f"{show(low)} to {show(high)}" if low else f"at most {show(high)}"
+
+
+def _rate(value: float) -> str:
+    return f"{format_bytes(value)}/s"
+
+
+def _reads(value: float) -> str:
+    return f"{value:,g}/s"
+
+
+def _row(rule: JobRule) -> list[str]:
+    return [
+        rule.match,
+        f"{rule.share:g}",
+        str(rule.priority),
+        _range(rule.min_bandwidth, rule.max_bandwidth, _rate),
+        _range(rule.min_operations, rule.max_operations, _reads),
+        "any" if rule.memory is None else format_bytes(rule.memory),
+        "any" if rule.folder is None else format_bytes(rule.folder),
+    ]
+
+
+def _table(rows: list[list[str]]) -> None:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        print(
+            "  " + "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip()
+        )
+
+
+def _contention(rules: list[JobRule]) -> str:
+    """One sentence: a job of each rule, all of them hungry."""
+    names = [rule.match for rule in rules]
+    if len(rules) < 2:
+        return ""
+    # As the division itself sees it, on a source that dwarfs every minimum and maximum.
+    parts = _forebay.divide_fairly(
+        1.0, [(float("inf"), rule.share, 0.0, float("inf"), rule.priority) for rule in rules]
+    )
+    said = ", ".join(f"{name} {part:.0%}" for name, part in zip(names, parts, strict=True))
+    return (
+        f"one job of each, all wanting more than the source gives: {said}; minima come before "
+        "that, maxima bind,\nand what one leaves the others take"
+    )
+
+
+def describe(policy: Policy) -> None:
+    """Prints what a policy means."""
+    rules = list(policy.jobs)
+    if not any(rule.match == "*" for rule in rules):
+        rules.append(JobRule("(any other)"))
+    heads = ["job", "share", "priority", "bandwidth", "reads", "memory", "cache folder"]
+    _table([heads, *map(_row, rules)])
+    if sentence := _contention(rules):
+        print(sentence)
+    for name, size in (("memory", policy.memory), ("cache folder", policy.folder)):
+        if size is not None:
+            print(f"{name} for all jobs of a node: {format_bytes(size)}")
+    fixed = ", ".join(f"{name} = {value}" for name, value in policy.knobs.items())
+    if policy.tuner:
+        print("tuner: on" + (f", but for {fixed}" if fixed else ""))
+    else:
+        print("tuner: off" + (f"; {fixed}" if fixed else "; knobs stay as they start"))
+
+
+def _client(folder: str | None) -> _forebay.SharedEngine | None:
+    """This node's daemon; None where none runs."""
+    try:
+        return files.attach_running(os.path.abspath(folder) if folder else "")
+    except (MissingError, StorageError):
+        return None
+
+
+def _daemon(folder: str | None) -> _forebay.SharedEngine:
+    client = _client(folder)
+    if client is None:
+        raise UnsupportedError(
+            "no daemon is running on this node, so no policy is in force: start the training "
+            "first (forebayd comes with it, and forgets its policy when it goes), or put the "
+            "policy into the cluster's etcd with --etcd http://host:2379"
+        )
+    return client
+
+
+def _knobs(client: _forebay.SharedEngine | None) -> list[Knob] | None:
+    return None if client is None else knobs_of(json.loads(client.describe()))
+
+
+def _check(options: argparse.Namespace) -> int:
+    knobs = _knobs(_client(options.folder))
+    policy = load_policy(options.file, knobs)
+    if options.json:
+        print(policy.json)
+        return 0
+    count = len(policy.jobs)
+    print(f"{options.file}: ok, {count} rule{'' if count == 1 else 's'}")
+    describe(policy)
+    if policy.knobs and knobs is None:
+        print("knobs were not compared: no daemon runs here to ask")
+    if options.job is not None:
+        rule = policy.rule_for(options.job)
+        print(f"job {options.job}: " + (f"match = {rule.match!r}" if rule else "no rule, defaults"))
+    return 0
+
+
+def _set(options: argparse.Namespace) -> int:
+    if options.etcd:
+        policy = load_policy(options.file, _knobs(_client(options.folder)))
+        _forebay.store_policy(options.etcd.split(","), options.prefix, policy.json)
+        print(f"{options.file} is in force from the controller's next round on")
+        return 0
+    load_policy(options.file)  # what is wrong with the file is said also where no daemon runs
+    daemon = _daemon(options.folder)
+    policy = load_policy(options.file, _knobs(daemon))
+    daemon.set_policy(policy.json)
+    print(f"{options.file} is in force on this node")
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    if options.etcd:
+        text = _forebay.stored_policy(options.etcd.split(","), options.prefix)
+    else:
+        text = _daemon(options.folder).policy()
+    if not text:
+        print("no policy is in force: every job has share 1 and no bounds")
+        return 0
+    if options.json:
+        print(text)
+    else:
+        describe(from_json(text))
+    return 0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    check = actions.add_parser("check", help="what a file means, or what is wrong with it")
+    put = actions.add_parser("set", help="put a file in force")
+    show = actions.add_parser("show", help="what is in force")
+    for each in (check, put, show):
+        each.add_argument("--folder", metavar="DIR", help="of the daemon, if it is not the usual")
+    for each in (check, put):
+        each.add_argument("file", metavar="FILE", help="a .toml file")
+    check.add_argument("--job", metavar="NAME", help="which rule holds for a job of this name")
+    for each in (check, show):
+        each.add_argument("--json", action="store_true", help="the canonical form instead")
+    for each in (put, show):
+        each.add_argument(
+            "--etcd", metavar="URLS", help="of a cluster, as http://a:2379,http://b:2379"
+        )
+        each.add_argument(
+            "--prefix", default="/forebay/", help="of the cluster's keys (default /forebay/)"
+        )
+
+
+def run(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
+    parser.epilog = _EXAMPLES
+    add_arguments(parser)
+    options = parser.parse_args(argv)
+    return {"check": _check, "set": _set, "show": _show}[options.action](options)

@@ -1,7 +1,0 @@
-"""python -m forebay.testing: a cluster of network namespaces, by hand."""
-
-import sys
-
-from .cluster import main
-
-sys.exit(main())

@@ -1,0 +1,73 @@
+// Arena: the memory of a scheduler. Bookkeeping only, as its allocator's. One thread at a time.
+//
+// Beside samples and copies of batches it has blocks that are set aside, for tables and for memory
+// that is held elsewhere, and regions, in which streams keep their contiguous batches.
+#pragma once
+
+#include <cstdint>
+
+#include "core/allocator.h"
+
+namespace forebay {
+
+class Arena {
+ public:
+  using Block = ArenaAllocator::Block;
+  static constexpr Block kNone = ArenaAllocator::kNone;
+
+  explicit Arena(uint64_t bytes) : blocks_(bytes) {}
+
+  // Each kNone when no hole is large enough.
+  Block Allocate(uint64_t bytes) { return blocks_.Allocate(bytes); }
+  Block SetAside(uint64_t bytes) { return Counted(bytes, &set_aside_); }
+  Block MakeRegion(uint64_t bytes) { return Counted(bytes, &regions_); }
+
+  void Free(Block block) {
+    blocks_.Free(block);
+    ++frees_;
+  }
+  void ReturnAside(Block block) {
+    Adopt(block);
+    Free(block);
+  }
+  void FreeRegion(Block block) {
+    regions_ -= size(block);
+    Free(block);
+  }
+  // A block that was set aside is a sample's from now on.
+  void Adopt(Block block) { set_aside_ -= size(block); }
+
+  bool Fits(uint64_t bytes) {
+    const Block block = blocks_.Allocate(bytes);
+    if (block == kNone) return false;
+    blocks_.Free(block);
+    return true;
+  }
+
+  // Differs from an earlier value when room may have come since.
+  uint64_t frees() const { return frees_; }
+  void NoteRoom() { ++frees_; }
+
+  uint64_t offset(Block block) const { return blocks_.offset(block); }
+  uint64_t size(Block block) const { return blocks_.size(block); }
+  uint64_t used() const { return blocks_.used(); }
+  uint64_t capacity() const { return blocks_.capacity(); }
+  uint64_t set_aside() const { return set_aside_; }
+  uint64_t regions() const { return regions_; }
+  // Room for single samples.
+  uint64_t usable() const { return capacity() - set_aside_ - regions_; }
+
+ private:
+  Block Counted(uint64_t bytes, uint64_t* sum) {
+    const Block block = blocks_.Allocate(bytes);
+    if (block != kNone) *sum += blocks_.size(block);
+    return block;
+  }
+
+  ArenaAllocator blocks_;
+  uint64_t set_aside_ = 0;
+  uint64_t regions_ = 0;
+  uint64_t frees_ = 1;
+};
+
+}  // namespace forebay

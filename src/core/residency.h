@@ -1,0 +1,234 @@
+// Residency: which samples are in memory, why, and which of them stay. A part of Scheduler. Pure.
+//
+// Every sample of a data set has an Entry: unsized, absent, reading or resident. These are
+// reasons for it to stay in memory:
+//   ahead  positions of some stream's look-ahead window that will use it,
+//   pins   leases that hand it out now (or will, once their missing samples have arrived),
+//   kept   the memory tier holds it for later epochs,
+//   store  its copy for the second tier waits to be taken, or, while there is room, to be written.
+// A resident sample without any of the four is freed at once. Keeping the samples that were read
+// first, and never replacing them, is optimal when each sample is used once an epoch: no policy can
+// have more hits an epoch than the tier has room.
+//
+// A data set may grow. A sample whose file changed is invalidated: it is dead from then on, and its
+// number is never used again. Leases that have it keep it until they are released.
+//
+// A data set may have a second tier below memory, its folder. While the two together cannot hold
+// everything, a sample lies in one of them only, so that they cover the most.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "catalog/catalog.h"
+#include "core/actions.h"
+#include "core/arena.h"
+
+namespace forebay {
+
+class Residency {
+ public:
+  enum class State : uint8_t { kUnsized, kAbsent, kReading, kResident };
+  // Whether the copy for the second tier is a reason to stay in memory.
+  enum class Store : uint8_t {
+    kNone,
+    kDue,      // until it is taken
+    kWriting,  // until it is written, or the room is needed
+  };
+  // Entry flags.
+  static constexpr uint8_t kKept = 1;
+  static constexpr uint8_t kUrgent = 2;  // the read or lookup under way was asked for by a lease
+  static constexpr uint8_t kFailedSoon = 4;  // look-ahead read failed; the lease will try again
+  static constexpr uint8_t kFailedNow = 8;   // an urgent read failed; the lease reports it
+  static constexpr uint8_t kCrcKnown = 16;
+  static constexpr uint8_t kSuspect = 32;  // the last read's checksum differed; read once more
+  static constexpr uint8_t kInTier = 64;   // the second tier holds it, for all we know
+
+  struct Entry {
+    uint64_t offset = 0;
+    Arena::Block block = Arena::kNone;
+    uint32_t length = 0;
+    uint16_t pins = 0;
+    uint16_t ahead = 0;
+    State state : 2 = State::kAbsent;
+    Store store : 2 = Store::kNone;
+    bool dead : 1 = false;  // invalidated: stays only while leases have it
+    uint8_t flags = 0;
+    JobId owner = kNoJob;  // of a kept one: whose quota it takes
+  };
+  static_assert(sizeof(Entry) == 24);
+  static constexpr uint16_t kMaxRefs = std::numeric_limits<uint16_t>::max();
+  // Entry 24, checksum 4, allocator node 40, two epochs' orders and the permutation being made 12.
+  static constexpr uint64_t kBytesPerSample = 80;
+
+  // Tells which samples a read would ask another node for.
+  using IsElsewhere = std::function<bool(SampleId)>;
+
+  struct Dataset {
+    static Dataset Sized(std::span<const uint32_t> lengths);
+    // `samples` whose lengths OnLengths will tell; until it has told some, they count as `guess`
+    // each.
+    static Dataset Unsized(size_t samples, uint32_t guess);
+
+    std::vector<Entry> entries;
+    std::vector<uint32_t> crcs;
+    uint64_t rounded_bytes = 0;  // of samples without a length: as if they had the others' mean
+    uint64_t mean_rounded = 0;
+    size_t unsized = 0;
+    size_t dead = 0;             // samples that were invalidated; no sum here counts them
+    uint64_t sized_bytes = 0;    // rounded, of the others
+    uint64_t allotted = 0;       // samples that were given memory so far
+    uint64_t batch_samples = 0;  // of one batch of each open stream
+    // Samples that may be kept, and that neither memory keeps nor the second tier holds.
+    uint64_t uncovered = 0;
+    SampleId clock_hand = 0;  // where the search for a kept sample to give up goes on
+    uint32_t tier_skips = 0;  // reads sent past a slow second tier since the last that was not
+    bool passing = false;     // see Scheduler::SetPassing
+    TierShape tier;
+    ReadCosts costs;
+    std::shared_ptr<const Catalog> layout;
+    IsElsewhere elsewhere;       // empty: nothing is
+    std::vector<uint8_t> share;  // KeepShare by sample; empty: all may be kept
+
+    // `shares`: of the samples at the end; empty: they live here.
+    void Resize(size_t samples, std::span<const uint8_t> shares = {});
+    void UpdateMean();
+    // Whether the memory tier or the folder has the sample.
+    bool Held(SampleId s) const {
+      const Entry& e = entries[s];
+      return (e.flags & kInTier) || ((e.flags & kKept) && e.state == State::kResident);
+    }
+    // Bit s: Held(s).
+    std::vector<std::byte> HeldBits() const;
+    // Since the last call; at the first one, everything held is new.
+    HeldChanges TakeHeldChanges();
+    // Its part in Held() may have changed.
+    void Touch(SampleId s);
+    // Whether a read would ask another node for it.
+    bool Elsewhere(SampleId s) const { return elsewhere && elsewhere(s); }
+    KeepShare ShareOf(SampleId s) const {
+      return share.empty() ? KeepShare::kHome : static_cast<KeepShare>(share[s]);
+    }
+    // Kept, and not living here.
+    bool Spare(SampleId s) const {
+      return (entries[s].flags & kKept) && ShareOf(s) != KeepShare::kHome;
+    }
+
+   private:
+    // What TakeHeldChanges has told, and what may differ from it since; empty: never asked.
+    std::vector<bool> told_;
+    std::vector<bool> is_touched_;
+    std::vector<SampleId> touched_;
+  };
+
+  struct Bytes {
+    uint64_t kept = 0;   // by the memory tier
+    uint64_t spare = 0;  // of those, what does not live here
+    // Of home samples that no tier holds: memory and folder both leave room for them.
+    uint64_t reserved = 0;
+    // Of samples that are neither kept nor pinned nor only waiting for their copy: there or being
+    // read, and those that are there.
+    uint64_t ahead = 0;
+    uint64_t ready = 0;
+    uint64_t storing = 0;  // of samples that are in memory only because their copy waits
+  };
+
+  Residency(const SchedulerOptions& options, Arena& arena, SchedulerCommon& common)
+      : options_(options), arena_(arena), common_(common) {}
+
+  DatasetId Add(Dataset dataset);
+  // More samples at the data set's end.
+  void Append(DatasetId d, std::span<const uint32_t> lengths, std::span<const uint8_t> shares);
+  // The sample, which has no copy for the second tier under way, is dead from now on.
+  void Invalidate(DatasetId d, SampleId s);
+  const std::vector<Dataset>& datasets() const { return datasets_; }
+  Dataset& dataset(DatasetId d) { return datasets_[d]; }
+  // True: some could not be had.
+  bool OnLengths(DatasetId d, std::span<const SampleLength> lengths);
+
+  // What may be kept: one KeepShare a sample, or empty for everything.
+  void SetShare(DatasetId d, std::vector<uint8_t> share);
+  // Changes SchedulerOptions::keep_bytes.
+  void SetKeepBytes(uint64_t bytes);
+  // After a change of streams, or of what is set aside: how much the memory tier leaves to staging.
+  void ChooseStaging();
+  // The most that the memory tier takes, as things are.
+  uint64_t keep_quota() const;
+  bool WouldKeep(DatasetId d, SampleId s, JobId job) const;
+  // Gives up a kept sample that is not in use, of `job` if given; false: there is none.
+  bool EvictOne(const JobId* job = nullptr);
+
+  // A block for an absent sample from what is free, and, for one that lives here and would be kept,
+  // from copies of what does not; kNone: there is none.
+  Arena::Block FindBlock(DatasetId d, SampleId s, bool keep);
+  // The sample is read into `block`. `asked`: for a lease. `keep`: what WouldKeep said.
+  void BeginRead(DatasetId d, SampleId s, Arena::Block block, bool asked, bool keep, JobId job);
+  // Its read goes on in another block. The former one, which is the caller's.
+  Arena::Block ReplaceBlock(DatasetId d, SampleId s, Arena::Block block);
+  // A read has succeeded, from where is known. True: the sample is resident. False: its bytes
+  // differ from an earlier read's, and are to be read once more.
+  bool Accept(const ReadAction& read, uint32_t crc, Place from);
+  // The block, which was set aside, holds the sample's bytes. It is kept where that is allowed,
+  // else given up.
+  void Adopt(DatasetId d, SampleId s, Arena::Block block, uint32_t crc);
+  // The second tier has it, or turned out not to. What is dead is in none.
+  void SetInTier(DatasetId d, SampleId s, bool in_tier);
+  void SetStore(DatasetId d, SampleId s, Store store);
+
+  void Pin(Entry& e) {
+    Uncount(e);
+    ++e.pins;
+  }
+  void Unpin(DatasetId d, SampleId s);
+  void AddAhead(Entry& e, int32_t n) {
+    Uncount(e);
+    e.ahead = static_cast<uint16_t>(e.ahead + n);
+    Count(e);
+  }
+  // Once the last reason to stay is gone.
+  void MaybeFree(DatasetId d, SampleId s);
+  // Whatever the reasons; a copy that is due is kept for it.
+  void FreeBlock(DatasetId d, SampleId s);
+
+  const Bytes& bytes() const { return bytes_; }
+
+ private:
+  Entry& entry(DatasetId d, SampleId s) { return datasets_[d].entries[s]; }
+  const Entry& entry(DatasetId d, SampleId s) const { return datasets_[d].entries[s]; }
+  void NoteOrigin(const ReadAction& read, Place from);
+  void SetResident(DatasetId d, SampleId s, uint32_t crc);
+  // Not covered by a tier, though it may be.
+  static bool Uncovered(const Entry& e) { return !e.dead && !(e.flags & (kKept | kInTier)); }
+  static bool OnlyStoring(const Entry& e) { return e.store != Store::kNone && e.ahead == 0; }
+  // What Bytes counts changes only between these two.
+  void Uncount(const Entry& e);
+  void Count(const Entry& e);
+  // Flags that decide whether a tier holds the sample change through these.
+  void SetFlag(DatasetId d, SampleId s, uint8_t flag);
+  void ClearFlag(DatasetId d, SampleId s, uint8_t flag);
+  // Its cover by a tier changes, or its share does.
+  void Cover(DatasetId d, SampleId s);
+  void Uncover(DatasetId d, SampleId s);
+  void Keep(DatasetId d, SampleId s, JobId job);
+  void Unkeep(DatasetId d, SampleId s);
+  bool MayKeep(DatasetId d, SampleId s, uint64_t bytes, JobId job) const;
+  // Keeps a sample that has a block, if it may be; copies of what lives elsewhere make room.
+  void KeepIfMay(DatasetId d, SampleId s, JobId job);
+  bool EvictAmong(const JobId* job, bool spare_only);
+  bool LetSpareGo();
+  void EvictExcess();
+
+  SchedulerOptions options_;  // keep_bytes changes while running
+  Arena& arena_;
+  SchedulerCommon& common_;
+  std::vector<Dataset> datasets_;
+  uint64_t staging_bytes_ = 0;
+  Bytes bytes_;
+};
+
+}  // namespace forebay

@@ -1,0 +1,204 @@
+#include "files/engine_supply.h"
+
+#include <array>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "catalog/catalog.h"
+#include "tier/copy_names.h"
+
+namespace forebay::files {
+namespace {
+
+constexpr Nanos kSlice = 50 * kMilli;  // between looks at whether to stop
+
+int64_t TimeOf(const SourceFile& file) {
+  return file.stat.st_mtim.tv_sec * kSecond + file.stat.st_mtim.tv_nsec;
+}
+
+}  // namespace
+
+EngineSupply::EngineSupply(Engine& engine, std::string job)
+    : engine_(engine), job_(std::move(job)), store_(engine.cache_store()) {}
+
+EngineSupply::~EngineSupply() {
+  const MutexLock lock(mutex_);
+  for (const Root& root : roots_) (void)engine_.CloseStream(root.stream);
+}
+
+Status EngineSupply::AddSource(const std::string& folder) {
+  const MutexLock lock(mutex_);
+  for (const Root& root : roots_) {
+    if (root.folder == folder) return Status();
+  }
+  Result<DatasetId> dataset = engine_.AddGrowing(Catalog::Growing(folder));
+  if (!dataset) return dataset.error();
+  FOREBAY_RETURN_IF_ERROR(engine_.SetPassing(*dataset));
+  StreamOptions options;
+  options.shape.dataset = *dataset;
+  options.shape.itemised = true;
+  options.shape.job = job_;
+  options.declared = true;
+  options.ahead_of_consumer = true;  // whose waits count is told here
+  const Result<StreamId> stream = engine_.OpenStream(options);
+  if (!stream) return stream.error();
+  roots_.push_back({folder, static_cast<uint32_t>(roots_.size()), *dataset, *stream});
+  return Status();
+}
+
+const EngineSupply::Root* EngineSupply::RootOf(std::string_view path) const {
+  const Root* found = nullptr;
+  for (const Root& root : roots_) {
+    if (!IsBelow(path, root.folder)) continue;
+    if (found == nullptr || root.folder.size() > found->folder.size()) found = &root;
+  }
+  return found;
+}
+
+void EngineSupply::ForgetLocked(const FileKey& key) {
+  const auto found = known_.find(key);
+  if (found == known_.end()) return;
+  const Known& known = found->second;
+  (void)engine_.Invalidate(roots_[known.root].dataset, known.samples.first, known.samples.count);
+  if (store_ != nullptr) store_->Drop(known.copy);
+  known_.erase(found);
+}
+
+Result<EngineSupply::Found> EngineSupply::Find(const std::string& path, const SourceFile& file,
+                                               const Extent& extent) {
+  const FileKey key = KeyOf(path);
+  const auto size = static_cast<uint64_t>(file.stat.st_size);
+  const int64_t mtime_ns = TimeOf(file);
+  const MutexLock lock(mutex_);
+  auto found = known_.find(key);
+  if (found != known_.end() &&
+      (found->second.size != size || found->second.mtime_ns != mtime_ns ||
+       (found->second.samples.count > 0 && found->second.block != extent.block))) {
+    ForgetLocked(key);
+    found = known_.end();
+  }
+  if (found == known_.end() || found->second.samples.count == 0) {
+    const Root* const root = RootOf(path);
+    if (root == nullptr) {
+      return Status(Code::kNotFound, StrCat(path, " lies in no data folder of this run"));
+    }
+    const std::array<NewFile, 1> file_of = {
+        NewFile{.path = path, .size = size, .mtime_ns = mtime_ns, .block = extent.block}};
+    std::vector<Appended> samples;
+    FOREBAY_RETURN_IF_ERROR(engine_.AppendSamples(root->dataset, file_of, &samples));
+    Known& known = Know(path, file, *root);
+    known.block = extent.block;
+    known.samples = samples[0];
+    found = known_.find(key);
+  }
+  const Known& known = found->second;
+  const auto number = static_cast<SampleId>(extent.block == 0 ? 0 : extent.offset / extent.block);
+  if (number >= known.samples.count) {
+    return Status(Code::kChanged, StrCat(path, " has no block ", number));
+  }
+  return Found{roots_[known.root].stream, known.samples.first + number};
+}
+
+EngineSupply::Known& EngineSupply::Know(const std::string& path, const SourceFile& file,
+                                        const Root& root) {
+  Known& known = known_[KeyOf(path)];
+  known.size = static_cast<uint64_t>(file.stat.st_size);
+  known.mtime_ns = TimeOf(file);
+  known.root = root.number;
+  known.copy = WholeFileName(root.folder, path, known.size, known.mtime_ns);
+  return known;
+}
+
+Result<FileLoan> EngineSupply::Read(const std::string& path, const SourceFile& file,
+                                    const Extent& extent, bool urgent,
+                                    const std::stop_token& stop) {
+  const Result<Found> found = Find(path, file, extent);
+  if (!found) return found.error();
+  LeaseId lease = kNoLease;
+  BatchLoan loan;
+  Nanos since = SteadyClock().Now();
+  StallCause cause = StallCause::kSource;
+  for (Nanos slice = 0;; slice = kSlice) {
+    if (lease != kNoLease) cause = engine_.WaitCause(found->stream, lease);
+    const Result<TakeKind> taken =
+        engine_.Fetch(found->stream, found->sample, slice, &lease, &loan);
+    if (urgent) {
+      const Nanos now = SteadyClock().Now();
+      engine_.CountStall(cause, now - since);
+      since = now;
+    }
+    if (!taken) return taken.error();
+    if (*taken == TakeKind::kBatch) break;
+    if (stop.stop_requested()) {
+      if (lease != kNoLease) (void)engine_.Release(lease);
+      return Status(Code::kCancelled, "the file service ends");
+    }
+  }
+  FileLoan out(*this, loan.lease, {loan.base + loan.offsets[0], loan.lengths[0]}, cause);
+  if (out.bytes().size() != extent.bytes) {
+    return Status(Code::kChanged, StrCat(path, " has another size"));
+  }
+  return out;
+}
+
+void EngineSupply::Release(uint64_t lease) { (void)engine_.Release(lease); }
+
+Result<TierKey> EngineSupply::CopyOf(const std::string& path, const SourceFile& file) const {
+  const MutexLock lock(mutex_);
+  const Root* const root = store_ == nullptr ? nullptr : RootOf(path);
+  if (root == nullptr) return Status(Code::kNotFound, "no copy is stored");
+  return WholeFileName(root->folder, path, static_cast<uint64_t>(file.stat.st_size), TimeOf(file));
+}
+
+Status EngineSupply::LinkCopy(const std::string& path, const SourceFile& file, int folder,
+                              const char* name) {
+  const Result<TierKey> copy = CopyOf(path, file);
+  if (!copy) return copy.error();
+  FOREBAY_RETURN_IF_ERROR(
+      store_->LinkCopy(*copy, static_cast<uint64_t>(file.stat.st_size), folder, name));
+  // So that Forget finds it.
+  const MutexLock lock(mutex_);
+  const Root* const root = RootOf(path);
+  if (root != nullptr && !known_.contains(KeyOf(path))) (void)Know(path, file, *root);
+  return Status();
+}
+
+Status EngineSupply::KeepCopy(const std::string& path, const SourceFile& file, int folder,
+                              const char* name, uint32_t crc) {
+  const Result<TierKey> copy = CopyOf(path, file);
+  if (!copy) return copy.error();
+  return store_->AdoptFile(*copy, folder, name, static_cast<uint64_t>(file.stat.st_size), crc);
+}
+
+void EngineSupply::DropCopy(const std::string& path, const SourceFile& file) {
+  const Result<TierKey> copy = CopyOf(path, file);
+  if (copy) store_->Drop(*copy);
+}
+
+void EngineSupply::Removed(const FileKey& key) {
+  const MutexLock lock(mutex_);
+  const auto found = known_.find(key);
+  if (store_ != nullptr && found != known_.end()) store_->ReleaseCopy(found->second.copy);
+}
+
+std::vector<FileKey> EngineSupply::TakeUnlinks() {
+  std::vector<FileKey> out;
+  if (store_ == nullptr) return out;
+  const std::vector<TierKey> copies = store_->TakeUnlinks();
+  if (copies.empty()) return out;
+  const MutexLock lock(mutex_);
+  for (const TierKey& copy : copies) {
+    for (const auto& [key, known] : known_) {
+      if (known.copy == copy) out.push_back(key);
+    }
+  }
+  return out;
+}
+
+void EngineSupply::Forget(const std::string& path) {
+  const MutexLock lock(mutex_);
+  ForgetLocked(KeyOf(path));
+}
+
+}  // namespace forebay::files

@@ -1,0 +1,94 @@
+// FileSupply: who reads the source for the file service, and holds whole copies beyond its life:
+// the node's engine. Paths are absolute and have no links in them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stop_token>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "files/copy_job.h"
+
+namespace forebay::files {
+
+class FileSupply;
+
+// Bytes of a file on loan; the destructor gives them back.
+class FileLoan {
+ public:
+  FileLoan() = default;
+  FileLoan(FileSupply& supply, uint64_t lease, std::span<const std::byte> bytes, StallCause cause)
+      : supply_(&supply), lease_(lease), bytes_(bytes), cause_(cause) {}
+  FileLoan(FileLoan&& other) noexcept
+      : supply_(std::exchange(other.supply_, nullptr)),
+        lease_(other.lease_),
+        bytes_(std::exchange(other.bytes_, {})),
+        cause_(other.cause_) {}
+  FileLoan& operator=(FileLoan&& other) noexcept {
+    std::swap(supply_, other.supply_);
+    std::swap(lease_, other.lease_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(cause_, other.cause_);
+    return *this;
+  }
+  ~FileLoan();
+
+  std::span<const std::byte> bytes() const { return bytes_; }
+  StallCause cause() const { return cause_; }  // what they were waited for
+
+ private:
+  FileSupply* supply_ = nullptr;
+  uint64_t lease_ = 0;
+  std::span<const std::byte> bytes_;
+  StallCause cause_ = StallCause::kSource;
+};
+
+// Safe for concurrent use by multiple threads. Read, LinkCopy and KeepCopy wait for storage.
+class FileSupply {
+ public:
+  virtual ~FileSupply() = default;
+
+  // A data folder; what lies in none is not asked for.
+  virtual Status AddSource(const std::string& folder) = 0;
+
+  // The extent of `path`, which is a whole file, or a block of `block` bytes at a multiple of it.
+  // `file` tells what it was when it was looked at. kNotFound and kChanged: it is no longer that;
+  // kCancelled: `stop`. `urgent`: a program waits for it.
+  struct Extent {
+    uint64_t offset = 0;
+    uint64_t bytes = 0;
+    uint32_t block = 0;  // 0: the whole file
+  };
+  virtual Result<FileLoan> Read(const std::string& path, const SourceFile& file,
+                                const Extent& extent, bool urgent, const std::stop_token& stop) = 0;
+
+  // Gives the stored copy of the whole file a further name. kNotFound: there is none.
+  virtual Status LinkCopy(const std::string& path, const SourceFile& file, int folder,
+                          const char* name) = 0;
+  // The whole copy that lies there becomes a stored one. An error: it does not, which harms nobody.
+  virtual Status KeepCopy(const std::string& path, const SourceFile& file, int folder,
+                          const char* name, uint32_t crc) = 0;
+  // The stored copy, if there is one, is not to be used again.
+  virtual void DropCopy(const std::string& path, const SourceFile& file) = 0;
+  // The file is about to change: when this returns, nothing that was read or stored of it is given
+  // out again.
+  virtual void Forget(const std::string& path) = 0;
+  // A copy's name in the cache was removed.
+  virtual void Removed(const FileKey& key) = 0;
+  // Copies whose names are in the store's way: to be removed, each followed by Removed.
+  virtual std::vector<FileKey> TakeUnlinks() = 0;
+
+ private:
+  friend class FileLoan;
+  virtual void Release(uint64_t lease) = 0;
+};
+
+inline FileLoan::~FileLoan() {
+  if (supply_ != nullptr) supply_->Release(lease_);
+}
+
+}  // namespace forebay::files

@@ -1,0 +1,64 @@
+"""What torchrun's arguments say of the nodes, before torchrun says it itself."""
+
+from __future__ import annotations
+
+import pytest
+from forebay.launcher import cluster_variables, torchrun_arguments
+
+TWO = {
+    "FOREBAY_NODE": "1", "FOREBAY_NODES": "2", "MASTER_ADDR": "n0", "MASTER_PORT": "29400",
+    "TORCHELASTIC_RUN_ID": "n0:29400-files",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torchrun --nnodes 2 --node-rank 1 --rdzv-endpoint n0:29400 train.py --nnodes 9",
+        "torchrun --nnodes=2 --node_rank=1 --rdzv_endpoint=n0:29400 train.py",
+        "/opt/bin/torchrun --nnodes=2:2 --standalone --node_rank=1 --rdzv_endpoint=n0:29400 t.py",
+        "python3 -m torch.distributed.run --nproc-per-node 8 --nnodes 2 --node-rank 1"
+        " --rdzv-endpoint n0:29400 -m package.train",
+        "python -m torch.distributed.launch --nnodes 2 --node_rank 1 --master_addr n0"
+        " --master_port 29400 train.py",
+    ],
+)
+def test_arguments_of_two_nodes(line: str) -> None:
+    assert cluster_variables(line.split(), {}) == (TWO, "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python train.py --nnodes 2",
+        "torchrun --nproc-per-node 8 train.py",
+        "torchrun --nnodes 1 --node-rank 0 train.py",
+        "python -m package.train --nnodes 2 --node-rank 1",
+    ],
+)
+def test_one_node_or_another_program(line: str) -> None:
+    assert cluster_variables(line.split(), {}) == ({}, "")
+
+
+def test_a_launcher_that_has_told_counts_more() -> None:
+    line = "torchrun --nnodes 2 --node-rank 1 --rdzv-endpoint n0:29400 train.py".split()
+    assert cluster_variables(line, {"SLURM_NODEID": "0"}) == ({}, "")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("torchrun --nnodes 1:4 --node-rank 1 --rdzv-endpoint n0:1 train.py", "--nnodes 1:4"),
+        ("torchrun --nnodes 2 --rdzv-endpoint n0:1 train.py", "which node this is"),
+        ("torchrun --nnodes 2 --node-rank 1 train.py", "where node 0 is"),
+    ],
+)
+def test_what_is_left_open_is_said(line: str, says: str) -> None:
+    variables, why = cluster_variables(line.split(), {})
+    assert variables == {}
+    assert says in why
+    assert "FOREBAY_NODE" in why
+
+
+def test_it_is_not_torchrun() -> None:
+    assert torchrun_arguments(["python", "torchrun"]) is None

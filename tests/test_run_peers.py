@@ -1,0 +1,112 @@
+"""Unmodified programs on several nodes: what one has read of the source, the others get from it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from forebay import _forebay
+from forebay.commands import run as run_command
+from forebay.slowfs import SlowFs
+from transparent.under import LIBRARY
+
+FILES, BYTES, NODES = 120, 30_000, 3
+
+pytestmark = [
+    pytest.mark.skipif(not LIBRARY.exists(), reason="this build has no libforebay_posix.so"),
+    pytest.mark.skipif(
+        not Path(_forebay.__file__).with_name("libforebay_ucx.so").exists(),
+        reason="this build has no UCX",
+    ),
+]
+
+# Each node in an order of its own, twice.
+READ = """
+import hashlib, os, random, sys
+folder, seed = sys.argv[1], int(sys.argv[2])
+names = sorted(os.listdir(folder))
+for turn in range(2):
+    random.Random(seed * 10 + turn).shuffle(names)
+    seen = {}
+    for name in names:
+        with open(os.path.join(folder, name), "rb") as file:
+            seen[name] = hashlib.sha256(file.read()).hexdigest()
+    print(hashlib.sha256(repr(sorted(seen.items())).encode()).hexdigest())
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rng = random.Random(7)
+    for i in range(FILES):
+        (folder / f"{i:04}.bin").write_bytes(rng.randbytes(BYTES))
+    time.sleep(3.2)  # files that have just changed are left alone
+    return folder
+
+
+def test_nodes_read_the_source_once(data: Path, tmp_path: Path) -> None:
+    peers = ",".join(f"127.0.0.1:{port}" for port in free_ports(NODES))
+    plain = subprocess.run(
+        [sys.executable, "-c", READ, str(data), "0"], capture_output=True, text=True, check=True
+    ).stdout
+    with SlowFs(data, read_ms=2) as slow:
+        runs = []
+        for node in range(NODES):
+            runtime = tmp_path / f"n{node}"
+            runtime.mkdir(mode=0o700)
+            env = {
+                **os.environ,
+                "XDG_RUNTIME_DIR": str(runtime),
+                "FOREBAY_NODE": str(node),
+                "FOREBAY_NODES": str(NODES),
+                "FOREBAY_PEER_SECRET": str(tmp_path / "secret"),
+            }
+            command = [
+                sys.executable, "-m", "forebay.cli", "run", "--peers", peers, "--source",
+                str(slow.path), "--", sys.executable, "-c", READ, str(slow.path), str(node),
+            ]  # fmt: skip
+            runs.append(
+                subprocess.Popen(
+                    command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                )
+            )
+        said = [each.communicate(timeout=120) for each in runs]
+        read = slow.stats()["bytes_read"]
+    for out, err in said:
+        assert out == plain, err
+    # A node that is late for a moment, as on a busy machine, may cost a read; without peers each
+    # would be read by every node.
+    assert read <= 1.1 * FILES * BYTES, [err for _, err in said]
+
+
+def test_torchrun_of_several_nodes_has_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FOREBAY_PEERS", "FOREBAY_NODE", "GROUP_RANK", "SLURM_NODEID"):
+        monkeypatch.delenv(name, raising=False)
+    arguments = run_command.argparse.Namespace(peers=None)
+    command = "torchrun --nnodes 2 --node-rank 1 --rdzv-endpoint n0:29400 train.py".split()
+    settings: dict[str, object] = {}
+    with run_command.peers_of(arguments, command, settings):
+        assert os.environ["FOREBAY_NODE"] == "1" and os.environ["FOREBAY_NODES"] == "2"
+    assert settings == {"engine": True}
+    assert "FOREBAY_NODE" not in os.environ
+    arguments.peers = "off"
+    settings.clear()
+    with run_command.peers_of(arguments, command, settings):
+        assert "FOREBAY_NODE" not in os.environ
