@@ -124,6 +124,15 @@ std::optional<Appended> Catalog::Find(const NewFile& file) const {
   return impl_->growing == nullptr ? std::nullopt : impl_->growing->Find(file);
 }
 const std::string& Catalog::given_name() const { return impl_->given_name; }
+void Catalog::OpenFile(ObjectId object, HeldFile file) const {
+  if (impl_->growing != nullptr) impl_->growing->OpenFile(object, std::move(file));
+}
+void Catalog::CloseFile(ObjectId object) const {
+  if (impl_->growing != nullptr) impl_->growing->CloseFile(object);
+}
+HeldFile Catalog::OpenedFile(ObjectId object) const {
+  return impl_->growing == nullptr ? HeldFile() : impl_->growing->OpenedFile(object);
+}
 bool Catalog::IsRepeated(ObjectId object) const {
   return impl_->growing != nullptr && impl_->growing->IsRepeated(object);
 }

@@ -57,6 +57,12 @@ struct FieldView {
   uint32_t length = 0;
 };
 
+// A file that is open.
+struct HeldFile {
+  std::shared_ptr<const OwnedFd> fd;  // null: nobody has it open
+  bool readable = false;              // false: it is O_PATH, and is opened without a look-up
+};
+
 // A file for a growing catalog, as it is now.
 struct NewFile {
   std::string_view path;  // absolute, below the root, without "." and ".."
@@ -102,6 +108,11 @@ class Catalog {
   uint32_t ObjectBlock(ObjectId object) const;  // kGrowing: NewFile's
   // kGrowing: one with the same path, size, time and block was appended before it.
   bool IsRepeated(ObjectId object) const;
+  // kGrowing: somebody has the file open, until as many CloseFile; whoever reads it meanwhile need
+  // not open it. Safe for concurrent use by multiple threads.
+  void OpenFile(ObjectId object, HeldFile file) const;
+  void CloseFile(ObjectId object) const;
+  HeldFile OpenedFile(ObjectId object) const;
 
   // Who may read a saved catalog: whom the process's umask allows, or only this user.
   enum class Access { kUmask, kOwner };

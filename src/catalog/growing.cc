@@ -131,6 +131,28 @@ std::string GrowingFiles::SampleName(SampleId sample) const {
   return e.whole_object ? name : StrCat(name, "@", e.offset);
 }
 
+void GrowingFiles::OpenFile(ObjectId object, HeldFile file) {
+  MutexLock lock(held_mutex_);
+  Held& held = held_[object];
+  ++held.users;
+  held.file = std::move(file);
+}
+
+void GrowingFiles::CloseFile(ObjectId object) {
+  HeldFile last;  // closed without the lock: that may cost a round trip to the storage
+  MutexLock lock(held_mutex_);
+  const auto found = held_.find(object);
+  if (found == held_.end() || --found->second.users > 0) return;
+  last = std::move(found->second.file);
+  held_.erase(found);
+}
+
+HeldFile GrowingFiles::OpenedFile(ObjectId object) const {
+  MutexLock lock(held_mutex_);
+  const auto found = held_.find(object);
+  return found == held_.end() ? HeldFile() : found->second.file;
+}
+
 uint32_t GrowingFiles::FolderNumber(std::string_view below) {
   const auto found = folder_numbers_.find(below);
   if (found != folder_numbers_.end()) return found->second;

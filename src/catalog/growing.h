@@ -82,6 +82,11 @@ class GrowingFiles {
   std::string_view FolderBelow(uint32_t folder) const { return folders_[folder]; }
   std::string SampleName(SampleId sample) const;
 
+  // As Catalog's.
+  void OpenFile(ObjectId object, HeldFile file) EXCLUDES(held_mutex_);
+  void CloseFile(ObjectId object) EXCLUDES(held_mutex_);
+  HeldFile OpenedFile(ObjectId object) const EXCLUDES(held_mutex_);
+
  private:
   struct Object {
     uint64_t size = 0;
@@ -114,6 +119,13 @@ class GrowingFiles {
   StableArray<ObjectId> samples_;
   StableArray<Object> objects_;
   StableArray<std::string_view> folders_;  // paths below the root
+
+  struct Held {
+    HeldFile file;
+    uint32_t users = 0;
+  };
+  mutable Mutex held_mutex_;
+  std::unordered_map<ObjectId, Held> held_ GUARDED_BY(held_mutex_);
 
   std::atomic<size_t> size_{0};
   std::atomic<size_t> object_count_{0};

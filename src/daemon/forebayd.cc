@@ -205,7 +205,8 @@ EngineOptions EngineFor(const Settings& settings) {
 Status StartFiles(const Settings& settings, const wire::ProgramPlace& place, Daemon* daemon) {
   daemon->programs = std::make_unique<ProgramWatch>();
   const std::string job = settings.job.empty() ? StrCat("run-", getpid()) : settings.job;
-  daemon->supply = std::make_unique<files::EngineSupply>(*daemon->engine, job);
+  daemon->supply =
+      std::make_unique<files::EngineSupply>(*daemon->engine, job, daemon->peers == nullptr);
   files::ServiceOptions options = settings.files;
   options.cache = StrCat(options.store, "/run");
   options.socket = place.socket;

@@ -343,7 +343,7 @@ bool Copier::Open(CopyResult& result, std::byte* buffer) {
     SetOutcome(result, Outcome::kDone);
     return false;
   }
-  if (options_.supply != nullptr && st.st_size > 0) {
+  if (options_.supply != nullptr && !options_.supply->opens_files() && st.st_size > 0) {
     source->fd = OwnedFd(fcntl(found.get(), F_DUPFD_CLOEXEC, 0));
     if (!source->fd.valid()) {
       SourceFailed(result, errno);
@@ -401,9 +401,7 @@ void Copier::Copy(CopyResult& result, std::byte* buffer) {
     }
     // Blocks are read by several threads: what the kernel reads ahead for one of them would be read
     // twice.
-    if (options_.supply == nullptr) {
-      (void)posix_fadvise(job.source->fd.get(), 0, 0, POSIX_FADV_RANDOM);
-    }
+    (void)posix_fadvise(job.source->fd.get(), 0, 0, POSIX_FADV_RANDOM);
     job.part = std::make_shared<OwnedFd>(std::move(copy));
     return SetOutcome(result, Outcome::kLarge);
   }
@@ -445,7 +443,7 @@ bool Copier::CopySupplied(CopyResult& result, const FileSupply::Extent& extent, 
   *crc = 0;
   if (extent.bytes == 0) return true;
   const Result<FileLoan> loan =
-      options_.supply->Read(job.path, *job.source, extent, job.urgent, stop_.get_token());
+      options_.supply->Read(job.path, job.source, extent, job.urgent, stop_.get_token());
   if (!loan) {
     SupplyFailed(result, loan.error());
     return false;
@@ -556,7 +554,7 @@ void Copier::GiveName(CopyResult& result, const char* suffix, Stored stored, uin
   }
   if (result.outcome != Outcome::kDone) {
     unlinkat(options_.copies, from.c_str(), 0);
-  } else if (job.place == Place::kKept && options_.supply == nullptr) {
+  } else if (job.place == Place::kKept) {
     // The source's pages are of no more use here.
     (void)posix_fadvise(job.source->fd.get(), 0, 0, POSIX_FADV_DONTNEED);
   }

@@ -17,10 +17,27 @@ int64_t TimeOf(const SourceFile& file) {
   return file.stat.st_mtim.tv_sec * kSecond + file.stat.st_mtim.tv_nsec;
 }
 
+// The source reads by the descriptor that there is, as long as this lives.
+class OpenedFile {
+ public:
+  OpenedFile(std::shared_ptr<const Catalog> catalog, SampleId sample,
+             const std::shared_ptr<const SourceFile>& file, bool readable)
+      : catalog_(std::move(catalog)), object_(catalog_->object(sample)) {
+    catalog_->OpenFile(object_, {{file, &file->fd}, readable});
+  }
+  ~OpenedFile() { catalog_->CloseFile(object_); }
+  OpenedFile(const OpenedFile&) = delete;
+  OpenedFile& operator=(const OpenedFile&) = delete;
+
+ private:
+  const std::shared_ptr<const Catalog> catalog_;
+  const ObjectId object_;
+};
+
 }  // namespace
 
-EngineSupply::EngineSupply(Engine& engine, std::string job)
-    : engine_(engine), job_(std::move(job)), store_(engine.cache_store()) {}
+EngineSupply::EngineSupply(Engine& engine, std::string job, bool alone)
+    : engine_(engine), job_(std::move(job)), alone_(alone), store_(engine.cache_store()) {}
 
 EngineSupply::~EngineSupply() {
   const MutexLock lock(mutex_);
@@ -32,7 +49,8 @@ Status EngineSupply::AddSource(const std::string& folder) {
   for (const Root& root : roots_) {
     if (root.folder == folder) return Status();
   }
-  Result<DatasetId> dataset = engine_.AddGrowing(Catalog::Growing(folder));
+  const std::shared_ptr<Catalog> catalog = Catalog::Growing(folder);
+  Result<DatasetId> dataset = engine_.AddGrowing(catalog);
   if (!dataset) return dataset.error();
   FOREBAY_RETURN_IF_ERROR(engine_.SetPassing(*dataset));
   StreamOptions options;
@@ -43,7 +61,7 @@ Status EngineSupply::AddSource(const std::string& folder) {
   options.ahead_of_consumer = true;  // whose waits count is told here
   const Result<StreamId> stream = engine_.OpenStream(options);
   if (!stream) return stream.error();
-  roots_.push_back({folder, static_cast<uint32_t>(roots_.size()), *dataset, *stream});
+  roots_.push_back({folder, static_cast<uint32_t>(roots_.size()), *dataset, *stream, catalog});
   return Status();
 }
 
@@ -97,7 +115,8 @@ Result<EngineSupply::Found> EngineSupply::Find(const std::string& path, const So
   if (number >= known.samples.count) {
     return Status(Code::kChanged, StrCat(path, " has no block ", number));
   }
-  return Found{roots_[known.root].stream, known.samples.first + number};
+  const Root& root = roots_[known.root];
+  return Found{root.catalog, root.stream, known.samples.first + number};
 }
 
 EngineSupply::Known& EngineSupply::Know(const std::string& path, const SourceFile& file,
@@ -110,11 +129,13 @@ EngineSupply::Known& EngineSupply::Know(const std::string& path, const SourceFil
   return known;
 }
 
-Result<FileLoan> EngineSupply::Read(const std::string& path, const SourceFile& file,
+Result<FileLoan> EngineSupply::Read(const std::string& path,
+                                    const std::shared_ptr<const SourceFile>& file,
                                     const Extent& extent, bool urgent,
                                     const std::stop_token& stop) {
-  const Result<Found> found = Find(path, file, extent);
+  const Result<Found> found = Find(path, *file, extent);
   if (!found) return found.error();
+  const OpenedFile opened(found->catalog, found->sample, file, alone_);
   LeaseId lease = kNoLease;
   BatchLoan loan;
   Nanos since = SteadyClock().Now();

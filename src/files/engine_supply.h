@@ -21,13 +21,16 @@ namespace forebay::files {
 
 class EngineSupply final : public FileSupply {
  public:
-  // `engine` outlives the supply. `job`: whose limits hold for what it reads.
-  EngineSupply(Engine& engine, std::string job);
+  // `engine` outlives the supply. `job`: whose limits hold for what it reads. `alone`: no other
+  // node has a part of the files.
+  EngineSupply(Engine& engine, std::string job, bool alone = true);
   ~EngineSupply() override;
 
   Status AddSource(const std::string& folder) override EXCLUDES(mutex_);
-  Result<FileLoan> Read(const std::string& path, const SourceFile& file, const Extent& extent,
-                        bool urgent, const std::stop_token& stop) override EXCLUDES(mutex_);
+  Result<FileLoan> Read(const std::string& path, const std::shared_ptr<const SourceFile>& file,
+                        const Extent& extent, bool urgent, const std::stop_token& stop) override
+      EXCLUDES(mutex_);
+  bool opens_files() const override { return alone_; }
   Status LinkCopy(const std::string& path, const SourceFile& file, int folder,
                   const char* name) override EXCLUDES(mutex_);
   Status KeepCopy(const std::string& path, const SourceFile& file, int folder, const char* name,
@@ -43,6 +46,7 @@ class EngineSupply final : public FileSupply {
     uint32_t number = 0;
     DatasetId dataset = 0;
     StreamId stream = 0;
+    std::shared_ptr<const Catalog> catalog;  // the engine's
   };
   // A file as it was when it was appended.
   struct Known {
@@ -57,6 +61,7 @@ class EngineSupply final : public FileSupply {
     size_t operator()(const FileKey& key) const { return static_cast<size_t>(key.low); }
   };
   struct Found {
+    std::shared_ptr<const Catalog> catalog;
     StreamId stream = 0;
     SampleId sample = 0;
   };
@@ -73,6 +78,7 @@ class EngineSupply final : public FileSupply {
 
   Engine& engine_;
   const std::string job_;
+  const bool alone_;
   const std::shared_ptr<FolderStore> store_;  // null: there is none; shared with the engine's tiers
 
   mutable Mutex mutex_;

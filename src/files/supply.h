@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <stop_token>
 #include <string>
@@ -56,15 +57,19 @@ class FileSupply {
   virtual Status AddSource(const std::string& folder) = 0;
 
   // The extent of `path`, which is a whole file, or a block of `block` bytes at a multiple of it.
-  // `file` tells what it was when it was looked at. kNotFound and kChanged: it is no longer that;
-  // kCancelled: `stop`. `urgent`: a program waits for it.
+  // `file` tells what it was when it was looked at, and is open. kNotFound and kChanged: it is no
+  // longer that; kCancelled: `stop`. `urgent`: a program waits for it.
   struct Extent {
     uint64_t offset = 0;
     uint64_t bytes = 0;
     uint32_t block = 0;  // 0: the whole file
   };
-  virtual Result<FileLoan> Read(const std::string& path, const SourceFile& file,
-                                const Extent& extent, bool urgent, const std::stop_token& stop) = 0;
+  virtual Result<FileLoan> Read(const std::string& path,
+                                const std::shared_ptr<const SourceFile>& file, const Extent& extent,
+                                bool urgent, const std::stop_token& stop) = 0;
+  // Whether files are opened for reading before they are asked for: what comes from other nodes
+  // need not be, and an O_PATH descriptor does.
+  virtual bool opens_files() const = 0;
 
   // Gives the stored copy of the whole file a further name. kNotFound: there is none.
   virtual Status LinkCopy(const std::string& path, const SourceFile& file, int folder,

@@ -122,10 +122,12 @@ int ReadFully(int fd, const ReadOp& op, std::vector<std::byte>& waste, Completio
 }
 
 int CheckVersion(int fd, const FileVersion& expected, Completion& done) {
-  struct stat st = {};
-  if (fstat(fd, &st) != 0) return errno;
-  const FileVersion found{.bytes = static_cast<uint64_t>(st.st_size),
-                          .modified_ns = st.st_mtim.tv_sec * kSecond + st.st_mtim.tv_nsec};
+  // Not the time of access: the read has just changed it, and a file system that is far away would
+  // be asked for it.
+  struct statx st = {};
+  if (statx(fd, "", AT_EMPTY_PATH, STATX_SIZE | STATX_MTIME, &st) != 0) return errno;
+  const FileVersion found{.bytes = st.stx_size,
+                          .modified_ns = st.stx_mtime.tv_sec * kSecond + st.stx_mtime.tv_nsec};
   done.changed = found != expected;
   return 0;
 }

@@ -471,10 +471,13 @@ void FailoverPort::Leave(Stream& stream) {
   Look(stream, &at, &there);
   if (at == nullptr) return;
   Result<std::vector<EpochStats>> stats = at->port->Stats(there);
+  {
+    // Before it is closed: a fetch that the closing cancels sees that the stream has left.
+    MutexLock lock(stream.mutex);
+    if (stats) stream.past = MergeStats(std::move(stream.past), *std::move(stats));
+    stream.at = nullptr;
+  }
   (void)at->port->CloseStream(there);  // its daemon has gone, or it was closed
-  MutexLock lock(stream.mutex);
-  if (stats) stream.past = MergeStats(std::move(stream.past), *std::move(stats));
-  stream.at = nullptr;
 }
 
 Status FailoverPort::Settle(Stream& stream, std::shared_ptr<Backend>* at, StreamId* there) {
@@ -781,8 +784,10 @@ Result<TakeKind> FailoverPort::Fetch(StreamId id, SampleId sample, Nanos wait, B
     }
     if (Disown(*stream)) continue;  // who opened it may have closed it
     std::shared_ptr<Backend> then;
-    Look(*stream, &then, &there);
-    if (then == at || stream->closed.load()) return kind;  // else the stream has left it meanwhile
+    StreamId then_there = 0;
+    Look(*stream, &then, &then_there);
+    // Unless the stream has left it meanwhile; it may be back there, under another number.
+    if ((then == at && then_there == there) || stream->closed.load()) return kind;
   }
 }
 

@@ -92,6 +92,7 @@ class PosixSource final : public Source {
     bool valid = false;  // such a sample exists, and `dest` fits it
     std::string path;    // the loop reads it until the op is reaped
     bool has_shard = false;
+    std::shared_ptr<const OwnedFd> opened;  // by somebody else; kept until the op is reaped
     uint32_t retries = 0;
     // Of the first one of a group: the others, and what the loop is asked for.
     std::vector<uint32_t> members;
@@ -130,9 +131,12 @@ class PosixSource final : public Source {
   void QueueOp(uint32_t index) {
     Slot& slot = slots_[index];
     slot.path = catalog_.ObjectPath(slot.extent.object);
-    // The first reads of a shard go by path while its descriptor is being opened.
-    const int fd = slot.extent.whole_object ? -1 : shards_.Acquire(slot.extent.object, slot.path);
-    slot.has_shard = fd >= 0;
+    int fd = UseOpened(slot);
+    if (slot.opened == nullptr && !slot.extent.whole_object) {
+      // The first reads of a shard go by path while its descriptor is being opened.
+      fd = shards_.Acquire(slot.extent.object, slot.path);
+      slot.has_shard = fd >= 0;
+    }
     ReadOp op{.tag = index,
               .fd = fd,
               .path = slot.path.c_str(),
@@ -153,6 +157,19 @@ class PosixSource final : public Source {
       op.parts = slot.parts;
     }
     ops_.push_back(op);
+  }
+
+  // The descriptor of one that somebody has open, or -1. Another attempt starts from the path.
+  int UseOpened(Slot& slot) const {
+    slot.has_shard = false;
+    slot.opened = nullptr;
+    if (catalog_.format() != Format::kGrowing || slot.retries > 0) return -1;
+    HeldFile file = catalog_.OpenedFile(slot.extent.object);
+    if (file.fd == nullptr) return -1;
+    slot.opened = std::move(file.fd);
+    if (file.readable) return slot.opened->get();
+    slot.path = StrCat("/proc/self/fd/", slot.opened->get());
+    return -1;
   }
 
   // Files of a growing catalog are named by what they were when they were met.
@@ -176,6 +193,10 @@ class PosixSource final : public Source {
       // Another attempt starts from the path: the descriptor itself may be what went stale.
       if (completion.error != 0) shards_.Forget(slot.extent.object);
       shards_.Release(slot.extent.object);
+    }
+    if (slot.opened != nullptr) {
+      slot.opened = nullptr;
+      slot.path = catalog_.ObjectPath(slot.extent.object);  // as errors name it
     }
     if (LacksDescriptors(completion.error)) shards_.Shrink();
     if (!slot.members.empty()) {
