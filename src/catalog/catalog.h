@@ -61,6 +61,7 @@ struct FieldView {
 struct HeldFile {
   std::shared_ptr<const OwnedFd> fd;  // null: nobody has it open
   bool readable = false;              // false: it is O_PATH, and is opened without a look-up
+  bool just_opened = false;           // what is known of its attributes is not old
 };
 
 // A file for a growing catalog, as it is now.

@@ -354,6 +354,7 @@ bool Copier::Open(CopyResult& result, std::byte* buffer) {
     source->fd = OwnedFd(open(FdPath(found.get()).text, O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     if (!OpenForReading(result, *source)) return false;
   }
+  source->opened = SteadyClock().Now();
   job.source = std::move(source);
   return true;
 }

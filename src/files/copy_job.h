@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/nanos.h"
 #include "base/owned.h"
 #include "base/thread_annotations.h"
 #include "files/key.h"
@@ -21,6 +22,7 @@ enum class Place : uint8_t { kNone, kKept, kStaged };
 // A file of the source, open. Shared by the jobs that read it; the last one closes it.
 struct SourceFile {
   OwnedFd fd;
+  Nanos opened = 0;  // when it was
   struct stat stat = {};
   int64_t birth_seconds = 0;
   uint32_t birth_nanoseconds = 0;

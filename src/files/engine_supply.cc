@@ -11,7 +11,8 @@
 namespace forebay::files {
 namespace {
 
-constexpr Nanos kSlice = 50 * kMilli;  // between looks at whether to stop
+constexpr Nanos kSlice = 50 * kMilli;   // between looks at whether to stop
+constexpr Nanos kJustOpened = kSecond;  // attributes that are younger are not asked for again
 
 int64_t TimeOf(const SourceFile& file) {
   return file.stat.st_mtim.tv_sec * kSecond + file.stat.st_mtim.tv_nsec;
@@ -23,7 +24,8 @@ class OpenedFile {
   OpenedFile(std::shared_ptr<const Catalog> catalog, SampleId sample,
              const std::shared_ptr<const SourceFile>& file, bool readable)
       : catalog_(std::move(catalog)), object_(catalog_->object(sample)) {
-    catalog_->OpenFile(object_, {{file, &file->fd}, readable});
+    const bool just_opened = SteadyClock().Now() - file->opened < kJustOpened;
+    catalog_->OpenFile(object_, {{file, &file->fd}, readable, just_opened});
   }
   ~OpenedFile() { catalog_->CloseFile(object_); }
   OpenedFile(const OpenedFile&) = delete;

@@ -43,8 +43,10 @@ struct ReadOp {
   bool expect_end = false;
   // The version that the bytes must be of. The file's attributes are asked for after the read, so
   // that a write that came in between shows; another version is reported through
-  // Completion::changed.
+  // Completion::changed. A storage that is far away is not asked for what it has just told: at the
+  // open, or, of `fd`, when `just_opened`.
   std::optional<FileVersion> version = std::nullopt;
+  bool just_opened = false;
   // True: Completion::crc is filled; by the thread that read where there is one, else by Reap.
   bool checksum = false;
 };

@@ -122,14 +122,14 @@ int ReadFully(int fd, const ReadOp& op, std::vector<std::byte>& waste, Completio
   return 0;
 }
 
-int CheckVersion(int fd, const FileVersion& expected, Completion& done) {
-  // Not the time of access: the read has just changed it, and a file system that is far away would
-  // be asked for it.
+int CheckVersion(int fd, const ReadOp& op, Completion& done) {
+  const int known = op.fd < 0 || op.just_opened ? AT_STATX_DONT_SYNC : AT_STATX_SYNC_AS_STAT;
+  // Not the time of access: the read has just changed it.
   struct statx st = {};
-  if (statx(fd, "", AT_EMPTY_PATH, STATX_SIZE | STATX_MTIME, &st) != 0) return errno;
+  if (statx(fd, "", AT_EMPTY_PATH | known, STATX_SIZE | STATX_MTIME, &st) != 0) return errno;
   const FileVersion found{.bytes = st.stx_size,
                           .modified_ns = st.stx_mtime.tv_sec * kSecond + st.stx_mtime.tv_nsec};
-  done.changed = found != expected;
+  done.changed = found != *op.version;
   return 0;
 }
 
@@ -145,7 +145,7 @@ Completion Execute(const ReadOp& op, std::vector<std::byte>& waste, OwnedFd& ope
     if (fd < 0) done.error = errno;
   }
   if (fd >= 0) done.error = ReadFully(fd, op, waste, done);
-  if (op.version && done.error == 0) done.error = CheckVersion(fd, *op.version, done);
+  if (op.version && done.error == 0) done.error = CheckVersion(fd, op, done);
   done.latency_ns = SteadyClock().Now() - start;
   Checksum(op, done);
   return done;

@@ -210,8 +210,10 @@ class UringLoop final : public Loop {
     }
     if (slot.phase == Slot::Phase::kVersion) {
       io_uring_sqe* sqe = NextSqe(index);
-      io_uring_prep_statx(sqe, opens ? AT_FDCWD : slot.op.fd, opens ? slot.op.path : "",
-                          opens ? 0 : AT_EMPTY_PATH, STATX_SIZE | STATX_MTIME, &slot.found);
+      io_uring_prep_statx(
+          sqe, opens ? AT_FDCWD : slot.op.fd, opens ? slot.op.path : "",
+          (opens ? 0 : AT_EMPTY_PATH) | (opens || slot.op.just_opened ? AT_STATX_DONT_SYNC : 0),
+          STATX_SIZE | STATX_MTIME, &slot.found);
       Label(sqe, index, kStat);
       sqe->flags |= IOSQE_ASYNC;
       return;

@@ -93,6 +93,7 @@ class PosixSource final : public Source {
     std::string path;    // the loop reads it until the op is reaped
     bool has_shard = false;
     std::shared_ptr<const OwnedFd> opened;  // by somebody else; kept until the op is reaped
+    bool just_opened = false;
     uint32_t retries = 0;
     // Of the first one of a group: the others, and what the loop is asked for.
     std::vector<uint32_t> members;
@@ -142,6 +143,7 @@ class PosixSource final : public Source {
               .path = slot.path.c_str(),
               .offset = slot.extent.offset,
               .version = VersionOf(slot.extent.object),
+              .just_opened = slot.just_opened,
               .checksum = true};
     if (slot.members.empty()) {
       op.dest = slot.read.dest;
@@ -163,10 +165,12 @@ class PosixSource final : public Source {
   int UseOpened(Slot& slot) const {
     slot.has_shard = false;
     slot.opened = nullptr;
+    slot.just_opened = false;
     if (catalog_.format() != Format::kGrowing || slot.retries > 0) return -1;
     HeldFile file = catalog_.OpenedFile(slot.extent.object);
     if (file.fd == nullptr) return -1;
     slot.opened = std::move(file.fd);
+    slot.just_opened = file.just_opened;
     if (file.readable) return slot.opened->get();
     slot.path = StrCat("/proc/self/fd/", slot.opened->get());
     return -1;
