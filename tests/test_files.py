@@ -15,7 +15,6 @@ from pathlib import Path
 import forebay
 import pytest
 from forebay import files
-from transparent.plane import ENGINE, view
 
 _PATIENCE_S = 20.0
 
@@ -99,7 +98,7 @@ def test_files_are_opened_by_their_copies(data: Path, started: files.Service) ->
 
 
 def test_knobs_are_set_together_or_not_at_all(data: Path, started: files.Service) -> None:
-    rate = ("source" if ENGINE else "files") + "_bytes_per_second"
+    rate = "source_bytes_per_second"
     started.set_knobs({"files_reads_in_flight": 3, rate: 20_000})
     knobs = {knob["name"]: knob["value"] for knob in started.status()["knobs"]}
     assert (knobs["files_reads_in_flight"], knobs[rate]) == (3, 20_000)
@@ -162,7 +161,7 @@ def test_a_killed_service_is_replaced(data: Path, place: str, tmp_path: Path) ->
     fd = client.open(os.fsencode(path))
     assert os.pread(fd, 10, 0) == bytes(10)
     os.close(fd)
-    (view(cache) / "copies" / "half.tmp").write_bytes(b"x")
+    (cache / "run" / "copies" / "half.tmp").write_bytes(b"x")
     pid = first.status()["pid"]
     os.kill(pid, signal.SIGKILL)
     _await(lambda: _gone(pid), "it cannot be killed")
@@ -173,19 +172,16 @@ def test_a_killed_service_is_replaced(data: Path, place: str, tmp_path: Path) ->
     assert client.open(os.fsencode(data / "class1" / "1.bin")) == -1
     with files.Service.start(**options) as second:
         assert not client.on  # what it knew is not kept up to date any more
-        assert not (view(cache) / "copies" / "half.tmp").exists()
+        assert not (cache / "run" / "copies" / "half.tmp").exists()
         with pytest.raises(forebay.StorageError):
             first.status()
         # The engine's store has them, and programs once they ask.
-        kept = 0 if ENGINE else 8192
-        assert second.status()["metrics"]["forebay_files_kept_bytes"] == kept
+        assert second.status()["metrics"]["forebay_files_kept_bytes"] == 0
         pid = second.status()["pid"]
     _await(lambda: _gone(pid), "the service stays")
-    if ENGINE:  # only the store's name is left
-        assert not view(cache).exists()
-        assert len(list(cache.rglob("*.bin"))) == 1
-    else:
-        assert len(list((cache / "copies").iterdir())) == 1
+    # Only the store's name is left.
+    assert not (cache / "run").exists()
+    assert len(list(cache.rglob("*.bin"))) == 1
     first.close()
 
 

@@ -21,7 +21,6 @@ from data_sets import DataSet
 fsspec = pytest.importorskip("fsspec")
 
 from forebay.fsspec_fs import ForebayFileSystem  # noqa: E402
-from transparent.plane import source_metric  # noqa: E402
 
 
 @pytest.fixture
@@ -111,7 +110,7 @@ def test_copies_are_read_while_the_source_is_as_it_was(
         data, file = origin(path)
         assert data == b"before" and file.startswith(f"{service.view}/copies/")
     assert copies(service) == 1
-    assert source_metric(service.status()["metrics"], "source_read_bytes_total") == 6
+    assert service.status()["metrics"]["forebay_source_read_bytes_total"] == 6
     path.write_bytes(b"after!")  # past us
     for _ in range(2):
         assert origin(path) == (b"after!", str(path))

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from forebay.commands.mount import mounted_kind
 from forebay.slowfs import SlowFs
-from transparent.plane import PROGRAM
 
 _usable, _reason = SlowFs.available()
 pytestmark = pytest.mark.skipif(not _usable, reason=f"nothing can be mounted here: {_reason}")
@@ -179,7 +178,7 @@ def test_goes_on_without_its_service_and_shows_the_sources_errors(
         names = sorted(p.relative_to(source) for p in source.rglob("*.bin"))
         for name in names[:10]:
             assert (shown / name).read_bytes() == (source / name).read_bytes()
-        (service,) = processes(PROGRAM, str(cache))
+        (service,) = processes("forebayd", str(cache))
         os.kill(service, signal.SIGKILL)
         for name in names:
             assert (shown / name).read_bytes() == (source / name).read_bytes()

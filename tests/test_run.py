@@ -17,7 +17,6 @@ import pytest
 from forebay import cli
 from forebay._errors import ArgumentError, MissingError
 from forebay.commands import run as run_command
-from transparent.plane import PROGRAM, view
 
 RUN = [sys.executable, "-m", "forebay.cli", "run"]
 try:
@@ -122,7 +121,7 @@ def test_cache_that_stays(old: Path, local: Path, tmp_path: Path) -> None:
         wanted = hashlib.sha256(b"".join(bytes([i]) * 5000 for i in range(8))).hexdigest()
         assert (done.returncode, done.stdout.split()[0]) == (0, wanted)
         assert expected in done.stderr
-    assert len(os.listdir(view(cache) / "copies")) == 8
+    assert len(os.listdir(cache / "run" / "copies")) == 8
 
 
 @needs_library
@@ -133,7 +132,7 @@ def test_a_cache_that_is_removed_is_made_anew(old: Path, local: Path, tmp_path: 
         done = run("--source", str(old), "--cache", str(cache), "--", "cat", str(old / "1.bin"))
         assert (done.returncode, len(done.stdout)) == (0, 5000)
         assert "forebay: 1 files copied to local disk" in done.stderr
-        assert len(os.listdir(view(cache) / "copies")) == 1
+        assert len(os.listdir(cache / "run" / "copies")) == 1
         shutil.rmtree(cache)
 
 
@@ -363,7 +362,7 @@ def test_service_that_is_killed(
     runtime = tmp_path / "run"
     runtime.mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
-    done = run("--source", str(old), "--", sys.executable, "-c", KILLING, str(old), PROGRAM)
+    done = run("--source", str(old), "--", sys.executable, "-c", KILLING, str(old), "forebayd")
     assert (done.returncode, done.stdout) == (6, "5000\n5000 5000\n")
     assert done.stderr.startswith("forebay: the file service did not last to the end")
     assert os.listdir(local) == []

@@ -37,7 +37,7 @@ def test_the_program_and_what_it_waits_for(tmp_path: Path) -> None:
     time.sleep(3.2)  # files that have just changed are left alone
     runtime = tmp_path / "r"
     runtime.mkdir(mode=0o700)
-    env = {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "FOREBAY_FILES_ENGINE": "1"}
+    env = {**os.environ, "XDG_RUNTIME_DIR": str(runtime)}
     stop = tmp_path / "stop"
     with SlowFs(data, read_ms=20) as slow:
         program = subprocess.Popen(

@@ -29,7 +29,7 @@ FEW_SEEDS = pytest.mark.parametrize("number", range(max(1, seed_count() // 4)))
 
 pytestmark = pytest.mark.skipif(
     not (os.access(SERVICE, os.X_OK) and LIBRARY.exists()),
-    reason="this build has no forebay-filesd or no libforebay_posix.so",
+    reason="this build has no forebayd or no libforebay_posix.so",
 )
 
 

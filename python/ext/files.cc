@@ -47,10 +47,9 @@ void BindFiles(nb::module_& m) {
           "start",
           [](const std::string& program, const std::string& folder, const nb::bytes& cache,
              const std::vector<nb::bytes>& sources, std::vector<std::string> settings,
-             double timeout_s, bool engine) {
+             double timeout_s) {
             files::SessionOptions options;
             options.program = program;
-            options.engine = engine;
             options.folder = folder;
             options.cache = Text(cache);
             options.sources = Strings(sources);
@@ -59,7 +58,7 @@ void BindFiles(nb::module_& m) {
             return Value(Unlocked([&] { return Session::Start(options); }));
           },
           nb::arg("program"), nb::arg("folder"), nb::arg("cache"), nb::arg("sources"),
-          nb::arg("settings"), nb::arg("timeout_s") = 20.0, nb::arg("engine") = false,
+          nb::arg("settings"), nb::arg("timeout_s") = 20.0,
           "The service that runs, or one that is started with these settings ('name=value').")
       .def_static(
           "connect",

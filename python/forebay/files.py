@@ -1,4 +1,6 @@
-"""The file service: copies of whole files on a local disk, for programs that know nothing of it."""
+"""The file service of forebayd: copies of whole files on a local disk, for programs that know nothing
+of it.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,10 @@ CACHE, SOCKET, SOURCES = "FOREBAY_FILES_CACHE", "FOREBAY_FILES_SOCKET", "FOREBAY
 _NOT_YET_LOCKED_S = 600.0  # a folder without a lock may be of a run that begins
 
 
-def by_engine() -> bool:
-    """Whether programs' files are samples of forebayd's engine, or copied by forebay-filesd."""
-    return os.environ.get("FOREBAY_FILES_ENGINE", "0") == "1"
-
-
-def program(engine: bool) -> str:
-    """The program that serves files: beside the extension module, or as the environment says."""
-    name, variable = ("forebayd", "FOREBAYD") if engine else ("forebay-filesd", "FOREBAY_FILESD")
-    named = os.environ.get(variable)
-    if named:
-        return named
-    return os.path.join(os.path.dirname(os.path.abspath(_forebay.__file__)), name)
+def program() -> str:
+    """The daemon: beside the extension module, or as the environment says."""
+    named = os.environ.get("FOREBAYD")
+    return named or os.path.join(os.path.dirname(os.path.abspath(_forebay.__file__)), "forebayd")
 
 
 class Stream:
@@ -83,14 +77,12 @@ class Service:
         *,
         folder: str = "",
         timeout: float = 20.0,
-        engine: bool | None = None,
         **settings: Any,
     ) -> Service:
         """Starts the service of a cache folder, or joins the one that runs.
 
         Without ``cache`` the folder is a fresh one on the node's local disk, which goes with the
-        service. ``engine``: forebayd's engine reads, with its peers; default: as `by_engine` says.
-        ``settings`` are more of that program's options.
+        service. ``settings`` are more of forebayd's options.
         """
         folders = data_folders(sources)
         for name, value in (("cache_bytes", cache_bytes), ("ahead_bytes", ahead_bytes)):
@@ -107,16 +99,14 @@ class Service:
                 raise AccessError(f"the cache folder {where}: {error.strerror}") from error
         if fresh:
             settings["temporary"] = 1
-        engine = by_engine() if engine is None else engine
         try:
             session = _forebay.FileSession.start(
-                program(engine),
+                program(),
                 folder,
                 os.fsencode(where),
                 [os.fsencode(f) for f in folders],
                 [f"{name}={value}" for name, value in settings.items()],
                 timeout,
-                engine,
             )
         except BaseException:  # Ctrl-C, too
             if fresh:
@@ -260,12 +250,8 @@ def _clear_one(path: str) -> None:
 
 
 def _open_lock(path: str) -> int:
-    """What a service holds for its life; under forebayd it lies in the folder that programs see."""
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        return os.open(os.path.join(path, "run", "lock"), flags)
-    except OSError:
-        return os.open(os.path.join(path, "lock"), flags)
+    """What a service holds for its life, in the folder that programs see."""
+    return os.open(os.path.join(path, "run", "lock"), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
 
 
 def running(folder: str = "") -> list[dict[str, Any]]:

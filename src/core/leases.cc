@@ -73,16 +73,29 @@ void Leases::FreeRegionIfUnused(StreamId id) {
 void Leases::MarkDue(StreamId id) {
   consumers_[id].due = true;
   ++consumers_[id].changes;
+  ++consumers_[id].changes_of_all;
+}
+
+void Leases::MarkDue(Lease& lease) {
+  consumers_[lease.stream].due = true;
+  ++consumers_[lease.stream].changes;
+  ++lease.changes;
 }
 
 void Leases::MarkAllDue() {
-  for (const LeaseId id : pending_) MarkDue(leases_.at(id).stream);
+  for (const LeaseId id : pending_) MarkDue(leases_.at(id));
+}
+
+uint64_t Leases::Changes(StreamId stream, LeaseId id) const {
+  const auto found = leases_.find(id);
+  const uint64_t of_one = found == leases_.end() ? 0 : found->second.changes;
+  return consumers_[stream].changes_of_all + of_one;
 }
 
 void Leases::MarkDueFor(DatasetId d, SampleId s) {
   for (const LeaseId id : pending_) {
-    const Lease& lease = leases_.at(id);
-    if (lease.Misses(d, s)) MarkDue(lease.stream);
+    Lease& lease = leases_.at(id);
+    if (lease.Misses(d, s)) MarkDue(lease);
   }
 }
 
@@ -477,7 +490,7 @@ bool Leases::AskBlocked(std::vector<LeaseId>& blocked) {
     Lease& lease = leases_.at(id);
     if (!lease.missing.empty()) AskMissing(lease);
     StartCopyIfDue(id, lease);
-    if (lease.ready()) MarkDue(lease.stream);
+    if (lease.ready()) MarkDue(lease);
     starving |= lease.blocked() && !lease.serving();
   }
   return starving;
@@ -505,7 +518,7 @@ void Leases::OnRead(DatasetId d, SampleId s, bool ok) {
       wanted = true;
       // An earlier one may have given it up again, for room for its copy.
       if (!ok || e.pins == Residency::kMaxRefs || e.state != SampleState::kResident) {
-        MarkDue(lease.stream);
+        MarkDue(lease);
         break;
       }
       if (lease.serving() && !Admit(lease)) break;
@@ -513,7 +526,7 @@ void Leases::OnRead(DatasetId d, SampleId s, bool ok) {
       lease.OnPinned(i);
     }
     if (wanted && lease.missing.empty()) {
-      MarkDue(lease.stream);
+      MarkDue(lease);
       StartCopyIfDue(id, lease);
     }
   }
@@ -527,7 +540,7 @@ void Leases::OnInvalidated(DatasetId d, SampleId s) {
     if (!lease.Misses(d, s)) continue;
     lease.SetBlocked(false);  // nobody makes way for what will fail
     lease.throttled = false;
-    MarkDue(lease.stream);
+    MarkDue(lease);
   }
 }
 
@@ -548,11 +561,11 @@ void Leases::OnLengths(DatasetId d, bool failed) {
       lease.unsized = true;
       if (failed && (e.flags & Residency::kFailedSoon)) {
         e.flags |= Residency::kFailedNow;
-        MarkDue(lease.stream);
+        MarkDue(lease);
       }
     }
     AskMissing(lease);
-    if (lease.blocked() || !lease.unsized) MarkDue(lease.stream);
+    if (lease.blocked() || !lease.unsized) MarkDue(lease);
   }
   may_steal_ = true;
 }
@@ -590,7 +603,7 @@ bool Leases::StealOne(StreamId for_stream) {
       if (lease.missing.size() == lease.samples.size() && !has_block) continue;
       StartOver(lease);
       if (has_block) FreeCopy(lease);
-      MarkDue(lease.stream);
+      MarkDue(lease);
       return true;
     }
   }
@@ -677,7 +690,7 @@ void Leases::OnCopyDone(LeaseId id) {
     return;
   }
   lease.state = State::kReady;
-  MarkDue(lease.stream);
+  MarkDue(lease);
 }
 
 std::vector<CopyAction> Leases::TakeCopies() { return std::exchange(copies_, {}); }

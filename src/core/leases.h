@@ -93,6 +93,7 @@ class Leases {
     bool in_region = false;  // contiguous: `block` lies in the stream's region
     bool counted = false;    // itemised: a fetch of the stream's order
     bool admitted = false;   // serving: counts in serving_bytes()
+    uint64_t changes = 0;    // grows when it became ready, failed, or may find room
 
     bool serving() const { return kind == Kind::kServing; }
     bool wanted() const { return demand != Demand::kNone; }
@@ -124,7 +125,8 @@ class Leases {
     size_t leases = 0;
     // A pending lease became ready, failed, or may find room, since it was last asked for.
     bool due = false;
-    uint64_t changes = 0;  // grows with every such change
+    uint64_t changes = 0;         // grows with every such change
+    uint64_t changes_of_all = 0;  // of those, the ones that are not of a single lease
     // Contiguous streams copy into a region of their own: holes between single samples would hardly
     // ever be as large as a batch.
     Arena::Block region = Arena::kNone;
@@ -166,6 +168,10 @@ class Leases {
   void OnLengths(DatasetId d, bool failed);
   // Its consumers look again: `id`'s, those of every pending lease, those who miss the sample.
   void MarkDue(StreamId id);
+  void MarkDue(Lease& lease);
+  // Grows with every change that may end the wait for this lease; kNoLease: for one that is yet to
+  // be asked for.
+  uint64_t Changes(StreamId stream, LeaseId id) const;
   void MarkAllDue();
   void MarkDueFor(DatasetId d, SampleId s);
   // Memory was given back: a place for a copy is worth another try.

@@ -261,6 +261,11 @@ class Scheduler {
   bool IsDue(StreamId stream) const { return leases_.consumer(stream).due; }
   // Grows with every such change; tells several consumers of one stream apart.
   uint64_t Changes(StreamId stream) const { return leases_.consumer(stream).changes; }
+  // The same for one lease of an itemised stream, whose consumers wait each for their own.
+  // kNoLease: for one that is yet to be asked for.
+  uint64_t LeaseChanges(StreamId stream, LeaseId lease) const {
+    return leases_.Changes(stream, lease);
+  }
   // A sample that the stream's pending lease misses; false when there is none.
   bool FirstMissing(StreamId stream, DatasetId* dataset, SampleId* sample) const;
   // Why the stream's pending lease waits; with several, the oldest.

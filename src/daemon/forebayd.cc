@@ -63,6 +63,7 @@ constexpr std::string_view kUsage =
     "  --temporary=0|1        the folder goes with the daemon\n";
 
 constexpr int64_t kLongestLinger = 7 * 24 * 3600;
+constexpr Nanos kLongestScan = 15 * kSecond;  // who starts the daemon waits for 20
 constexpr uint64_t kMemoryForFiles = uint64_t{512} << 20;
 constexpr unsigned kLongestEnd =
     10;  // seconds; a source that hangs must not keep the folder's lock
@@ -214,11 +215,15 @@ Status StartFiles(const Settings& settings, const wire::ProgramPlace& place, Dae
   options.observer = daemon->programs.get();
   options.registry = &daemon->engine->registry();
   options.linger = static_cast<Nanos>(settings.linger) * kSecond;
-  options.temporary = true;  // what stays is the store's
   options.say = [](const std::string& what) { Say(what); };
-  const Result<uint64_t> limit = daemon->engine->CacheLimit();
-  if (!limit) return limit.error();
-  options.cache_bytes = *limit;
+  // How much it may take is not known before.
+  const std::shared_ptr<FolderStore> store = daemon->engine->cache_store();
+  if (store == nullptr || !store->WaitScanned(kLongestScan)) {
+    return Status(Code::kUnavailable,
+                  StrCat("the cache folder ", options.store, " is not read through within ",
+                         kLongestScan / kSecond, " s; name one on another disk with --cache"));
+  }
+  options.cache_bytes = store->capacity_bytes();
   Result<std::unique_ptr<files::Service>> service = files::Service::Start(options);
   if (!service) return service.error();
   daemon->files = *std::move(service);

@@ -48,11 +48,6 @@ void Book::AddSource(std::string_view folder) {
   }
 }
 
-void Book::AddOld(const FileKey& key, uint64_t bytes) {
-  old_.emplace(std::pair(key.high, key.low), bytes);
-  room_.Found(bytes);
-}
-
 bool Book::Covers(std::string_view path) const {
   std::array<char, 4096> normal;
   const size_t length = NormalPath("/", path, normal.data(), normal.size());
@@ -80,7 +75,6 @@ Book::Entry* Book::Know(std::string_view path) {
   entry.path = &entries_.find(path)->first;
   entry.key = KeyOf(path);
   entry.slot = table_.Find(entry.key);
-  entry.old = old_.contains({entry.key.high, entry.key.low});
   if (BelowChanged(path)) {
     entry.changed = true;
     (void)SetState(entry, FileState::kChanged);
@@ -134,7 +128,6 @@ void Book::StartCopy(Entry& entry, bool urgent) {
   CopyJob job;
   job.urgent = urgent;
   job.may_stage = entry.announced > 0;
-  job.old = entry.old;
   job.path = *entry.path;
   job.key = entry.key;
   job.ticket = rare.ticket;
@@ -150,7 +143,6 @@ void Book::StartCopy(Entry& entry, bool urgent) {
   rare.owner = job.owner;
   owners_.emplace(job.owner, &entry);
   entry.copying = true;
-  if (entry.old) comparing_.emplace(entry.key.high, entry.key.low);
   Submit(std::move(job));
 }
 
@@ -185,7 +177,7 @@ void Book::Get(std::string_view path, uint64_t waiter, Nanos now) {
     if (entry->large() != nullptr) HurryLarge(*entry);
     return;
   }
-  const bool asks = entry->announced > 0 || entry->old || !full_;
+  const bool asks = entry->announced > 0 || !full_;
   if (!asks) {
     (void)SetState(*entry, FileState::kSource);
     return leave();
@@ -283,15 +275,7 @@ void Book::CloseSource(Entry& entry) {
 
 // There is no copy, or shall be none.
 void Book::Forget(Entry& entry) {
-  if (entry.place == Place::kNone && !entry.old) return;
-  if (entry.old) {
-    const auto old = old_.find({entry.key.high, entry.key.low});
-    if (old != old_.end()) {
-      room_.Release(Place::kKept, old->second);
-      old_.erase(old);
-    }
-    entry.old = false;
-  }
+  if (entry.place == Place::kNone) return;
   (void)SetState(entry, IdleState(entry));
   actions_.Remove(entry.key);
   room_.Release(entry.place, entry.bytes);
@@ -364,17 +348,6 @@ void Book::DoneResolve(CopyResult& result) {
 
 void Book::DoneCopy(Entry& entry, CopyResult& result, Nanos now) {
   CopyJob& job = result.job;
-  comparing_.erase({entry.key.high, entry.key.low});
-  if (entry.old) {
-    // It was right and counts as it is, or it has been removed.
-    const auto old = old_.find({entry.key.high, entry.key.low});
-    const bool compared = result.outcome == Outcome::kDone && job.source == nullptr;
-    if (old != old_.end() && (compared || result.old_gone)) {
-      if (!compared) room_.Release(Place::kKept, old->second);
-      old_.erase(old);
-      entry.old = false;
-    }
-  }
   if (entry.changed && result.outcome != Outcome::kDropped) {
     if (result.outcome == Outcome::kDone) actions_.Remove(entry.key);
     if (result.outcome == Outcome::kLarge) actions_.RemovePart(entry.key);
@@ -452,7 +425,7 @@ void Book::FoundAlias(Entry& entry, const CopyResult& result, Nanos now) {
 void Book::FoundNoRoom(Entry& entry, CopyResult& result) {
   const uint64_t bytes = result.job.reserved;
   const bool waited = !entry.rare->waiters.empty();
-  bool fits = EvictOld(bytes) || (entry.announced > 0 && MakeRoom(bytes));
+  bool fits = entry.announced > 0 && MakeRoom(bytes);
   // Making room may have gone far enough for who waits.
   if (!fits && waited) fits = room_.Fits(bytes, entry.announced > 0, true);
   if (fits) {
@@ -511,22 +484,6 @@ void Book::Failed(Entry& entry, const CopyResult& result, Nanos now) {
   CloseSource(entry);  // it may be of a file that is gone
   AnswerAll(entry, Answer::kSource);
   MaybeErase(entry);
-}
-
-bool Book::EvictOld(uint64_t bytes) {
-  bool any = false;
-  for (auto at = old_.begin();
-       at != old_.end() && room_.used(Place::kKept) + bytes > room_.most(Place::kKept);) {
-    if (comparing_.contains(at->first)) {
-      ++at;
-      continue;
-    }
-    actions_.Remove({.high = at->first.first, .low = at->first.second});
-    room_.Release(Place::kKept, at->second);
-    at = old_.erase(at);
-    any = true;
-  }
-  return any && room_.used(Place::kKept) + bytes <= room_.most(Place::kKept);
 }
 
 void Book::CloseIdle() {

@@ -9,7 +9,6 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -77,8 +76,6 @@ class Book {
   void AddSource(std::string_view folder);
   // The cache itself is no source.
   void SetCache(std::string folder) { cache_ = std::move(folder); }
-  // The copy of an earlier run, that counts but has not been compared with its source.
-  void AddOld(const FileKey& key, uint64_t bytes);
   void SetInFlight(size_t jobs) { options_.in_flight = jobs; }
   void RoomChanged() { full_ = false; }  // it is found out anew
 
@@ -173,7 +170,6 @@ class Book {
   bool PumpStream(Stream& stream, Nanos now);
   void AddWant(Stream& stream, Entry& entry);
   void ReleasePassed(Stream& stream, uint64_t before);
-  bool EvictOld(uint64_t bytes);
   bool HasRoom(const Entry& entry);
 
   FileTable table_;
@@ -193,8 +189,6 @@ class Book {
   std::deque<std::pair<Entry*, uint32_t>> consumed_;  // may go when there is no room
   std::vector<Entry*> retained_;                      // with an open file of the source
   std::vector<Entry*> large_;                         // being copied
-  std::map<std::pair<uint64_t, uint64_t>, uint64_t> old_;
-  std::set<std::pair<uint64_t, uint64_t>> comparing_;  // of those
   std::map<std::string, Folder, std::less<>> folders_;
   std::vector<Folder*> reading_;                   // those in which reading goes on
   std::unordered_map<uint64_t, Folder*> listing_;  // by job

@@ -64,7 +64,6 @@ struct Book::Entry {
   bool changed = false;
   bool refused = false;
   bool too_large = false;
-  bool old = false;     // the copy of an earlier run may be there
   bool pinned = false;  // others point to it
 
   Rare& rare_part() {

@@ -187,7 +187,7 @@ bool Book::PumpStream(Stream& stream, Nanos now) {
     skip = true;
   }
   if (!skip && entry->place == Place::kNone && !entry->copying) {
-    if (!entry->old && !HasRoom(*entry)) return false;
+    if (!HasRoom(*entry)) return false;
     StartCopy(*entry, false);
   }
   if (!skip) AddWant(stream, *entry);

@@ -18,7 +18,6 @@
 #include <utility>
 
 #include "base/crc32c.h"
-#include "base/page_buffer.h"
 #include "base/thread.h"
 #include "files/identity.h"
 
@@ -195,7 +194,6 @@ void Copier::SetThreads(size_t threads) {
 }
 
 void Copier::Work(const std::stop_token& stop) {
-  const PageBuffer buffer = MakePageBuffer(options_.block);
   while (true) {
     CopyResult result;
     {
@@ -211,20 +209,20 @@ void Copier::Work(const std::stop_token& stop) {
       result.job = std::move(from.front());
       from.pop_front();
     }
-    Do(result, buffer.get());
+    Do(result);
     options_.done(std::move(result));
     const MutexLock lock(mutex_);
     --busy_;
   }
 }
 
-void Copier::Do(CopyResult& result, std::byte* buffer) {
+void Copier::Do(CopyResult& result) {
   switch (result.job.kind) {
     case CopyJob::Kind::kCopy:
-      Copy(result, buffer);
+      Copy(result);
       break;
     case CopyJob::Kind::kBlock:
-      Block(result, buffer);
+      Block(result);
       break;
     case CopyJob::Kind::kFinish:
       Finish(result);
@@ -238,75 +236,7 @@ void Copier::Do(CopyResult& result, std::byte* buffer) {
   }
 }
 
-void Copier::SetLimits(const RateLimits& limits) {
-  const MutexLock lock(limit_mutex_);
-  limiter_.SetLimits(limits, SteadyClock().Now());
-  limited_.store(!(limits == RateLimits()), std::memory_order_relaxed);
-  limit_changed_.notify_all();
-}
-
-void Copier::Admit(uint64_t bytes) {
-  const std::stop_token stop = stop_.get_token();
-  MutexLock lock(limit_mutex_);
-  while (!stop.stop_requested()) {
-    const Nanos now = SteadyClock().Now();
-    const Nanos at = limiter_.Admit(bytes, now);
-    if (at <= now) return;
-    limit_changed_.wait_for(lock.native(), stop,
-                            std::chrono::nanoseconds(std::min(at - now, kSecond)),
-                            [] { return false; });
-  }
-}
-
-int Copier::Read(const SourceFile& source, std::byte* to, uint64_t offset, uint64_t bytes) {
-  while (bytes > 0) {
-    if (limited_.load(std::memory_order_relaxed)) Admit(bytes);
-    const ssize_t n = pread(source.fd.get(), to, bytes, static_cast<off_t>(offset));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return errno;
-    if (n == 0) return ENODATA;
-    options_.metrics.reads->Add(1);
-    options_.metrics.read_bytes->Add(static_cast<uint64_t>(n));
-    to += n;
-    offset += static_cast<uint64_t>(n);
-    bytes -= static_cast<uint64_t>(n);
-  }
-  return 0;
-}
-
-bool Copier::KeepsOld(CopyResult& result, const struct stat& source, std::byte* buffer) {
-  const std::string name = NameIn(result.job.key);
-  const OwnedFd copy(openat(options_.copies, name.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  result.old_gone = !copy.valid();
-  if (!copy.valid()) return false;
-  Identity identity;
-  struct stat there = {};
-  bool right = ReadIdentity(copy.get(), &identity) == 0 &&
-               result.job.path == std::string_view(identity.path, identity.path_length) &&
-               SameFile(identity.stat, source) && fstat(copy.get(), &there) == 0 &&
-               there.st_size == source.st_size;
-  if (right && options_.check_crc) {
-    uint32_t crc = 0;
-    auto left = static_cast<uint64_t>(there.st_size);
-    for (uint64_t at = 0; left > 0 && right;) {
-      const ssize_t n =
-          pread(copy.get(), buffer, std::min(left, options_.block), static_cast<off_t>(at));
-      right = n > 0;
-      if (!right) break;
-      crc = Crc32c({buffer, static_cast<size_t>(n)}, crc);
-      at += static_cast<uint64_t>(n);
-      left -= static_cast<uint64_t>(n);
-    }
-    right = right && identity.crc == crc;
-  }
-  if (!right) {
-    unlinkat(options_.copies, name.c_str(), 0);
-    result.old_gone = true;
-  }
-  return right;
-}
-
-bool Copier::Open(CopyResult& result, std::byte* buffer) {
+bool Copier::Open(CopyResult& result) {
   CopyJob& job = result.job;
   // Not opened for reading before it is known what it is: a named pipe would notice.
   const OwnedFd found(open(job.path.c_str(), O_PATH | O_CLOEXEC));
@@ -315,7 +245,7 @@ bool Copier::Open(CopyResult& result, std::byte* buffer) {
     return false;
   }
   auto source = std::make_shared<SourceFile>();
-  if (!LookAt(found.get(), job.old, source.get())) {
+  if (!LookAt(found.get(), false, source.get())) {
     SourceFailed(result, errno);
     return false;
   }
@@ -337,13 +267,7 @@ bool Copier::Open(CopyResult& result, std::byte* buffer) {
     SetOutcome(result, Outcome::kYoung);
     return false;
   }
-  if (job.old && KeepsOld(result, st, buffer)) {
-    job.place = Place::kKept;
-    job.reserved = OnDisk(static_cast<uint64_t>(st.st_size));
-    SetOutcome(result, Outcome::kDone);
-    return false;
-  }
-  if (options_.supply != nullptr && !options_.supply->opens_files() && st.st_size > 0) {
+  if (!options_.supply->opens_files() && st.st_size > 0) {
     source->fd = OwnedFd(fcntl(found.get(), F_DUPFD_CLOEXEC, 0));
     if (!source->fd.valid()) {
       SourceFailed(result, errno);
@@ -364,7 +288,7 @@ bool Copier::OpenForReading(CopyResult& result, SourceFile& source) {
     SourceFailed(result, errno);
     return false;
   }
-  if (options_.metrics.opens != nullptr) options_.metrics.opens->Add(1);
+  options_.opens->Add(1);
   if (!LookAt(source.fd.get(), false, &source)) {  // an open brings newer ones
     SourceFailed(result, errno);
     return false;
@@ -378,88 +302,87 @@ bool Copier::OpenForReading(CopyResult& result, SourceFile& source) {
   return true;
 }
 
-void Copier::Copy(CopyResult& result, std::byte* buffer) {
+void Copier::Copy(CopyResult& result) {
   CopyJob& job = result.job;
-  if (job.source == nullptr && !Open(result, buffer)) return;
+  if (job.source == nullptr && !Open(result)) return;
   const auto size = static_cast<uint64_t>(job.source->stat.st_size);
-  if (options_.supply != nullptr && size > 0 && TakeStored(result)) return;
+  if (size > 0 && TakeStored(result)) return;
   if (job.place == Place::kNone) {
     job.reserved = OnDisk(size);
     job.place = room_.Reserve(job.reserved, job.may_stage, job.urgent);
     if (job.place == Place::kNone) return SetOutcome(result, Outcome::kNoRoom);
   }
-  const bool large = size > options_.parallel;
-  const char* suffix = large ? kPart : kWritten;
-  const std::string name = NameIn(job.key, suffix);
-  OwnedFd copy(openat(options_.copies, name.c_str(),
-                      O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!copy.valid()) return CacheFailed(result, errno);
-  if (large) {
-    if (ftruncate(copy.get(), static_cast<off_t>(size)) != 0) {
-      CacheFailed(result, errno);
-      unlinkat(options_.copies, name.c_str(), 0);
-      return;
-    }
-    // Blocks are read by several threads: what the kernel reads ahead for one of them would be read
-    // twice.
-    (void)posix_fadvise(job.source->fd.get(), 0, 0, POSIX_FADV_RANDOM);
-    job.part = std::make_shared<OwnedFd>(std::move(copy));
-    return SetOutcome(result, Outcome::kLarge);
-  }
-  uint32_t crc = 0;
-  const bool copied =
-      options_.supply == nullptr
-          ? CopyBytes(result, copy.get(), buffer, &crc)
-          : CopySupplied(result, {.offset = 0, .bytes = size, .block = 0}, copy.get(), &crc);
-  if (!copied) {
-    unlinkat(options_.copies, name.c_str(), 0);
+  if (size > options_.parallel) return PrepareLarge(result);
+  FileLoan loan;
+  if (!Read(result, {.offset = 0, .bytes = size, .block = 0}, &loan)) return;
+  const DiskTurn turn(*this);
+  if (!turn.given()) return SetOutcome(result, Outcome::kDropped);
+  const OwnedFd copy = MakeCopy(result, kWritten);
+  if (!copy.valid()) return;
+  if (const int error = WriteAll(copy.get(), loan.bytes().data(), size, 0); error != 0) {
+    CacheFailed(result, error);
+    unlinkat(options_.copies, NameIn(job.key, kWritten).c_str(), 0);
     return;
   }
-  Publish(result, copy.get(), suffix, crc);
+  Publish(result, copy.get(), kWritten, Crc32c(loan.bytes()));
 }
 
-bool Copier::CopyBytes(CopyResult& result, int copy, std::byte* buffer, uint32_t* crc) {
-  const SourceFile& source = *result.job.source;
-  const auto size = static_cast<uint64_t>(source.stat.st_size);
-  for (uint64_t at = 0; at < size;) {
-    const uint64_t n = std::min(size - at, options_.block);
-    int error = Read(source, buffer, at, n);
-    if (error == ENODATA) {
-      SetOutcome(result, Outcome::kDiscarded);
-    } else if (error != 0) {
-      SourceFailed(result, error);
-    } else if ((error = WriteAll(copy, buffer, n, at)) != 0) {
-      CacheFailed(result, error);
-    }
-    if (error != 0) return false;
-    *crc = Crc32c({buffer, n}, *crc);
-    at += n;
+void Copier::PrepareLarge(CopyResult& result) {
+  CopyJob& job = result.job;
+  OwnedFd copy = MakeCopy(result, kPart);
+  if (!copy.valid()) return;
+  if (ftruncate(copy.get(), job.source->stat.st_size) != 0) {
+    CacheFailed(result, errno);
+    unlinkat(options_.copies, NameIn(job.key, kPart).c_str(), 0);
+    return;
   }
-  return true;
+  // Blocks are read by several threads: what the kernel reads ahead for one of them would be read
+  // twice.
+  (void)posix_fadvise(job.source->fd.get(), 0, 0, POSIX_FADV_RANDOM);
+  job.part = std::make_shared<OwnedFd>(std::move(copy));
+  SetOutcome(result, Outcome::kLarge);
 }
 
-bool Copier::CopySupplied(CopyResult& result, const FileSupply::Extent& extent, int copy,
-                          uint32_t* crc) {
+// Never one that is there: it may be another name of a stored copy.
+OwnedFd Copier::MakeCopy(CopyResult& result, const char* suffix) const {
+  const std::string name = NameIn(result.job.key, suffix);
+  const auto make = [&] {
+    return OwnedFd(openat(options_.copies, name.c_str(),
+                          O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  };
+  OwnedFd copy = make();
+  if (!copy.valid() && errno == EEXIST) {
+    unlinkat(options_.copies, name.c_str(), 0);
+    copy = make();
+  }
+  if (!copy.valid()) CacheFailed(result, errno);
+  return copy;
+}
+
+bool Copier::Read(CopyResult& result, const FileSupply::Extent& extent, FileLoan* out) {
   const CopyJob& job = result.job;
-  *crc = 0;
   if (extent.bytes == 0) return true;
-  const Result<FileLoan> loan =
+  Result<FileLoan> loan =
       options_.supply->Read(job.path, job.source, extent, job.urgent, stop_.get_token());
   if (!loan) {
     SupplyFailed(result, loan.error());
     return false;
   }
   result.cause = loan->cause();
-  *crc = Crc32c(loan->bytes());
-  const int error = WriteAll(copy, loan->bytes().data(), extent.bytes, extent.offset);
-  if (error != 0) CacheFailed(result, error);
-  return error == 0;
+  *out = *std::move(loan);
+  return true;
+}
+
+Copier::DiskTurn::DiskTurn(Copier& copier) : turns_(copier.disk_turns_) {
+  const std::stop_token stop = copier.stop_.get_token();
+  do {
+    given_ = turns_.try_acquire_for(std::chrono::milliseconds(100));
+  } while (!given_ && !stop.stop_requested());
 }
 
 bool Copier::TakeStored(CopyResult& result) {
   CopyJob& job = result.job;
   const std::string name = NameIn(job.key, kWritten);
-  unlinkat(options_.copies, name.c_str(), 0);
   if (!options_.supply->LinkCopy(job.path, *job.source, options_.copies, name.c_str()).ok()) {
     return false;
   }
@@ -467,10 +390,13 @@ bool Copier::TakeStored(CopyResult& result) {
   Identity identity;
   const int unknown = copy.valid() ? ReadIdentity(copy.get(), &identity) : errno;
   // One that an earlier run has left must be of the file as it is in every respect, and not only
-  // in those that its name has.
+  // in those that its name has. This once the storage is asked how it is.
+  SourceFile now;
+  const bool looked = LookAt(job.source->fd.get(), true, &now);
   const bool other =
-      unknown == 0 && (!SameFile(identity.stat, job.source->stat) ||
-                       job.path != std::string_view(identity.path, identity.path_length));
+      !looked || !SameFile(now.stat, job.source->stat) ||
+      (unknown == 0 && (!SameFile(identity.stat, job.source->stat) ||
+                        job.path != std::string_view(identity.path, identity.path_length)));
   if (other || (unknown != 0 && unknown != ENODATA)) {
     unlinkat(options_.copies, name.c_str(), 0);
     options_.supply->DropCopy(job.path, *job.source);
@@ -491,25 +417,24 @@ bool Copier::TakeStored(CopyResult& result) {
   return true;
 }
 
-void Copier::Block(CopyResult& result, std::byte* buffer) {
+void Copier::Block(CopyResult& result) {
   const CopyJob& job = result.job;
   {
     const MutexLock lock(job.ticket->mutex);
     if (job.ticket->dropped) return SetOutcome(result, Outcome::kDropped);
   }
-  if (options_.supply != nullptr) {
-    const FileSupply::Extent extent{
-        .offset = job.offset, .bytes = job.bytes, .block = static_cast<uint32_t>(options_.block)};
-    if (CopySupplied(result, extent, job.part->get(), &result.crc)) {
-      SetOutcome(result, Outcome::kDone);
-    }
+  FileLoan loan;
+  if (!Read(result,
+            {.offset = job.offset,
+             .bytes = job.bytes,
+             .block = static_cast<uint32_t>(options_.block)},
+            &loan)) {
     return;
   }
-  int error = Read(*job.source, buffer, job.offset, job.bytes);
-  if (error == ENODATA) return SetOutcome(result, Outcome::kDiscarded);
-  if (error != 0) return SourceFailed(result, error);
-  result.crc = Crc32c({buffer, job.bytes});
-  error = WriteAll(job.part->get(), buffer, job.bytes, job.offset);
+  result.crc = Crc32c(loan.bytes());
+  const DiskTurn turn(*this);
+  if (!turn.given()) return SetOutcome(result, Outcome::kDropped);
+  const int error = WriteAll(job.part->get(), loan.bytes().data(), job.bytes, job.offset);
   if (error != 0) return CacheFailed(result, error);
   SetOutcome(result, Outcome::kDone);
 }
@@ -548,7 +473,7 @@ void Copier::GiveName(CopyResult& result, const char* suffix, Stored stored, uin
       CacheFailed(result, errno);
     } else {
       SetOutcome(result, Outcome::kDone);
-      if (options_.supply != nullptr && stored == Stored::kNo && job.place == Place::kKept) {
+      if (stored == Stored::kNo && job.place == Place::kKept) {
         (void)options_.supply->KeepCopy(job.path, *job.source, options_.copies, name.c_str(), crc);
       }
     }

@@ -45,7 +45,6 @@ struct CopyJob {
   Kind kind = Kind::kCopy;
   bool urgent = false;         // somebody waits
   bool may_stage = false;      // it may take from the second budget
-  bool old = false;            // a copy of an earlier run may be there
   bool known = false;          // its size was known when it was asked for
   bool follow = true;          // of kResolve: the last part of the path, too
   Place place = Place::kNone;  // reserved already, `reserved` bytes
@@ -79,9 +78,8 @@ struct CopyResult {
   Outcome outcome = Outcome::kError;
   CopyJob job;  // with what was reserved and opened
   int error = 0;
-  std::string real;       // of kAlias and kResolve; empty: not known
-  bool stored = false;    // a copy was there, and has a further name now
-  bool old_gone = false;  // the copy of an earlier run was not right
+  std::string real;     // of kAlias and kResolve; empty: not known
+  bool stored = false;  // a copy was there, and has a further name now
   uint32_t crc = 0;
   StallCause cause = StallCause::kSource;  // what it waited for in the end
   std::vector<std::string> names;          // of kList, sorted

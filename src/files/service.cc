@@ -23,9 +23,9 @@
 #include "base/thread.h"
 #include "base/thread_annotations.h"
 #include "files/book.h"
-#include "files/cache_folder.h"
 #include "files/copier.h"
 #include "files/packet.h"
+#include "files/run_folder.h"
 #include "wire/program.h"
 #include "wire/quoted.h"
 #include "wire/socket.h"
@@ -51,13 +51,9 @@ size_t FilesToKeepOpen() {
   return most > 512 ? most / 2 : 0;
 }
 
-double RateOf(const Knob& knob) {
-  return knob.value() == 0 ? kUnlimited : static_cast<double>(knob.value());
-}
-
 class ServiceImpl final : public Service, private BookActions {
  public:
-  ServiceImpl(const ServiceOptions& options, CacheFolder folder);
+  ServiceImpl(const ServiceOptions& options, RunFolder folder);
   ~ServiceImpl() override;
   Status Listen();
 
@@ -101,7 +97,7 @@ class ServiceImpl final : public Service, private BookActions {
   void Answer(uint64_t waiter, enum Answer answer, uint64_t a) override { Send(waiter, answer, a); }
   void Remove(const FileKey& key) override {
     unlinkat(folder_.copies(), Copier::NameIn(key).c_str(), 0);
-    if (options_.supply != nullptr) options_.supply->Removed(key);
+    options_.supply->Removed(key);
   }
   void RemovePart(const FileKey& key) override {
     unlinkat(folder_.copies(), Copier::NameIn(key, ".part").c_str(), 0);
@@ -110,23 +106,18 @@ class ServiceImpl final : public Service, private BookActions {
     return faccessat(folder_.copies(), Copier::NameIn(key).c_str(), F_OK, 0) == 0;
   }
   bool Link(const FileKey& alias, const FileKey& copy) override;
-  void Forget(std::string_view path) override {
-    if (options_.supply != nullptr) options_.supply->Forget(std::string(path));
-  }
+  void Forget(std::string_view path) override { options_.supply->Forget(std::string(path)); }
   void Say(const std::string& what) override { options_.say(what); }
   void AddSource(std::string_view folder);
 
   const ServiceOptions options_;
-  CacheFolder folder_;
+  RunFolder folder_;
   Room room_;
-  Registry own_registry_;
   Registry& registry_;
   Mechanism& mechanism_;
   Knob& reads_in_flight_;
   Knob& cache_bytes_;
   Knob& ahead_bytes_;
-  Knob* bytes_per_second_ = nullptr;  // the engine has its own
-  Knob* reads_per_second_ = nullptr;
   BookMetrics metrics_;
   Book book_;
   OwnedFd listener_;
@@ -162,11 +153,11 @@ BookOptions BookOptionsOf(const ServiceOptions& options) {
   return out;
 }
 
-ServiceImpl::ServiceImpl(const ServiceOptions& options, CacheFolder folder)
+ServiceImpl::ServiceImpl(const ServiceOptions& options, RunFolder folder)
     : options_(options),
       folder_(std::move(folder)),
       room_(options.cache_bytes, options.ahead_bytes),
-      registry_(options.registry == nullptr ? own_registry_ : *options.registry),
+      registry_(*options.registry),
       mechanism_(registry_.AddMechanism("files", "copies of whole files for unmodified programs")),
       reads_in_flight_(mechanism_.AddKnob(
           "files_reads_in_flight", KnobType::kCount, 1, kMostThreads,
@@ -183,29 +174,15 @@ ServiceImpl::ServiceImpl(const ServiceOptions& options, CacheFolder folder)
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       ended_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       room_for_packet_(kMostPacket + 1) {
-  book_.SetCache(options.store.empty() ? folder_.path() : options.store);
+  book_.SetCache(options.store);
   for (const std::string& source : options.sources) AddSource(source);
-  folder_.EachCopy([this](const FileKey& key, uint64_t bytes) { book_.AddOld(key, bytes); });
   CopierOptions copying;
   copying.copies = folder_.copies();
   copying.threads = options.reads_in_flight;
   copying.young = options.young;
-  copying.check_crc = folder_.rebooted();
   copying.supply = options.supply;
-  if (options.supply == nullptr) {
-    bytes_per_second_ =
-        &mechanism_.AddKnob("files_bytes_per_second", KnobType::kBytesPerSecond, 0, INT64_MAX, 0,
-                            "the most that is read of the source; 0: no limit");
-    reads_per_second_ =
-        &mechanism_.AddKnob("files_reads_per_second", KnobType::kPerSecond, 0, INT64_MAX, 0,
-                            "the most reads of the source; 0: no limit");
-    copying.metrics.opens =
-        &mechanism_.AddCounter("forebay_files_source_opens_total", "Files of the source opened");
-    copying.metrics.reads =
-        &mechanism_.AddCounter("forebay_files_source_reads_total", "Reads from the source");
-    copying.metrics.read_bytes =
-        &mechanism_.AddCounter("forebay_files_source_read_bytes_total", "Bytes read of the source");
-  }
+  copying.opens =
+      &mechanism_.AddCounter("forebay_files_source_opens_total", "Files of the source opened");
   copying.done = [this](CopyResult result) {
     bool first = false;
     {
@@ -224,15 +201,13 @@ ServiceImpl::~ServiceImpl() {
   if (thread_.joinable()) thread_.join();
   if (listener_.valid()) unlink(options_.socket.c_str());
   copier_.reset();
-  folder_.Leave(options_.temporary);
+  folder_.Leave();
 }
 
 void ServiceImpl::AddSource(std::string_view folder) {
-  if (options_.supply != nullptr) {
-    // Files in a folder that it does not take are left to the source, one by one.
-    if (const Status added = options_.supply->AddSource(std::string(folder)); !added.ok()) {
-      options_.say(added.ToString());
-    }
+  // Files in a folder that it does not take are left to the source, one by one.
+  if (const Status added = options_.supply->AddSource(std::string(folder)); !added.ok()) {
+    options_.say(added.ToString());
   }
   book_.AddSource(folder);
 }
@@ -295,7 +270,7 @@ void ServiceImpl::Loop(const std::stop_token& stop) {
 Nanos ServiceImpl::Round() {
   ApplyKnobs();
   const Nanos now = SteadyClock().Now();
-  if (options_.supply != nullptr && now - unlinked_ >= kUnlinkEvery) {
+  if (now - unlinked_ >= kUnlinkEvery) {
     unlinked_ = now;
     // Who finds no copy asks for one.
     for (const FileKey& key : options_.supply->TakeUnlinks()) Remove(key);
@@ -335,10 +310,6 @@ void ServiceImpl::ApplyKnobs() {
     copier_->SetThreads(static_cast<size_t>(reads_in_flight_.value()));
     room_.SetMost(static_cast<uint64_t>(cache_bytes_.value()),
                   static_cast<uint64_t>(ahead_bytes_.value()));
-    if (bytes_per_second_ != nullptr) {
-      copier_->SetLimits({.bytes_per_s = RateOf(*bytes_per_second_),
-                          .operations_per_s = RateOf(*reads_per_second_)});
-    }
     book_.RoomChanged();
   });
 }
@@ -535,8 +506,7 @@ std::string ServiceImpl::StatusJson() {
                     ",\"minimum\":", knob->minimum(), ",\"maximum\":", knob->maximum(),
                     ",\"meaning\":", Quoted(knob->meaning()), "}");
   }
-  return StrCat("{\"pid\":", getpid(),
-                ",\"cache\":", Quoted(options_.store.empty() ? folder_.path() : options_.store),
+  return StrCat("{\"pid\":", getpid(), ",\"cache\":", Quoted(options_.store),
                 ",\"temporary\":", options_.temporary ? "true" : "false",
                 ",\"uptime_ms\":", (SteadyClock().Now() - started_) / kMilli,
                 ",\"sessions\":", sessions_, ",\"streams\":", book_.streams(),
@@ -574,19 +544,15 @@ Status ServiceOptions::Validate() const {
 
 Result<std::unique_ptr<Service>> Service::Start(const ServiceOptions& options) {
   FOREBAY_RETURN_IF_ERROR(options.Validate());
-  (void)std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error like any other
-  Result<CacheFolder> folder = CacheFolder::Open(options.cache, options.slots);
-  if (!folder) return folder.error();
-  uint64_t bytes = options.cache_bytes;
-  if (bytes == 0) {
-    const Result<uint64_t> free = folder->FreeBytes();
-    if (!free) return free.error();
-    bytes = *free / 5 * 4;
+  if (options.supply == nullptr || options.registry == nullptr) {
+    return Status(Code::kInvalidArgument, "a file service needs an engine");
   }
+  (void)std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error like any other
+  Result<RunFolder> folder = RunFolder::Open(options.cache, options.slots);
+  if (!folder) return folder.error();
   ServiceOptions set = options;
-  set.cache_bytes = bytes;
   if (set.ahead_bytes == 0) {
-    set.ahead_bytes = std::clamp(bytes / 8, uint64_t{16} << 20, uint64_t{256} << 20);
+    set.ahead_bytes = std::clamp(set.cache_bytes / 8, uint64_t{16} << 20, uint64_t{256} << 20);
   }
   auto service = std::make_unique<ServiceImpl>(set, *std::move(folder));
   FOREBAY_RETURN_IF_ERROR(service->Listen());

@@ -18,20 +18,19 @@
 namespace forebay::files {
 
 struct ServiceOptions {
-  std::string cache;   // an absolute path; made when it is not there
+  std::string cache;   // a RunFolder; an absolute path, made when it is not there
   std::string socket;  // path of the socket
   std::vector<std::string> sources;
-  uint64_t cache_bytes = 0;  // 0: four fifths of the free disk
+  uint64_t cache_bytes = 0;  // the most that copies which are kept may take
   uint64_t ahead_bytes = 0;  // 0: an eighth of the above, 16 to 256 MiB
   uint64_t reads_in_flight = 64;
   uint64_t slots = 1 << 21;                     // of the table, a power of two
   uint64_t partial_bytes = uint64_t{16} << 20;  // files above this are read while they are copied
   Nanos young = 3 * kSecond;
   Nanos linger = 5 * kSecond;
-  bool temporary = false;  // the folder goes with the service
+  bool temporary = false;  // the store goes with the daemon; told in the status
   // The engine that reads the source and stores copies beyond this service's life, and where its
-  // metrics are; both outlive the service. Null: the service reads for itself, and keeps its copies
-  // in its folder.
+  // metrics are; both outlive the service.
   FileSupply* supply = nullptr;
   Registry* registry = nullptr;
   FileObserver* observer = nullptr;  // outlives the service

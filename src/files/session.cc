@@ -34,9 +34,9 @@ Result<std::unique_ptr<Session>> Session::Start(const SessionOptions& options) {
   const wire::ProgramPlace place = ServicePlace(options.folder, options.cache);
   wire::StartOptions start;
   start.program = options.program;
-  start.name = options.engine ? "forebayd" : "forebay-filesd";
+  start.name = "forebayd";
   start.settings = options.settings;
-  start.settings.push_back(StrCat(options.engine ? "files=" : "cache=", options.cache));
+  start.settings.push_back(StrCat("files=", options.cache));
   start.timeout = options.timeout;
   std::unique_ptr<Session> session;
   const auto attach = [&](Nanos timeout) -> Status {

@@ -17,8 +17,7 @@
 namespace forebay::files {
 
 struct SessionOptions {
-  std::string program;  // forebay-filesd, or forebayd
-  bool engine = false;  // it is forebayd: its engine reads, and its cache folder keeps
+  std::string program;  // forebayd
   std::string folder;   // of the socket; empty: wire::RuntimeFolder()
   std::string cache;
   std::vector<std::string> sources;

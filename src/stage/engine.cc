@@ -877,7 +877,7 @@ Status Engine::CloseStream(StreamId id) {
   scheduler_.CloseStream(id);
   Collect();
   SignalProgress();
-  (*state)->ready.notify_all();
+  NotifyAll(**state);
   return Status();
 }
 
@@ -919,7 +919,7 @@ Status Engine::Declare(StreamId id, uint64_t epoch, std::vector<SampleId> order,
   scheduler_.ExtendOrder(id, scheduler_.generation(id), epoch, std::move(order), last);
   Collect();
   SignalProgress();
-  (*state)->ready.notify_all();
+  NotifyAll(**state);
   return Status();
 }
 
@@ -1018,7 +1018,8 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
   handout.crcs.swap(out->crcs);
   while (true) {
     if (!state.open) return Status(Code::kCancelled, "the stream was closed");
-    const uint64_t seen = scheduler_.Changes(id);
+    const uint64_t seen =
+        fetch != nullptr ? scheduler_.LeaseChanges(id, *fetch) : scheduler_.Changes(id);
     const Scheduler::Take take = fetch != nullptr
                                      ? scheduler_.FetchSample(id, sample, fetch, &handout)
                                      : scheduler_.TakeBatch(id, &handout);
@@ -1065,10 +1066,22 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
     // The wait is charged to what the batch lacks as the wait begins.
     const StallCause cause =
         fetch != nullptr ? scheduler_.LeaseWaitCause(*fetch) : scheduler_.WaitCause(id);
+    const std::chrono::nanoseconds slice(std::min(left, kSlice));
     ++state.waiters;
-    state.ready.wait_for(
-        lock.native(), std::chrono::nanoseconds(std::min(left, kSlice)),
-        [&]() NO_THREAD_SAFETY_ANALYSIS { return scheduler_.Changes(id) != seen || !state.open; });
+    if (fetch == nullptr) {
+      state.ready.wait_for(lock.native(), slice, [&]() NO_THREAD_SAFETY_ANALYSIS {
+        return scheduler_.Changes(id) != seen || !state.open;
+      });
+    } else {
+      FetchWaiter waiter;
+      waiter.lease = *fetch;
+      waiter.seen = seen;
+      state.fetches.push_back(&waiter);
+      waiter.ready.wait_for(lock.native(), slice, [&]() NO_THREAD_SAFETY_ANALYSIS {
+        return scheduler_.LeaseChanges(id, waiter.lease) != waiter.seen || !state.open;
+      });
+      std::erase(state.fetches, &waiter);
+    }
     --state.waiters;
     const Nanos after = SteadyClock().Now();
     if (!state.options.ahead_of_consumer) {
@@ -1189,7 +1202,15 @@ void Engine::SignalProgress() {
 void Engine::NotifyDue() {
   for (StreamId id = 0; id < streams_.size(); ++id) {
     if (scheduler_.IsDue(id)) streams_[id].ready.notify_all();
+    for (FetchWaiter* waiter : streams_[id].fetches) {
+      if (scheduler_.LeaseChanges(id, waiter->lease) != waiter->seen) waiter->ready.notify_one();
+    }
   }
+}
+
+void Engine::NotifyAll(StreamState& stream) {
+  stream.ready.notify_all();
+  for (FetchWaiter* waiter : stream.fetches) waiter->ready.notify_one();
 }
 
 void Engine::ApplyKnobs() {
@@ -1303,7 +1324,7 @@ void Engine::RunPlanner(std::stop_token stop) {
     scheduler_.ExtendOrder(work.stream, work.generation, work.epoch, std::move(order), false);
     Collect();
     SignalProgress();
-    streams_[work.stream].ready.notify_all();
+    NotifyAll(streams_[work.stream]);
   }
 }
 

@@ -286,11 +286,19 @@ class Engine {
     PlaceModel source_model;
     PlaceModel tier_model;
   };
+  // A thread that waits for one sample.
+  struct FetchWaiter {
+    LeaseId lease = kNoLease;
+    uint64_t seen = 0;  // of Scheduler::LeaseChanges
+    std::condition_variable ready;
+  };
   struct StreamState {
     StreamOptions options;
     bool open = true;
-    size_t waiters = 0;  // threads at `ready`
-    std::condition_variable ready;
+    size_t waiters = 0;             // threads at `ready`, and in `fetches`
+    std::condition_variable ready;  // for who takes batches
+    // Each is woken for its own sample: a file service has 64 of them.
+    std::vector<FetchWaiter*> fetches;
     EpochLog epochs;
     Nanos last_ask = 0;
     Nanos blocked_since = -1;   // across calls: a caller may wait in short slices
@@ -349,6 +357,7 @@ class Engine {
   // Loop thread: hands copies that must go to the folder.
   void DropCopies() REQUIRES(mutex_);
   void NotifyDue() REQUIRES(mutex_);
+  static void NotifyAll(StreamState& stream);
   // kCancelled in a forked child.
   Status Alive() const;
   Status Start();

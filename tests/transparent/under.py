@@ -21,10 +21,7 @@ import forebay
 from forebay import _forebay
 
 PACKAGE = Path(forebay.__file__).resolve().parent
-ENGINE = os.environ.get("FOREBAY_FILES_ENGINE", "0") == "1"
-SERVICE = Path(os.environ.get("FOREBAY_FILESD") or PACKAGE / "forebay-filesd")
-if ENGINE:
-    SERVICE = Path(os.environ.get("FOREBAYD") or PACKAGE / "forebayd")
+SERVICE = Path(os.environ.get("FOREBAYD") or PACKAGE / "forebayd")
 LIBRARY = Path(os.environ.get("FOREBAY_POSIX_LIBRARY") or PACKAGE / "libforebay_posix.so")
 _START_S = 20.0
 _RUN_S = 240.0
@@ -47,7 +44,7 @@ def run(
 
 
 class FileService:
-    """``forebay-filesd`` with a cache folder of its own; `environment()` is what serves a program.
+    """``forebayd`` with a cache folder of its own; `environment()` is what serves a program.
 
     Knobs are the options of the program, such as ``cache_bytes=65536``. Files are copied however
     young they are, unless ``young_ms`` says otherwise.
@@ -56,13 +53,13 @@ class FileService:
     def __init__(self, sources: Sequence[Path], cache: Path | None = None, **knobs: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="fbt-"))  # short: a socket's path is limited
         store = cache or self.folder / "cache"
-        self.cache = store / "run" if ENGINE else store
+        self.cache = store / "run"
         self.sources = [Path(os.path.realpath(source)) for source in sources]
         knobs = {"young_ms": 0, "slots": 1 << 16, "linger": 600} | knobs
         self._process = subprocess.Popen(
             [
                 str(SERVICE),
-                f"--files={store}" if ENGINE else f"--cache={store}",
+                f"--files={store}",
                 f"--folder={self.folder}",
                 *(f"--source={source}" for source in self.sources),
                 *(f"--{name}={value}" for name, value in knobs.items()),
@@ -77,7 +74,7 @@ class FileService:
             if self._process.poll() is not None or time.monotonic() > end:
                 self.close()
                 assert self._process.stderr is not None
-                raise RuntimeError(f"forebay-filesd: {self._process.stderr.read().decode()}")
+                raise RuntimeError(f"forebayd: {self._process.stderr.read().decode()}")
             time.sleep(0.01)
         self.socket = sockets[0]
 

@@ -168,7 +168,7 @@ def summary(before: dict[str, Any], after: dict[str, Any]) -> str:
     """One line of what the service did between two statuses: others may use it, too."""
 
     def of(name: str) -> int:
-        # Where the engine reads, what was read of the source is counted there.
+        # What was read of the source is the engine's count.
         names = [n for n in (f"forebay_files_{name}", f"forebay_{name}") if n in after["metrics"]]
         return sum(int(after["metrics"][n]) - int(before["metrics"].get(n, 0)) for n in names[:1])
 
@@ -188,8 +188,7 @@ def summary(before: dict[str, Any], after: dict[str, Any]) -> str:
 def peers_of(
     arguments: argparse.Namespace, command: Sequence[str], settings: dict[str, Any]
 ) -> Iterator[None]:
-    """What the service that is started meanwhile is told of other nodes. Peers are the engine's."""
-    from ..files import by_engine
+    """What the service that is started meanwhile is told of other nodes."""
     from ..launcher import cluster_variables
 
     variables: dict[str, str] = {}
@@ -198,10 +197,8 @@ def peers_of(
         variables, why = cluster_variables(command, os.environ)
         if why and asked in ("", "auto"):
             say(f"WARNING: each node reads all of the data for itself: {why}")
-    if by_engine() or variables or asked not in ("", "auto", "off", "0", "none"):
-        settings["engine"] = True
-        if arguments.peers:
-            settings["peers"] = arguments.peers
+    if arguments.peers:
+        settings["peers"] = arguments.peers
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

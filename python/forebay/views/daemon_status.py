@@ -70,7 +70,7 @@ def file_lines(services: list[dict[str, Any]]) -> list[str]:
             return knob_value(knobs[name], knobs[name]["value"])
 
         lines += [
-            f"  forebay-filesd {s['pid']} in {text_of(s['cache'])}, for "
+            f"  forebayd {s['pid']} in {text_of(s['cache'])}, for "
             f"{duration(s['uptime_ms'] / 1000)}; {s['sessions']} sessions, {s['streams']} readers",
             f"    data folders: {', '.join(text_of(source) for source in s['sources'])}",
             f"    kept {m['kept_total']} copies, {format_bytes(m['kept_bytes'])} of "

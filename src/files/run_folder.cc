@@ -1,53 +1,25 @@
-#include "files/cache_folder.h"
+#include "files/run_folder.h"
 
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
-#include <charconv>
-#include <cstring>
 #include <memory>
-#include <optional>
 #include <string_view>
 #include <utility>
 
 #include "base/trusted_files.h"
-#include "files/copy_job.h"
 #include "files/identity.h"
 
 namespace forebay::files {
 namespace {
 
 constexpr uint64_t kFewestSlots = 1 << 14;
-
-std::string ReadSmall(int folder, const char* name) {
-  const OwnedFd file(openat(folder, name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  std::array<char, 128> out;
-  const ssize_t n = file.valid() ? read(file.get(), out.data(), out.size()) : 0;
-  return n > 0 ? std::string(out.data(), static_cast<size_t>(n)) : std::string();
-}
-
-std::string BootId() { return ReadSmall(AT_FDCWD, "/proc/sys/kernel/random/boot_id"); }
-
-std::optional<FileKey> KeyNamed(std::string_view name) {
-  if (name.size() != kNameLength) return std::nullopt;
-  FileKey key;
-  const char* at = name.data();
-  const auto high = std::from_chars(at, at + 16, key.high, 16);
-  const auto low = std::from_chars(at + 16, at + 32, key.low, 16);
-  if (high.ptr != at + 16 || low.ptr != at + 32) return std::nullopt;
-  char again[kNameLength + 1];
-  NameOf(key, again);
-  if (name != again) return std::nullopt;
-  return key;
-}
 
 template <typename See>
 void EachName(int folder, See see) {
@@ -66,8 +38,8 @@ void EachName(int folder, See see) {
 
 }  // namespace
 
-Result<CacheFolder> CacheFolder::Open(const std::string& path, uint64_t slots) {
-  CacheFolder out;
+Result<RunFolder> RunFolder::Open(const std::string& path, uint64_t slots) {
+  RunFolder out;
   out.path_ = path;
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
     return ErrnoStatus(errno, StrCat("making the cache folder ", path));
@@ -89,16 +61,10 @@ Result<CacheFolder> CacheFolder::Open(const std::string& path, uint64_t slots) {
   FOREBAY_RETURN_IF_ERROR(out.CheckAttributes());
   FOREBAY_RETURN_IF_ERROR(out.MakeTable(slots));
   out.Sweep();
-  const std::string boot = BootId();
-  out.rebooted_ = ReadSmall(out.folder_.get(), "boot") != boot;
-  const OwnedFd file = OpenPrivateFile(out.folder_.get(), "boot", O_WRONLY | O_CREAT);
-  if (file.valid() && ftruncate(file.get(), 0) == 0) {
-    (void)!write(file.get(), boot.data(), boot.size());
-  }
   return out;
 }
 
-Status CacheFolder::CheckAttributes() const {
+Status RunFolder::CheckAttributes() const {
   constexpr const char* kTried = "try.tmp";
   const OwnedFd file(openat(copies_.get(), kTried, O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (!file.valid()) return ErrnoStatus(errno, StrCat("writing into ", path_, "/copies"));
@@ -114,7 +80,7 @@ Status CacheFolder::CheckAttributes() const {
   return ErrnoStatus(failed, StrCat("setting an extended attribute in ", path_, "/copies"));
 }
 
-Status CacheFolder::MakeTable(uint64_t slots) {
+Status RunFolder::MakeTable(uint64_t slots) {
   // Whoever still maps the table of a service that was killed must not trust it any more.
   if (const OwnedFd old(openat(folder_.get(), "table", O_RDWR | O_CLOEXEC | O_NOFOLLOW));
       old.valid()) {
@@ -156,35 +122,11 @@ Status CacheFolder::MakeTable(uint64_t slots) {
   return Status();
 }
 
-// Only whole copies stay; links are made again when they are asked for.
-void CacheFolder::Sweep() const {
-  EachName(copies_.get(), [&](const dirent& found) {
-    struct stat st = {};
-    const bool whole = KeyNamed(found.d_name) &&
-                       fstatat(copies_.get(), found.d_name, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
-                       st.st_mode == kCopyMode;
-    if (!whole) unlinkat(copies_.get(), found.d_name, 0);
-  });
+void RunFolder::Sweep() const {
+  EachName(copies_.get(), [&](const dirent& found) { unlinkat(copies_.get(), found.d_name, 0); });
 }
 
-void CacheFolder::EachCopy(
-    const std::function<void(const FileKey& key, uint64_t bytes)>& see) const {
-  EachName(copies_.get(), [&](const dirent& found) {
-    const std::optional<FileKey> key = KeyNamed(found.d_name);
-    struct stat st = {};
-    if (key && fstatat(copies_.get(), found.d_name, &st, AT_SYMLINK_NOFOLLOW) == 0) {
-      see(*key, OnDisk(static_cast<uint64_t>(st.st_size)));
-    }
-  });
-}
-
-Result<uint64_t> CacheFolder::FreeBytes() const {
-  struct statvfs fs = {};
-  if (fstatvfs(folder_.get(), &fs) != 0) return ErrnoStatus(errno, path_);
-  return uint64_t{fs.f_bavail} * fs.f_frsize;
-}
-
-bool CacheFolder::InPlace() const {
+bool RunFolder::InPlace() const {
   struct stat table = {};
   struct stat copies = {};
   struct stat ours = {};
@@ -194,20 +136,15 @@ bool CacheFolder::InPlace() const {
          copies.st_ino == ours.st_ino;
 }
 
-void CacheFolder::Leave(bool all) {
+void RunFolder::Leave() {
   struct stat named = {};
   struct stat ours = {};
   const bool at_path = stat(path_.c_str(), &named) == 0 && fstat(folder_.get(), &ours) == 0 &&
                        named.st_dev == ours.st_dev && named.st_ino == ours.st_ino;
   if (table_.valid()) table_.Close();
   unlinkat(folder_.get(), "table", 0);
-  if (!all) {
-    Sweep();
-    return;
-  }
-  EachName(copies_.get(), [&](const dirent& found) { unlinkat(copies_.get(), found.d_name, 0); });
+  Sweep();
   unlinkat(folder_.get(), "copies", AT_REMOVEDIR);
-  unlinkat(folder_.get(), "boot", 0);
   unlinkat(folder_.get(), "lock", 0);
   if (at_path) rmdir(path_.c_str());  // another's of that name stays
 }
