@@ -151,12 +151,10 @@ Result<FileLoan> EngineSupply::Read(const std::string& path,
       engine_.CountStall(cause, now - since);
       since = now;
     }
-    if (!taken) return taken.error();
-    if (*taken == TakeKind::kBatch) break;
-    if (stop.stop_requested()) {
-      if (lease != kNoLease) (void)engine_.Release(lease);
-      return Status(Code::kCancelled, "the file service ends");
-    }
+    if (taken && *taken == TakeKind::kBatch) break;
+    if (taken && !stop.stop_requested()) continue;
+    if (lease != kNoLease) (void)engine_.Release(lease);
+    return taken ? Status(Code::kCancelled, "the file service ends") : taken.error();
   }
   FileLoan out(*this, loan.lease, {loan.base + loan.offsets[0], loan.lengths[0]}, cause);
   if (out.bytes().size() != extent.bytes) {
