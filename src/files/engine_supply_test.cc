@@ -110,5 +110,45 @@ TEST_F(EngineSupplyTest, AReadThatFailsLeavesNoLoan) {
   EXPECT_EQ(Value("forebay_stage_leases"), 0u);
 }
 
+TEST_F(EngineSupplyTest, ACopyOfAFileThatChangesGivesItsRoomBack) {
+  const std::string path = Write("file", kLarge);
+  const auto file = Look(path);
+  const uint64_t before = store().used_bytes();
+  ASSERT_TRUE(Read(path, file));
+  Keep(path, *file);
+  ASSERT_GE(store().used_bytes(), before + kLarge);
+  supply_->Forget(path);
+  RemoveName(path);
+  EXPECT_FALSE(store().Has(CopyOf(path, *file)));
+  EXPECT_LT(store().used_bytes(), before + kLarge / 2);
+  EXPECT_TRUE(supply_->TakeUnlinks().empty());
+}
+
+TEST_F(EngineSupplyTest, TheNameOfAnEmptyCopyIsKnown) {
+  const std::string path = Write("empty", 0);
+  const auto file = Look(path);
+  Keep(path, *file);
+  RemoveName(path);
+  store().Drop(CopyOf(path, *file));
+  EXPECT_TRUE(store().TakeUnlinks().empty()) << "it has no name in the cache any more";
+}
+
+// What the store has of a file, and the service has no name for, waits for nobody.
+TEST_F(EngineSupplyTest, ACopyWithoutANameIsNotWaitedFor) {
+  const std::string path = Write("file", kLarge);
+  const auto file = Look(path);
+  const uint64_t before = store().used_bytes();
+  const TierKey copy{.group = 7, .name = 7, .check = 7};
+  const std::string content(kLarge, 'x');
+  std::ofstream(root_ + "/store/run/copies/name", std::ios::binary) << content;
+  ASSERT_EQ(fchmodat(copies_.get(), "name", 0600, 0), 0);
+  const uint32_t crc = Crc32c(std::as_bytes(std::span(content)));
+  ASSERT_TRUE(store().AdoptFile(copy, copies_.get(), "name", kLarge, crc).ok());
+  store().Drop(copy);
+  ASSERT_GE(store().used_bytes(), before + kLarge);
+  EXPECT_TRUE(supply_->TakeUnlinks().empty());
+  EXPECT_LT(store().used_bytes(), before + kLarge / 2);
+}
+
 }  // namespace
 }  // namespace forebay::files
