@@ -454,6 +454,23 @@ TEST_F(FailoverTest, AnAdoptedStreamIsReplacedWhenItHasGone) {
   EXPECT_NE((*child)->engine(), nullptr);
 }
 
+// The port has no connection left for fetches, and has not noticed that its daemon has gone.
+TEST_F(FailoverTest, AnotherDaemonInItsPlaceIsNotAskedForItsStreams) {
+  options_.daemon.program = "/nonexistent/forebayd";
+  options_.retry.clear();
+  const EnginePtr first = MakeEngine(32 << 20);
+  const EnginePtr second = MakeEngine(32 << 20);
+  ServerPtr server = Serve(*first, true);
+  ASSERT_NO_FATAL_FAILURE(Open());
+  const auto stream = port_->OpenStream(Itemised());
+  ASSERT_TRUE(stream) << stream.status().ToString();
+  server.reset();
+  server = Serve(*second, true);
+  EXPECT_TRUE(FetchRight(*port_, *stream, 7));
+  EXPECT_NE(port_->engine(), nullptr);
+  port_.reset();
+}
+
 TEST_F(FailoverTest, ItComesBackAtOnceWhenAskedTo) {
   options_.retry.assign(3, 3600 * kSecond);
   ASSERT_NO_FATAL_FAILURE(Open());

@@ -113,8 +113,11 @@ std::shared_ptr<SocketPort> FailoverPort::Backend::TakeLine() {
   // The daemon does not stay for it.
   Result<std::unique_ptr<SocketPort>> made =
       SocketPort::Attach(daemon->path(), kLineWait, false, true);
-  // Without one the first connection has to do; it also tells whether the daemon is still there.
-  return made ? std::shared_ptr<SocketPort>(*std::move(made)) : daemon;
+  // Without one the first connection has to do; it also tells whether the daemon is still there. By
+  // now another one may be at its place, to which the stream's number means nothing, or another's.
+  const bool same =
+      made && (*made)->server_pid() == daemon->server_pid() && daemon->ServerLives().ok();
+  return same ? std::shared_ptr<SocketPort>(*std::move(made)) : daemon;
 }
 
 void FailoverPort::Backend::PutLine(std::shared_ptr<SocketPort> line) {
