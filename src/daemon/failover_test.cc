@@ -471,6 +471,30 @@ TEST_F(FailoverTest, AnotherDaemonInItsPlaceIsNotAskedForItsStreams) {
   port_.reset();
 }
 
+TEST_F(FailoverTest, WhoWasToldNotToComeBackDoesNot) {
+  options_.retry.assign(3, 3600 * kSecond);
+  options_.lived = 0;  // every daemon was worth it
+  ASSERT_NO_FATAL_FAILURE(Open());
+  port_->StopReturning();
+  ASSERT_NO_FATAL_FAILURE(Kill());
+  EXPECT_EQ(*port_->Describe(), "");
+  EXPECT_FALSE(port_->returning());
+}
+
+// A lock that is held would make it wait for itself.
+TEST_F(FailoverTest, WhoIsToldMayAskForMore) {
+  options_.retry.assign(3, 3600 * kSecond);
+  std::atomic<int> asked = 0;
+  options_.tell = [&](FailoverEvent event, const std::string&) {
+    if (event == FailoverEvent::kReturned) asked += port_->ComeBack() ? 1 : 0;
+  };
+  ASSERT_NO_FATAL_FAILURE(Open());
+  ASSERT_NO_FATAL_FAILURE(Kill());
+  EXPECT_EQ(*port_->Describe(), "");
+  EXPECT_TRUE(port_->ComeBack());
+  EXPECT_EQ(asked, 1);
+}
+
 TEST_F(FailoverTest, ItComesBackAtOnceWhenAskedTo) {
   options_.retry.assign(3, 3600 * kSecond);
   ASSERT_NO_FATAL_FAILURE(Open());
