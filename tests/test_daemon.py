@@ -260,6 +260,29 @@ def test_knobs_are_set_all_or_none(run_folder: Path) -> None:
 # ---- deaths
 
 
+def test_knobs_are_set_while_the_process_comes_back() -> None:
+    set_to: dict[str, int] = {}
+
+    class Client:
+        def set_knobs(self, names: list[str], values: list[int]) -> None:
+            set_to.update(zip(names, values, strict=True))
+
+    class Port:
+        """Alone when it is asked for the daemon, and not when it is asked for the engine."""
+
+        engine = None
+        answers = [None, Client()]
+
+        @property
+        def daemon(self) -> Client | None:
+            return self.answers.pop(0)
+
+    engine = forebay.SharedEngine.__new__(forebay.SharedEngine)
+    engine._pid, engine._port = os.getpid(), Port()
+    engine.set_knobs({"hedge_one_in": 7})
+    assert set_to == {"hedge_one_in": 7}
+
+
 def test_a_killed_daemon_costs_one_line(
     folder: DataSet,
     run_folder: Path,

@@ -306,13 +306,15 @@ class SharedEngine(Engine):
         """
         port = self.native
         others = {k: v for k, v in knobs.items() if k != "decode_threads"}
-        if others:
+        while others:
             client = port.daemon
-            own = port.engine if client is None else None
-            if own is not None:
-                own.set_knobs(others)
-            elif client is not None:
+            if client is not None:
                 client.set_knobs(list(others), list(others.values()))
+                break
+            own = port.engine
+            if own is not None:  # else it has just come back
+                own.set_knobs(others)
+                break
         if "decode_threads" in knobs:
             port.set_decode_threads(knobs["decode_threads"])
             self._decode_threads = knobs["decode_threads"]

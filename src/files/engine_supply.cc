@@ -81,7 +81,11 @@ void EngineSupply::ForgetLocked(const FileKey& key) {
   if (found == known_.end()) return;
   const Known& known = found->second;
   (void)engine_.Invalidate(roots_[known.root].dataset, known.samples.first, known.samples.count);
-  if (store_ != nullptr) store_->Drop(known.copy);
+  if (store_ != nullptr) {
+    store_->Drop(known.copy);
+    // A name that it has in the cache is removed by who forgets it; it cannot be looked up later.
+    store_->ReleaseCopy(known.copy);
+  }
   known_.erase(found);
 }
 
@@ -151,12 +155,10 @@ Result<FileLoan> EngineSupply::Read(const std::string& path,
       engine_.CountStall(cause, now - since);
       since = now;
     }
-    if (!taken) return taken.error();
-    if (*taken == TakeKind::kBatch) break;
-    if (stop.stop_requested()) {
-      if (lease != kNoLease) (void)engine_.Release(lease);
-      return Status(Code::kCancelled, "the file service ends");
-    }
+    if (taken && *taken == TakeKind::kBatch) break;
+    if (taken && !stop.stop_requested()) continue;
+    if (lease != kNoLease) (void)engine_.Release(lease);
+    return taken ? Status(Code::kCancelled, "the file service ends") : taken.error();
   }
   FileLoan out(*this, loan.lease, {loan.base + loan.offsets[0], loan.lengths[0]}, cause);
   if (out.bytes().size() != extent.bytes) {
@@ -180,23 +182,29 @@ Status EngineSupply::LinkCopy(const std::string& path, const SourceFile& file, i
   if (!copy) return copy.error();
   FOREBAY_RETURN_IF_ERROR(
       store_->LinkCopy(*copy, static_cast<uint64_t>(file.stat.st_size), folder, name));
-  // So that Forget finds it.
+  Remember(path, file);
+  return Status();
+}
+
+void EngineSupply::Remember(const std::string& path, const SourceFile& file) {
   const MutexLock lock(mutex_);
   const Root* const root = RootOf(path);
   if (root != nullptr && !known_.contains(KeyOf(path))) (void)Know(path, file, *root);
-  return Status();
 }
 
 Status EngineSupply::KeepCopy(const std::string& path, const SourceFile& file, int folder,
                               const char* name, uint32_t crc) {
   const Result<TierKey> copy = CopyOf(path, file);
   if (!copy) return copy.error();
+  Remember(path, file);  // an empty one was not read
   return store_->AdoptFile(*copy, folder, name, static_cast<uint64_t>(file.stat.st_size), crc);
 }
 
 void EngineSupply::DropCopy(const std::string& path, const SourceFile& file) {
   const Result<TierKey> copy = CopyOf(path, file);
-  if (copy) store_->Drop(*copy);
+  if (!copy) return;
+  store_->Drop(*copy);
+  store_->ReleaseCopy(*copy);
 }
 
 void EngineSupply::Removed(const FileKey& key) {
@@ -212,9 +220,13 @@ std::vector<FileKey> EngineSupply::TakeUnlinks() {
   if (copies.empty()) return out;
   const MutexLock lock(mutex_);
   for (const TierKey& copy : copies) {
+    bool named = false;
     for (const auto& [key, known] : known_) {
-      if (known.copy == copy) out.push_back(key);
+      if (known.copy != copy) continue;
+      out.push_back(key);
+      named = true;
     }
+    if (!named) store_->ReleaseCopy(copy);  // it has lost its name, or never got it
   }
   return out;
 }

@@ -72,6 +72,8 @@ class EngineSupply final : public FileSupply {
   Result<Found> Find(const std::string& path, const SourceFile& file, const Extent& extent)
       EXCLUDES(mutex_);
   Known& Know(const std::string& path, const SourceFile& file, const Root& root) REQUIRES(mutex_);
+  // So that Forget and Removed find its copy.
+  void Remember(const std::string& path, const SourceFile& file) EXCLUDES(mutex_);
   void ForgetLocked(const FileKey& key) REQUIRES(mutex_);
   // kNotFound: the path lies in no data folder, or there is no store.
   Result<TierKey> CopyOf(const std::string& path, const SourceFile& file) const EXCLUDES(mutex_);

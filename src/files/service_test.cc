@@ -81,6 +81,8 @@ class FileServiceTest : public ::testing::Test {
     Result<EnginePtr> engine = Engine::Create(options);
     ASSERT_TRUE(engine) << engine.error().ToString();
     engine_ = *std::move(engine);
+    // Reads are counted.
+    ASSERT_TRUE(engine_->registry().SetKnob("hedge_one_in", 0).ok());
     supply_ = std::make_unique<EngineSupply>(*engine_, "test");
     options_.supply = supply_.get();
     options_.registry = &engine_->registry();

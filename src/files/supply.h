@@ -77,10 +77,11 @@ class FileSupply {
   // The whole copy that lies there becomes a stored one. An error: it does not, which harms nobody.
   virtual Status KeepCopy(const std::string& path, const SourceFile& file, int folder,
                           const char* name, uint32_t crc) = 0;
-  // The stored copy, if there is one, is not to be used again.
+  // The stored copy, if there is one, is not to be used again. It has no name in the cache any
+  // more.
   virtual void DropCopy(const std::string& path, const SourceFile& file) = 0;
   // The file is about to change: when this returns, nothing that was read or stored of it is given
-  // out again.
+  // out again. The caller removes the copy's name in the cache.
   virtual void Forget(const std::string& path) = 0;
   // A copy's name in the cache was removed.
   virtual void Removed(const FileKey& key) = 0;

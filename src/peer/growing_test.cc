@@ -148,6 +148,10 @@ TEST_F(GrowingCluster, FourNodesOpenFilesInFourOrdersAndReadEachOnce) {
   Kill(3);
   registrar_->SetAlive(3, false);
   AllRead({0, 1, 2}, paths);
+  // Who has not heard of it yet takes another node for a file's home.
+  for (uint32_t node = 0; node < 3; ++node) {
+    ASSERT_TRUE(Within(20 * kSecond, [&] { return Seen(node, 3).state == "dead"; })) << node;
+  }
   const std::vector<std::string> more = WriteFiles(data, 300, 100, 0, 30000);
   const uint64_t before = SourceReads();
   AllRead({0, 1, 2}, more);

@@ -113,8 +113,11 @@ std::shared_ptr<SocketPort> FailoverPort::Backend::TakeLine() {
   // The daemon does not stay for it.
   Result<std::unique_ptr<SocketPort>> made =
       SocketPort::Attach(daemon->path(), kLineWait, false, true);
-  // Without one the first connection has to do; it also tells whether the daemon is still there.
-  return made ? std::shared_ptr<SocketPort>(*std::move(made)) : daemon;
+  // Without one the first connection has to do; it also tells whether the daemon is still there. By
+  // now another one may be at its place, to which the stream's number means nothing, or another's.
+  const bool same =
+      made && (*made)->server_pid() == daemon->server_pid() && daemon->ServerLives().ok();
+  return same ? std::shared_ptr<SocketPort>(*std::move(made)) : daemon;
 }
 
 void FailoverPort::Backend::PutLine(std::shared_ptr<SocketPort> line) {
@@ -149,7 +152,7 @@ FailoverPort::~FailoverPort() {
 void FailoverPort::StopReturning() {
   if (!Alive().ok()) return;
   MutexLock lock(mutex_);
-  tries_ = options_.retry.size();
+  stopped_ = true;
   due_ = kNever;
   thread_.request_stop();
   changed_.notify_all();
@@ -209,10 +212,15 @@ Result<std::shared_ptr<FailoverPort::Backend>> FailoverPort::Now() {
   return now_;
 }
 
+Nanos FailoverPort::NextTry() const {
+  if (stopped_ || tries_ >= options_.retry.size()) return kNever;
+  return SteadyClock().Now() + options_.retry[tries_];
+}
+
 void FailoverPort::GoAlone() {
   failovers_total_.Add(1);
   now_ = nullptr;
-  due_ = tries_ < options_.retry.size() ? SteadyClock().Now() + options_.retry[tries_] : kNever;
+  due_ = NextTry();
   if (due_ == kNever || returning_) return;
   Result<std::jthread> started =
       StartThread("forebay-return", [this](std::stop_token stop) { Run(stop); });
@@ -273,8 +281,16 @@ void FailoverPort::Run(std::stop_token stop) {
 }
 
 void FailoverPort::TryToReturn(std::stop_token stop) {
+  const std::shared_ptr<Backend> back = Return(std::move(stop));
+  if (back == nullptr) return;
+  Tell(FailoverEvent::kReturned, StrCat("process ", back->daemon->server_pid()));
+  MoveIdle();
+  MoveShares();
+}
+
+std::shared_ptr<FailoverPort::Backend> FailoverPort::Return(std::stop_token stop) {
   MutexLock one_at_a_time(trying_);
-  if (daemon() != nullptr) return;
+  if (daemon() != nullptr) return nullptr;
   return_tries_total_.Add(1);
   DaemonOptions daemon = options_.daemon;
   daemon.stop = std::move(stop);
@@ -283,8 +299,8 @@ void FailoverPort::TryToReturn(std::stop_token stop) {
   {
     MutexLock lock(mutex_);
     if (!made) {  // whatever it is, the next try may do
-      if (tries_ < options_.retry.size()) due_ = SteadyClock().Now() + options_.retry[tries_];
-      return;
+      due_ = NextTry();
+      return nullptr;
     }
     for (const auto& [id, stream] : streams_) used.insert(stream->options.shape.dataset);
   }
@@ -301,9 +317,7 @@ void FailoverPort::TryToReturn(std::stop_token stop) {
     changed_.notify_all();
   }
   returns_total_.Add(1);
-  Tell(FailoverEvent::kReturned, StrCat("process ", back->daemon->server_pid()));
-  MoveIdle();
-  MoveShares();
+  return back;
 }
 
 void FailoverPort::MoveIdle() NO_THREAD_SAFETY_ANALYSIS {
@@ -337,11 +351,11 @@ void FailoverPort::MoveShares() {
       if (std::shared_ptr<Share> found = share.lock()) live.push_back(std::move(found));
     }
   }
-  if (live.empty()) return;
-  const Result<std::shared_ptr<Backend>> now = Now();
-  if (!now) return;
   for (const std::shared_ptr<Share>& share : live) {
     MutexLock lock(share->mutex);
+    // Under the lock: of two threads that move it, the last one has the last word.
+    const Result<std::shared_ptr<Backend>> now = Now();
+    if (!now) return;
     if (share->at == *now) continue;
     // The memory is in use: where the new budget has no room for it, it is beyond that budget.
     Result<std::shared_ptr<void>> token = (*now)->port->Lend(share->bytes, 0, kMilli);
@@ -514,6 +528,10 @@ Status FailoverPort::Settle(Stream& stream, std::shared_ptr<Backend>* at, Stream
     }
     // Who closes looks at the place after it has said so.
     if (stream.closed.load()) {
+      {
+        MutexLock lock(stream.mutex);
+        stream.at = nullptr;
+      }
       (void)(*now)->port->CloseStream(*opened);
       return WasClosed();
     }
@@ -651,7 +669,12 @@ Status FailoverPort::CloseStream(StreamId id) {
   Look(*stream, &at, &there);
   if (at == nullptr) return Status();
   const Status closed = at->port->CloseStream(there);
-  return at->lost() ? Status() : closed;
+  if (closed.ok() || at->lost()) return Status();
+  std::shared_ptr<Backend> then;
+  StreamId then_there = 0;
+  Look(*stream, &then, &then_there);
+  // One that moves at this moment is closed by who moves it.
+  return then == at && then_there == there ? closed : Status();
 }
 
 // ---- batches ---------------------------------------------------------------------------------
@@ -825,8 +848,13 @@ Result<std::shared_ptr<void>> FailoverPort::Lend(uint64_t bytes, uint64_t leave,
       share->at = *now;
       share->token = *std::move(token);
     }
-    MutexLock lock(mutex_);
-    shares_.push_back(share);
+    bool moved = false;
+    {
+      MutexLock lock(mutex_);
+      shares_.push_back(share);
+      moved = now_ != *now;
+    }
+    if (moved) MoveShares();  // who moved the others did not know of it
     return std::shared_ptr<void>(std::move(share));
   }
 }

@@ -250,6 +250,10 @@ class FailoverPort final : public Port {
   // The thread that comes back; it ends when it has, or when no try is left.
   void Run(std::stop_token stop);
   void TryToReturn(std::stop_token stop);
+  // The daemon that the port is with now; null: with none, or it was with one already.
+  std::shared_ptr<Backend> Return(std::stop_token stop);
+  // When it is due; kNever: no try is left.
+  Nanos NextTry() const REQUIRES(mutex_);
   // Streams that nobody is in follow the port, so that the node does not spend two budgets; those
   // in use do so at their next call.
   void MoveIdle();
@@ -292,6 +296,7 @@ class FailoverPort final : public Port {
   std::shared_ptr<Backend> now_ GUARDED_BY(mutex_);   // null: alone, and nobody has asked yet
   std::weak_ptr<Backend> former_ GUARDED_BY(mutex_);  // of this process, before a daemon came back
   size_t tries_ GUARDED_BY(mutex_) = 0;               // to come back
+  bool stopped_ GUARDED_BY(mutex_) = false;           // nobody wants it to come back
   Nanos due_ GUARDED_BY(mutex_);                      // the next one
   Nanos attached_at_ GUARDED_BY(mutex_) = 0;
   std::deque<Dataset> datasets_ GUARDED_BY(mutex_);

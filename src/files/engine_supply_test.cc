@@ -1,0 +1,154 @@
+#include "files/engine_supply.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <stop_token>
+#include <string>
+#include <string_view>
+
+#include "base/crc32c.h"
+#include "tier/copy_names.h"
+
+namespace forebay::files {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr uint64_t kLarge = 1 << 20;
+
+class EngineSupplyTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/var/tmp/forebay_supply_XXXXXX";
+    ASSERT_NE(mkdtemp(name), nullptr);
+    root_ = name;
+    fs::create_directories(root_ + "/data");
+    EngineOptions options;
+    options.memory = 32 << 20;
+    options.cache_folder = root_ + "/store";
+    options.cache_bytes = 64 << 20;
+    Result<EnginePtr> engine = Engine::Create(options);
+    ASSERT_TRUE(engine) << engine.error().ToString();
+    engine_ = *std::move(engine);
+    ASSERT_TRUE(engine_->cache_store()->WaitScanned(20 * kSecond));
+    supply_ = std::make_unique<EngineSupply>(*engine_, "test");
+    ASSERT_TRUE(supply_->AddSource(root_ + "/data").ok());
+    fs::create_directories(root_ + "/store/run/copies");
+    copies_ = OwnedFd(open((root_ + "/store/run/copies").c_str(), O_RDONLY | O_DIRECTORY));
+  }
+  void TearDown() override {
+    supply_.reset();
+    engine_.reset();
+    fs::remove_all(root_);
+  }
+
+  std::string Write(const std::string& name, uint64_t bytes) const {
+    const std::string path = root_ + "/data/" + name;
+    std::ofstream(path, std::ios::binary) << std::string(bytes, 'x');
+    return path;
+  }
+  static std::shared_ptr<const SourceFile> Look(const std::string& path) {
+    auto file = std::make_shared<SourceFile>();
+    file->fd = OwnedFd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    EXPECT_EQ(fstat(file->fd.get(), &file->stat), 0);
+    return file;
+  }
+  Result<FileLoan> Read(const std::string& path, const std::shared_ptr<const SourceFile>& file) {
+    const auto bytes = static_cast<uint64_t>(file->stat.st_size);
+    return supply_->Read(path, file, {.offset = 0, .bytes = bytes, .block = 0}, true,
+                         std::stop_token());
+  }
+  // A copy as the service makes one, which the store has, too.
+  void Keep(const std::string& path, const SourceFile& file) {
+    const auto bytes = static_cast<size_t>(file.stat.st_size);
+    const std::string content(bytes, 'x');
+    std::ofstream(root_ + "/store/run/copies/name", std::ios::binary) << content;
+    ASSERT_EQ(fchmodat(copies_.get(), "name", 0600, 0), 0);
+    const uint32_t crc = Crc32c(std::as_bytes(std::span(content)));
+    const Status kept = supply_->KeepCopy(path, file, copies_.get(), "name", crc);
+    ASSERT_TRUE(kept.ok()) << kept.ToString();
+  }
+  void RemoveName(const std::string& path) {
+    EXPECT_EQ(unlinkat(copies_.get(), "name", 0), 0);
+    supply_->Removed(KeyOf(path));
+  }
+  TierKey CopyOf(const std::string& path, const SourceFile& file) const {
+    return WholeFileName(root_ + "/data", path, static_cast<uint64_t>(file.stat.st_size),
+                         file.stat.st_mtim.tv_sec * kSecond + file.stat.st_mtim.tv_nsec);
+  }
+  uint64_t Value(std::string_view name) const {
+    for (const Registry::Sample& sample : engine_->registry().Snapshot()) {
+      if (sample.name == name) return sample.value;
+    }
+    ADD_FAILURE() << name;
+    return 0;
+  }
+  FolderStore& store() const { return *engine_->cache_store(); }
+
+  std::string root_;
+  EnginePtr engine_;
+  std::unique_ptr<EngineSupply> supply_;
+  OwnedFd copies_;
+};
+
+TEST_F(EngineSupplyTest, AReadThatFailsLeavesNoLoan) {
+  const std::string path = Write("file", 10'000);
+  const auto file = Look(path);
+  fs::resize_file(path, 100);
+  const Result<FileLoan> read = Read(path, file);
+  ASSERT_FALSE(read);
+  EXPECT_EQ(read.error().code(), Code::kChanged) << read.error().ToString();
+  EXPECT_EQ(Value("forebay_stage_leases"), 0u);
+  const std::string good = Write("good", 10'000);
+  EXPECT_TRUE(Read(good, Look(good)));
+  EXPECT_EQ(Value("forebay_stage_leases"), 0u);
+}
+
+TEST_F(EngineSupplyTest, ACopyOfAFileThatChangesGivesItsRoomBack) {
+  const std::string path = Write("file", kLarge);
+  const auto file = Look(path);
+  const uint64_t before = store().used_bytes();
+  ASSERT_TRUE(Read(path, file));
+  Keep(path, *file);
+  ASSERT_GE(store().used_bytes(), before + kLarge);
+  supply_->Forget(path);
+  RemoveName(path);
+  EXPECT_FALSE(store().Has(CopyOf(path, *file)));
+  EXPECT_LT(store().used_bytes(), before + kLarge / 2);
+  EXPECT_TRUE(supply_->TakeUnlinks().empty());
+}
+
+TEST_F(EngineSupplyTest, TheNameOfAnEmptyCopyIsKnown) {
+  const std::string path = Write("empty", 0);
+  const auto file = Look(path);
+  Keep(path, *file);
+  RemoveName(path);
+  store().Drop(CopyOf(path, *file));
+  EXPECT_TRUE(store().TakeUnlinks().empty()) << "it has no name in the cache any more";
+}
+
+// What the store has of a file, and the service has no name for, waits for nobody.
+TEST_F(EngineSupplyTest, ACopyWithoutANameIsNotWaitedFor) {
+  const std::string path = Write("file", kLarge);
+  const auto file = Look(path);
+  const uint64_t before = store().used_bytes();
+  const TierKey copy{.group = 7, .name = 7, .check = 7};
+  const std::string content(kLarge, 'x');
+  std::ofstream(root_ + "/store/run/copies/name", std::ios::binary) << content;
+  ASSERT_EQ(fchmodat(copies_.get(), "name", 0600, 0), 0);
+  const uint32_t crc = Crc32c(std::as_bytes(std::span(content)));
+  ASSERT_TRUE(store().AdoptFile(copy, copies_.get(), "name", kLarge, crc).ok());
+  store().Drop(copy);
+  ASSERT_GE(store().used_bytes(), before + kLarge);
+  EXPECT_TRUE(supply_->TakeUnlinks().empty());
+  EXPECT_LT(store().used_bytes(), before + kLarge / 2);
+}
+
+}  // namespace
+}  // namespace forebay::files
