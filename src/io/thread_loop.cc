@@ -5,6 +5,7 @@
 // Wake-ups chain: Submit wakes a few workers, and each that gets an op wakes more while ops wait.
 // When storage is slow the chain reaches every worker within a fraction of one read; when reads are
 // page cache copies the few that run empty the queue first, and the others stay asleep.
+#include <fcntl.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/stat.h>
