@@ -1,8 +1,8 @@
 """`forebay run` and `forebay mount` on several nodes: how often do they read the source together?
 
-Every node is a network namespace; all read one slow mount. The script knows nothing of Forebay. What
-it says of each pass, a checksum of all bytes in their order among it, is compared with the same
-script without Forebay.
+Every node is a network namespace; all read one slow mount. The script knows nothing of Forebay;
+what it says of each pass, a checksum of all bytes in their order among it, is compared with the
+same script without Forebay.
 """
 
 from __future__ import annotations
@@ -73,9 +73,7 @@ class _Bed:
     def under_run(self, *options: str) -> list[str]:
         return [*_FOREBAY, "run", "--quiet", "--source", str(self._mount.path), *options, "--"]
 
-    def start(
-        self, node: int, command: list[str], *, piped: bool = True
-    ) -> subprocess.Popen[str]:
+    def start(self, node: int, command: list[str], *, piped: bool = True) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE if piped else subprocess.DEVNULL
         return self.cluster.start(node, command, self.variables(node), stdin=pipe, stdout=pipe)
 
@@ -184,7 +182,7 @@ def _torchrun(ctx: Context, out: Outcome, mount: SlowFs, beds: _Beds, volume: in
     """Nobody but torchrun's arguments tells `forebay run` of the nodes."""
     part = ctx.workload["torchrun"]
     shares = []
-    for repeat in range(ctx.repeats):
+    for repeat in range(part["repeats"]):
         mount.reset()
         with beds.bed(part["nodes"]) as bed:
             unset = [word for name in _TOLD for word in ("-u", name)]
@@ -201,7 +199,7 @@ def _torchrun(ctx: Context, out: Outcome, mount: SlowFs, beds: _Beds, volume: in
             if any(codes):
                 raise RuntimeError(f"forebay run -- torchrun ended with {codes}")
             shares.append(mount.stats()["bytes_read"] / volume)
-        ctx.say(f"torchrun: {shares[-1]:.4f} of the data set read ({repeat + 1}/{ctx.repeats})")
+        ctx.say(f"torchrun: {shares[-1]:.4f} of the data set read ({repeat + 1}/{part['repeats']})")
     out.cases.append(
         Case(f"forebay run -- torchrun, {part['nodes']} nodes, {part['epochs']} epochs: source "
              "bytes / data set", "ratio", shares, limit=1.0, limit_name="every file once")
