@@ -60,6 +60,22 @@ class Outcome:
         self.repeats[figure] = [b / a for a, b in zip(ours, theirs, strict=True)]
         return self.figures[figure]
 
+    def worst_speedup(self, figure: str, ours: list[float], theirs: list[float]) -> None:
+        """The smallest of several set-ups' speedups is the figure; called once for each."""
+        before, repeats = self.figures.get(figure), self.repeats.get(figure, [])
+        found = self.speedup(figure, ours, theirs)
+        self.repeats[figure] += repeats
+        if before is not None:
+            self.figures[figure] = min(before, found)
+
+    def worst_median(self, figure: str, values: Iterable[float]) -> None:
+        """The largest of several set-ups' medians is the figure; called once for each."""
+        before, repeats = self.figures.get(figure), self.repeats.get(figure, [])
+        found = self.median(figure, values)
+        self.repeats[figure] += repeats
+        if before is not None:
+            self.figures[figure] = max(before, found)
+
 
 def worst_of(values: Iterable[float], sign: str, bound: float | None) -> float:
     """The worst for a wish such as ``>= 2``."""

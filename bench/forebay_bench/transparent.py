@@ -122,15 +122,6 @@ def _cases(out: Outcome, what: str, files: int, times: dict[str, list[float]]) -
         )  # fmt: skip
 
 
-def _worse(out: Outcome, figure: str, ours: list[float], theirs: list[float]) -> None:
-    """The smaller of several set-ups' ratios is the figure."""
-    value, repeats = out.figures.get(figure), out.repeats.get(figure, [])
-    found = out.speedup(figure, ours, theirs)
-    out.repeats[figure] += repeats
-    if value is not None:
-        out.figures[figure] = min(value, found)
-
-
 def _make_raw(ctx: Context) -> list[str]:
     root = os.path.join(ctx.scratch, "raw")
     return make_files(root, ctx.workload["raw"]["files"], ctx.workload["mean_bytes"], ctx.seed)
@@ -142,8 +133,8 @@ def _raw(ctx: Context, out: Outcome, paths: list[str]) -> None:
     with _mount(ctx, os.path.join(ctx.scratch, "raw"), part["latency_ms"]) as mount:
         for workers in part["workers"]:
             times = _epochs(ctx, str(mount.path), part, workers, volume, "raw")
-            _worse(out, "first_vs_plain", times["first"], times["plain first"])
-            _worse(out, "later_vs_plain", times["later"], times["plain"])
+            out.worst_speedup("first_vs_plain", times["first"], times["plain first"])
+            out.worst_speedup("later_vs_plain", times["later"], times["plain"])
             _cases(out, f"raw reads, {workers} workers", part["files"], times)
 
 
