@@ -26,6 +26,7 @@
 #include "files/cache_folder.h"
 #include "files/copier.h"
 #include "files/packet.h"
+#include "files/read_progress.h"
 #include "wire/program.h"
 #include "wire/quoted.h"
 #include "wire/socket.h"
@@ -112,6 +113,10 @@ class ServiceImpl final : public Service, private BookActions {
   bool Link(const FileKey& alias, const FileKey& copy) override;
   void Forget(std::string_view path) override {
     if (options_.supply != nullptr) options_.supply->Forget(std::string(path));
+  }
+  uint64_t Progress(int64_t process, int64_t fd) override {
+    const auto id = static_cast<pid_t>(process);
+    return fd < 0 ? MappingProgress(id) : DescriptorProgress(id, fd);
   }
   void Say(const std::string& what) override { options_.say(what); }
   void AddSource(std::string_view folder);
@@ -437,7 +442,11 @@ void ServiceImpl::Handle(uint64_t id, std::span<const std::byte> packet) {
       return book_.Get(question.paths[0], id, now);
     case Kind::kRange:
       if (question.paths.size() != 1) return Send(id, Answer::kBad, 0);
-      return book_.Range(question.paths[0], header.a, header.b, id);
+      return book_.Range(question.paths[0], header.a, header.b, id, now);
+    case Kind::kDirect:
+      if (question.paths.size() != 1) return Send(id, Answer::kBad, 0);
+      return book_.Direct(question.paths[0], connection.pid, static_cast<int64_t>(header.a) - 1, id,
+                          now);
     case Kind::kChanged:
       return book_.Changed(question.paths, id, header.a != kOnlyTheName);
     case Kind::kNames:
