@@ -70,7 +70,14 @@ class World : public BookActions {
         break;
       case Kind::kRange:
         if (!question->paths.empty()) {
-          book_->Range(question->paths[0], header.a, header.b, waiter);
+          book_->Range(question->paths[0], header.a, header.b, waiter, now_);
+        }
+        break;
+      case Kind::kDirect:
+        if (!question->paths.empty()) {
+          const auto process = static_cast<int64_t>(header.b % 4);
+          book_->Direct(question->paths[0], process, static_cast<int64_t>(header.a % 8) - 1, waiter,
+                        now_);
         }
         break;
       case Kind::kChanged:
@@ -142,6 +149,9 @@ class World : public BookActions {
   void Forget(std::string_view) override {}
   bool Exists(const FileKey& key) override { return key.low % 2 == 0; }
   bool Link(const FileKey&, const FileKey&) override { return true; }
+  uint64_t Progress(int64_t process, int64_t) override {
+    return process == 3 ? 0 : static_cast<uint64_t>(now_ / kSecond) + 1;
+  }
   void Say(const std::string&) override {}
 
  private:

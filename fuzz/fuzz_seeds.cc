@@ -50,6 +50,7 @@ void PutQuestions(const std::string& folder) {
   for (const std::string_view path : paths) {
     add(files::PathsPacket(Kind::kGet, {&path, 1}));
     add(files::PathsPacket(Kind::kRange, {&path, 1}, 0, 1 << 20));
+    add(files::PathsPacket(Kind::kDirect, {&path, 1}, 1, 2));
   }
   add(files::PathsPacket(Kind::kAt, {}, 2));
   add(files::PathsPacket(Kind::kChanged, {&paths[1], 1}));

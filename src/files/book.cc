@@ -170,8 +170,10 @@ void Book::Get(std::string_view path, uint64_t waiter, Nanos now) {
     }
   }
   if (entry->large() != nullptr && entry->large()->size > options_.partial) {
+    last_read_ = now;
     return actions_.Answer(waiter, Answer::kPartial, entry->large()->size);
   }
+  last_read_ = now;
   if (entry->copying) {
     Wait(*entry, waiter);
     if (entry->large() != nullptr) HurryLarge(*entry);
@@ -538,9 +540,10 @@ Nanos Book::Pump(Nanos now) {
   }
   for (auto& [id, stream] : streams_) stream.stalled = false;
   const bool reads = PumpFolders(now);
+  const Nanos idle = PumpIdle(now);
   if (!stalled_) {
     stalled_since_ = 0;
-    return reads ? kLookAgain : 0;
+    return reads ? kLookAgain : idle;
   }
   if (stalled_since_ == 0) stalled_since_ = now;
   if (now - stalled_since_ > kLongStall) {

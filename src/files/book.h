@@ -34,6 +34,9 @@ class BookActions {
   virtual bool Exists(const FileKey& key) = 0;      // the copy
   virtual void Forget(std::string_view path) = 0;   // all that was read of a file that changes
   virtual bool Link(const FileKey& alias, const FileKey& copy) = 0;
+  // A number that is another one whenever the process has read by that descriptor or, with -1, it
+  // or one that it has forked through a mapping; 0: who read is gone.
+  virtual uint64_t Progress(int64_t process, int64_t fd) = 0;
   virtual void Say(const std::string& what) = 0;
 };
 
@@ -46,6 +49,7 @@ struct BookOptions {
   Nanos pause = 10 * kSecond;     // after the disk was full
   Nanos retry = kSecond;          // after an error of the source
   Nanos open_idle = 5 * kSecond;  // files stay open after the last stream has ended
+  Nanos idle = 500 * kMilli;      // without a read of the source, before large files are copied on
 };
 
 struct BookMetrics {
@@ -80,7 +84,10 @@ class Book {
   void RoomChanged() { full_ = false; }  // it is found out anew
 
   void Get(std::string_view path, uint64_t waiter, Nanos now);
-  void Range(std::string_view path, uint64_t offset, uint64_t bytes, uint64_t waiter);
+  void Range(std::string_view path, uint64_t offset, uint64_t bytes, uint64_t waiter, Nanos now);
+  // The process (0: it cannot be seen from here) reads the source by itself, by that descriptor or,
+  // with -1, by a mapping.
+  void Direct(std::string_view path, int64_t process, int64_t fd, uint64_t waiter, Nanos now);
   // `follow`: and what the paths lead to.
   void Changed(std::span<const std::string_view> paths, uint64_t waiter, bool follow = true);
 
@@ -146,6 +153,19 @@ class Book {
   void FailedLarge(Entry& entry, const CopyResult& result, Nanos now);
 
   // Of large files.
+  struct DirectReader {
+    int64_t process;
+    int64_t fd;
+    uint64_t progress;
+  };
+  Entry* Find(std::string_view path);
+  struct Run;
+  Run& RunOf(Large& large, uint64_t offset, uint64_t bytes, Nanos now) const;
+  bool IsSequential(const Run& run) const;
+  bool CopiesAll(const Entry& entry) const;
+  bool NextAhead(Entry& entry);
+  void LookAtDirect(Nanos now);
+  Nanos PumpIdle(Nanos now);
   void StartBlock(Entry& entry, size_t block, bool urgent);
   bool NextBlock(Entry& entry);
   bool PumpBegun();
@@ -189,6 +209,10 @@ class Book {
   std::deque<std::pair<Entry*, uint32_t>> consumed_;  // may go when there is no room
   std::vector<Entry*> retained_;                      // with an open file of the source
   std::vector<Entry*> large_;                         // being copied
+  std::vector<DirectReader> direct_;                  // of those, past the service
+  bool sequential_ = false;  // the last one that was read in part was read from its start on
+  Nanos last_read_ = 0;      // of the source, for somebody who waits
+  Nanos looked_ = 0;         // at who reads directly
   std::map<std::string, Folder, std::less<>> folders_;
   std::vector<Folder*> reading_;                   // those in which reading goes on
   std::unordered_map<uint64_t, Folder*> listing_;  // by job

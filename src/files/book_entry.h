@@ -12,6 +12,14 @@
 
 namespace forebay::files {
 
+// Reads of a large file that followed each other.
+struct Book::Run {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+  size_t ahead = 0;  // blocks before this one are copied before they are asked for
+  Nanos at = 0;
+};
+
 // A file that is copied in blocks.
 struct Book::Large {
   enum : uint8_t { kAbsent, kComing, kThere };
@@ -29,9 +37,12 @@ struct Book::Large {
   std::vector<uint8_t> blocks;
   std::vector<uint32_t> crcs;
   size_t left = 0;
-  size_t cursor = 0;  // where reading goes on when nobody asks
-  bool finishing = false;
+  size_t cursor = 0;    // where reading goes on when nobody asks
+  bool whole = false;   // its reader is likely to want all of it
+  uint64_t passed = 0;  // bytes that readers were sent to the source for
+  std::vector<Run> runs;
   std::vector<Reader> readers;
+  std::vector<uint64_t> awaiting;  // who waits until it is complete
 };
 
 // What few files have at a time.

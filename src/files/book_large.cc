@@ -9,6 +9,19 @@ namespace forebay::files {
 
 using Outcome = CopyResult::Outcome;
 
+namespace {
+
+constexpr size_t kMostRuns = 16;           // of a file: about as many as it has readers
+constexpr uint64_t kLongRun = 4;           // blocks
+constexpr uint64_t kNear = 2;              // blocks
+constexpr size_t kMostAhead = 64;          // blocks
+constexpr size_t kMostAwaited = 32;        // blocks: nobody's patience ends before
+constexpr size_t kFewestIdle = 4;          // blocks at a time
+constexpr Nanos kIdleStep = 250 * kMilli;  // then twice as many
+constexpr Nanos kLookAtDirect = 100 * kMilli;
+
+}  // namespace
+
 void Book::FoundLarge(Entry& entry, CopyResult& result) {
   Rare& rare = *entry.rare;
   auto large = std::make_unique<Large>();
@@ -24,6 +37,9 @@ void Book::FoundLarge(Entry& entry, CopyResult& result) {
   rare.owner = next_owner_++;
   owners_.emplace(rare.owner, &entry);
   entry.copying = entry.pinned = true;
+  // One that was begun ahead of its reader, since those before it were read in the order of their
+  // names: it is copied if they were read as a whole.
+  rare.large->whole = rare.waiters.empty() && sequential_;
   large_.push_back(&entry);
   // Its slot counts the parts: without one nobody could tell them apart.
   if (!SetState(entry, FileState::kComing)) {
@@ -69,6 +85,7 @@ void Book::EndLarge(Entry& entry) {
   for (const Large::Reader& reader : large->readers) {
     actions_.Answer(reader.waiter, Answer::kSource, 0);
   }
+  for (const uint64_t waiter : large->awaiting) actions_.Answer(waiter, Answer::kSource, 0);
 }
 
 void Book::StartBlock(Entry& entry, size_t block, bool urgent) {
@@ -88,6 +105,51 @@ void Book::StartBlock(Entry& entry, size_t block, bool urgent) {
   Submit(std::move(job));
 }
 
+Book::Entry* Book::Find(std::string_view path) {
+  const auto found = entries_.find(path);
+  Entry* entry = found == entries_.end() ? nullptr : &found->second;
+  if (entry != nullptr && entry->real != nullptr) entry = entry->real;
+  return entry == nullptr || entry->changed || table_.closed() ? nullptr : entry;
+}
+
+// From the start on, or for so long that going on is likely: a record that is read at random is
+// read in a few pieces, too.
+bool Book::IsSequential(const Run& run) const {
+  return run.begin == 0 || run.end - run.begin >= kLongRun * options_.block;
+}
+
+Book::Run& Book::RunOf(Large& large, uint64_t offset, uint64_t bytes, Nanos now) const {
+  const auto goes_on = [&](const Run& run) {
+    if (offset == run.end) return true;
+    // Who reads ahead with several threads asks in a slightly other order, and who has been given
+    // whole blocks asks when it needs the next one.
+    const uint64_t near = std::min(run.end - run.begin, kNear * options_.block);
+    return IsSequential(run) && offset + near >= run.end && offset <= run.end + near;
+  };
+  auto run = std::find_if(large.runs.begin(), large.runs.end(), goes_on);
+  if (run != large.runs.end()) {
+    run->end = std::max(run->end, offset + bytes);
+    run->at = now;
+    return *run;
+  }
+  if (large.runs.size() < kMostRuns) {
+    run = large.runs.emplace(run);
+  } else {
+    run = std::min_element(large.runs.begin(), large.runs.end(),
+                           [](const Run& a, const Run& b) { return a.at < b.at; });
+  }
+  *run = {.begin = offset, .end = offset + bytes, .ahead = 0, .at = now};
+  return *run;
+}
+
+// Its readers want all of it, or have read as much past the service as all of it: what a copy
+// costs is saved the next time.
+bool Book::CopiesAll(const Entry& entry) const {
+  const Large& large = *entry.large();
+  return large.whole || entry.announced > 0 || large.size <= options_.partial ||
+         large.passed >= large.size;
+}
+
 bool Book::NextBlock(Entry& entry) {
   Large& large = *entry.large();
   const size_t count = large.blocks.size();
@@ -97,6 +159,20 @@ bool Book::NextBlock(Entry& entry) {
     large.cursor = block + 1;
     StartBlock(entry, block, false);
     return true;
+  }
+  return false;
+}
+
+// What sequential readers come to next.
+bool Book::NextAhead(Entry& entry) {
+  Large& large = *entry.large();
+  for (const Run& run : large.runs) {
+    const size_t end = std::min(run.ahead, large.blocks.size());
+    for (size_t block = run.end / options_.block; block < end; ++block) {
+      if (large.blocks[block] != Large::kAbsent) continue;
+      StartBlock(entry, block, false);
+      return true;
+    }
   }
   return false;
 }
@@ -113,18 +189,62 @@ bool Book::PumpLarge() {
   for (size_t n = 0; n < large_.size(); ++n) {
     Entry* const entry = large_.front();
     std::rotate(large_.begin(), large_.begin() + 1, large_.end());
-    if (NextBlock(*entry)) return true;
+    if (CopiesAll(*entry) ? NextBlock(*entry) : NextAhead(*entry)) return true;
   }
   return false;
 }
 
-void Book::Range(std::string_view path, uint64_t offset, uint64_t bytes, uint64_t waiter) {
-  const auto found = entries_.find(path);
-  Entry* entry = found == entries_.end() ? nullptr : &found->second;
-  if (entry != nullptr && entry->real != nullptr) entry = entry->real;
-  if (entry == nullptr || entry->changed || table_.closed()) {
-    return actions_.Answer(waiter, Answer::kSource, 0);
+void Book::LookAtDirect(Nanos now) {
+  if (now - looked_ < kLookAtDirect) return;
+  looked_ = now;
+  std::erase_if(direct_, [&](DirectReader& reader) {
+    const uint64_t progress = actions_.Progress(reader.process, reader.fd);
+    if (progress != 0 && progress != reader.progress) last_read_ = now;
+    reader.progress = progress;
+    return progress == 0;
+  });
+}
+
+// The rest of large files, while nobody reads the source: few blocks at a time at first, since
+// whoever comes back waits for them.
+Nanos Book::PumpIdle(Nanos now) {
+  if (large_.empty()) return 0;
+  LookAtDirect(now);
+  const Nanos idle = now - last_read_;
+  if (idle < options_.idle) {
+    return direct_.empty() ? options_.idle - idle : std::min(options_.idle - idle, kLookAtDirect);
   }
+  const auto steps = std::min<Nanos>((idle - options_.idle) / kIdleStep, 3);
+  const size_t most = std::min(options_.in_flight, kFewestIdle << steps);
+  const auto next = [this](Entry* entry) { return NextBlock(*entry); };
+  while (in_flight_ < most && std::any_of(large_.begin(), large_.end(), next)) {
+  }
+  return kLookAtDirect;
+}
+
+void Book::Direct(std::string_view path, int64_t process, int64_t fd, uint64_t waiter, Nanos now) {
+  Entry* const entry = Find(path);
+  Large* const large = entry == nullptr ? nullptr : entry->large();
+  if (large == nullptr) {
+    const bool there = entry != nullptr && entry->place != Place::kNone;
+    return actions_.Answer(waiter, there ? Answer::kReady : Answer::kSource, 0);
+  }
+  if (large->left <= kMostAwaited && large->left * 2 <= large->blocks.size()) {
+    large->awaiting.push_back(waiter);
+    return HurryLarge(*entry);
+  }
+  last_read_ = now;
+  const bool known = std::any_of(direct_.begin(), direct_.end(), [&](const DirectReader& reader) {
+    return reader.process == process && reader.fd == fd;
+  });
+  if (process != 0 && !known) direct_.push_back({process, fd, 0});
+  actions_.Answer(waiter, Answer::kSource, 0);
+}
+
+void Book::Range(std::string_view path, uint64_t offset, uint64_t bytes, uint64_t waiter,
+                 Nanos now) {
+  Entry* const entry = Find(path);
+  if (entry == nullptr) return actions_.Answer(waiter, Answer::kSource, 0);
   Large* const large = entry->large();
   if (large == nullptr) {
     const bool there = entry->place != Place::kNone;
@@ -134,13 +254,28 @@ void Book::Range(std::string_view path, uint64_t offset, uint64_t bytes, uint64_
   bytes = std::min(bytes, large->size - offset);
   const size_t first = offset / options_.block;
   const size_t end = (offset + bytes - 1) / options_.block + 1;
-  bool there = true;
+  const auto from = large->blocks.begin() + static_cast<ptrdiff_t>(first);
+  const auto to = large->blocks.begin() + static_cast<ptrdiff_t>(end);
+  const bool there = std::all_of(from, to, [](uint8_t state) { return state == Large::kThere; });
+  Run& run = RunOf(*large, offset, bytes, now);
+  if (IsSequential(run)) {
+    run.end = std::max(run.end, std::min(end * options_.block, large->size));
+    const auto length = static_cast<size_t>((run.end - run.begin) / options_.block);
+    run.ahead = length < 2 ? 0 : end + std::min(2 * length, kMostAhead);
+  }
+  if (!there) last_read_ = now;
+  if (there) return actions_.Answer(waiter, Answer::kReady, 0);
+  const bool absent = std::find(from, to, Large::kAbsent) != to;
+  if (absent && !IsSequential(run) && !CopiesAll(*entry)) {
+    // What else is in their blocks may never be read.
+    large->passed += bytes;
+    sequential_ = sequential_ && large->passed < large->size / 8;
+    return actions_.Answer(waiter, Answer::kSource, 0);
+  }
   for (size_t block = first; block < end; ++block) {
     if (large->blocks[block] == Large::kAbsent) StartBlock(*entry, block, true);
-    there = there && large->blocks[block] == Large::kThere;
   }
   if (end < large->blocks.size()) large->cursor = end;  // a reader goes on from there
-  if (there) return actions_.Answer(waiter, Answer::kReady, 0);
   large->readers.push_back({waiter, first, end});
 }
 
@@ -155,11 +290,16 @@ void Book::DoneBlock(Entry& entry, CopyResult& result, Nanos now) {
     entry.copying = false;
     std::erase(large_, &entry);
     const std::unique_ptr<Large> ended = std::move(entry.rare->large);
+    sequential_ = std::any_of(ended->runs.begin(), ended->runs.end(), [&](const Run& run) {
+      return run.begin == 0 && run.end >= ended->size / 2;
+    });
     EndParts(entry);
     Placed(entry, result);
     for (const Large::Reader& reader : ended->readers) {
       actions_.Answer(reader.waiter, Answer::kReady, 0);
     }
+    for (const uint64_t waiter : ended->awaiting) actions_.Answer(waiter, Answer::kReady, 0);
+    if (ended->size > options_.partial) table_.CountLarge();
     return;
   }
   const size_t block = result.job.offset / options_.block;

@@ -146,7 +146,29 @@ class BookTest : public ::testing::Test, public BookActions {
     copy_links_[Id(alias)] = Id(copy);
     return true;
   }
+  uint64_t Progress(int64_t process, int64_t) override { return progress_[process]; }
   void Say(const std::string& what) override { said_.push_back(what); }
+  // Blocks of jobs that have not ended.
+  std::vector<size_t> Blocks() const {
+    std::vector<size_t> out;
+    for (const CopyJob& job : jobs_) {
+      if (job.kind == Kind::kBlock) out.push_back(static_cast<size_t>(job.offset >> 20));
+    }
+    return out;
+  }
+  // A large file that somebody has opened.
+  void OpenLarge(uint64_t bytes) {
+    Make(4 * bytes, 0);
+    sizes_[Path(0)] = bytes;
+    const uint64_t asked = Ask(Path(0));
+    Finish();
+    EXPECT_EQ(answers_[asked], Answer::kPartial);
+  }
+  // 0 when it has to wait.
+  enum Answer ReadRange(uint64_t offset, uint64_t bytes) {
+    book_->Range(Path(0), offset, bytes, ++waiter_, now_);
+    return answers_.contains(waiter_) ? answers_[waiter_] : Answer::kNone;
+  }
 
   std::vector<uint64_t> memory_;
   FileTable table_;
@@ -161,6 +183,7 @@ class BookTest : public ::testing::Test, public BookActions {
   std::map<std::string, uint64_t> sizes_;
   std::map<std::string, int> reads_;
   std::map<uint64_t, enum Answer> answers_;
+  std::map<int64_t, uint64_t> progress_;
   std::vector<std::string> said_;
   size_t opens_ = 0;
   size_t parts_removed_ = 0;
@@ -374,27 +397,117 @@ TEST_F(BookTest, WhatHadNoRoomIsStagedOnceItIsAnnounced) {
 }
 
 TEST_F(BookTest, RangesOfALargeFileComeFirst) {
-  Make(64 << 20, 0);
-  sizes_[Path(0)] = (20 << 20) + 5;
-  const uint64_t asked = Ask(Path(0));
-  Finish();
-  EXPECT_EQ(answers_[asked], Answer::kPartial);
+  OpenLarge((20 << 20) + 5);
   book_->Pump(now_);
-  ASSERT_EQ(jobs_.size(), 21);
-  // They are under way already; one that is not would be put in front.
-  book_->Range(Path(0), 10 << 20, 2 << 20, 50);
-  EXPECT_EQ(jobs_.size(), 21);
+  EXPECT_TRUE(jobs_.empty());
+  now_ += kSecond;  // nobody reads: the rest of it
+  book_->Pump(now_);
+  EXPECT_EQ(Blocks(), (std::vector<size_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}));
+  // It is under way already.
+  EXPECT_EQ(ReadRange(10 << 20, 2 << 20), Answer::kNone);
   for (int i = 0; i < 12; ++i) {
-    EXPECT_FALSE(answers_.contains(50));
+    EXPECT_FALSE(answers_.contains(waiter_));
     Finish();
   }
-  EXPECT_EQ(answers_[50], Answer::kReady);
-  book_->Range(Path(0), (20 << 20) + 5, 100, 51);  // at its end
-  EXPECT_EQ(answers_[51], Answer::kReady);
-  while (!jobs_.empty()) Finish();
+  EXPECT_EQ(answers_[waiter_], Answer::kReady);
+  EXPECT_EQ(ReadRange((20 << 20) + 5, 100), Answer::kReady);  // at its end
+  now_ += kSecond;
+  FinishAll();
   EXPECT_EQ(State(Path(0)), FileState::kKept);
-  book_->Range(Path(0), 0, 100, 52);
+  EXPECT_EQ(ReadRange(0, 100), Answer::kReady);
+  EXPECT_EQ(table_.large(), 1U);
+}
+
+TEST_F(BookTest, WhatIsReadAtRandomIsNotCopied) {
+  OpenLarge(200 << 20);
+  SplitMix64 rng(1);
+  for (int i = 0; i < 100; ++i) {
+    // A record: its head, then the rest of it.
+    const uint64_t at = (3 << 20) + rng.Next() % (190 << 20);
+    EXPECT_EQ(ReadRange(at, 8), Answer::kSource);
+    EXPECT_EQ(ReadRange(at + 8, 150'000), Answer::kSource);
+    now_ += 10 * kMilli;
+    book_->Pump(now_);
+    EXPECT_TRUE(jobs_.empty());
+  }
+  // Who has paid for all of it gets a copy.
+  while (ReadRange((3 << 20) + rng.Next() % (190 << 20), 1 << 20) == Answer::kSource) {
+  }
+  EXPECT_FALSE(jobs_.empty());
+  now_ += kMilli;
+  FinishAll();
+  EXPECT_EQ(State(Path(0)), FileState::kKept);
+}
+
+TEST_F(BookTest, WhoReadsALargeFileFromItsStartFindsItCopied) {
+  OpenLarge(300 << 20);
+  size_t waited = 0;
+  for (uint64_t at = 0; at < (300 << 20); at += 65536) {
+    if (at % (1 << 20) != 0) continue;  // a client that has a block asks for no other
+    if (ReadRange(at, 65536) != Answer::kReady) ++waited;
+    FinishAll();
+    ASSERT_EQ(answers_[waiter_], Answer::kReady);
+  }
+  EXPECT_LT(waited, 8U);
+  EXPECT_EQ(State(Path(0)), FileState::kKept);
+}
+
+TEST_F(BookTest, ALongRunInTheMiddleIsCopied) {
+  OpenLarge(300 << 20);
+  uint64_t at = (100 << 20) + 77;
+  const uint64_t begin = at;
+  while (ReadRange(at, 1 << 20) == Answer::kSource) at += 1 << 20;
+  EXPECT_LE(at - begin, 4U << 20);
+  for (int i = 0; i < 20; ++i) {
+    book_->Pump(now_);
+    while (!jobs_.empty()) Finish();
+    EXPECT_EQ(answers_[waiter_], Answer::kReady);
+    at += 1 << 20;
+    (void)ReadRange(at, 1 << 20);
+  }
+  EXPECT_EQ(answers_[waiter_], Answer::kReady);
+  EXPECT_EQ(State(Path(0)), FileState::kComing);
+}
+
+TEST_F(BookTest, WhileAMappingIsReadNothingIsCopied) {
+  OpenLarge(100 << 20);
+  progress_[77] = 5;
+  book_->Direct(Path(0), 77, -1, 50, now_);
+  EXPECT_EQ(answers_[50], Answer::kSource);
+  for (int i = 0; i < 50; ++i) {
+    ++progress_[77];
+    now_ += 200 * kMilli;
+    EXPECT_GT(book_->Pump(now_), 0);
+    EXPECT_TRUE(jobs_.empty());
+  }
+  now_ += 2 * kSecond;  // it has come to rest
+  book_->Pump(now_);
+  now_ += 2 * kSecond;
+  book_->Pump(now_);
+  ASSERT_FALSE(jobs_.empty());
+  for (int i = 0; i < 80; ++i) {
+    Finish();
+    book_->Pump(now_);
+  }
+  // The most of it is there: who maps it now waits for the rest.
+  book_->Direct(Path(0), 77, -1, 51, now_);
+  EXPECT_FALSE(answers_.contains(51));
+  while (!jobs_.empty()) Finish();
+  EXPECT_EQ(answers_[51], Answer::kReady);
+  book_->Direct(Path(0), 77, -1, 52, now_);
   EXPECT_EQ(answers_[52], Answer::kReady);
+}
+
+TEST_F(BookTest, AProcessThatHasGoneReadsNoMore) {
+  OpenLarge(100 << 20);
+  book_->Direct(Path(0), 77, -1, 50, now_);
+  book_->Direct("/data/other", 77, -1, 51, now_);
+  EXPECT_EQ(answers_[51], Answer::kSource);
+  now_ += kSecond;
+  book_->Pump(now_);
+  EXPECT_FALSE(jobs_.empty());
+  book_->Rest();
+  EXPECT_EQ(parts_removed_, 1U);
 }
 
 TEST_F(BookTest, ALargeFileThatFailsIsLeftToTheSource) {
@@ -402,7 +515,7 @@ TEST_F(BookTest, ALargeFileThatFailsIsLeftToTheSource) {
   sizes_[Path(0)] = 20 << 20;
   (void)Ask(Path(0));
   Finish();
-  book_->Range(Path(0), 0, 1 << 20, 50);
+  book_->Range(Path(0), 0, 1 << 20, 50, now_);
   book_->Pump(now_);
   Finish(Outcome::kError);
   EXPECT_EQ(answers_[50], Answer::kSource);

@@ -244,6 +244,12 @@ bool Client::AwaitAll(std::string_view path, uint64_t size) const {
   return CopyPath(path, name, sizeof(name));
 }
 
+bool Client::ReadsDirectly(std::string_view path, int fd) const {
+  uint64_t a = fd < 0 ? 0 : static_cast<uint64_t>(fd) + 1;
+  uint64_t b = 0;
+  return on() && Ask(Kind::kDirect, path, &a, &b) == Answer::kReady;
+}
+
 bool Client::CopyPath(std::string_view path, char* out, size_t size) const {
   if (!on()) return false;
   const FileKey key = KeyOf(path);
@@ -272,6 +278,11 @@ void Client::FileChanged(std::string_view path, bool follow) const {
   Changed(path, follow);
 }
 
+size_t Client::Piece(uint64_t offset, size_t bytes) {
+  const uint64_t end = (offset / kBlock + kMostAsked / kBlock) * kBlock;
+  return bytes < end - offset ? bytes : static_cast<size_t>(end - offset);
+}
+
 int64_t Client::ReadPart(std::string_view path, void* out, size_t bytes, uint64_t offset,
                          Seen* seen) const {
   if (!on() || bytes == 0 || offset > UINT64_MAX / 4) return -EAGAIN;
@@ -284,18 +295,15 @@ int64_t Client::ReadPart(std::string_view path, void* out, size_t bytes, uint64_
   if (state == FileState::kChanged || state == FileState::kSource) return -EAGAIN;
   const bool whole = state == FileState::kKept || state == FileState::kStaged;
   if (!whole) {
-    // Whole blocks are asked for: most programs come back for the rest of one.
+    // Whole blocks come: most programs come back for the rest of one.
+    bytes = Piece(offset, bytes);
     const uint64_t first = offset / kBlock;
-    uint64_t last = (offset + bytes - 1) / kBlock;
-    if (last - first >= kMostAsked / kBlock) {
-      last = first + kMostAsked / kBlock - 1;
-      bytes = (last + 1) * kBlock - offset;
-    }
+    const uint64_t last = (offset + bytes - 1) / kBlock;
     const bool known = seen != nullptr && first == last &&
                        seen->block.load(std::memory_order_relaxed) == SeenOf(key, parts, first);
     if (!known) {
-      uint64_t a = first * kBlock;
-      uint64_t b = (last - first + 1) * kBlock;
+      uint64_t a = offset;
+      uint64_t b = bytes;
       if (Ask(Kind::kRange, path, &a, &b) != Answer::kReady) return -EAGAIN;
       if (seen != nullptr) {
         seen->block.store(SeenOf(key, parts, last), std::memory_order_relaxed);

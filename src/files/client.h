@@ -74,6 +74,12 @@ class Client {
   // Waits until all of a file that is being copied is there; false when that is not to be had.
   bool AwaitAll(std::string_view path, uint64_t size) const;
 
+  // This process is about to read a file that is being copied past the service, by that descriptor
+  // or, with -1, by a mapping. Whether it can open the copy instead, which is complete.
+  bool ReadsDirectly(std::string_view path, int fd = -1) const;
+  // Copies of large files that are complete: grows with each.
+  uint64_t large_copies() const { return on() ? table_.large() : 0; }
+
   // The copy's name when there is one right now; asks nobody.
   bool CopyPath(std::string_view path, char* out, size_t size) const;
 
@@ -88,8 +94,11 @@ class Client {
   struct Seen {
     std::atomic<uint64_t> block{0};
   };
-  // Bytes of a file that is being copied, or has been: as pread(), or -EAGAIN when the source is to
-  // be asked. It may read less than there is.
+  // How much of a read is asked for at once: what is there of it, or else at the source, is read
+  // before the rest is asked for.
+  static size_t Piece(uint64_t offset, size_t bytes);
+  // Bytes of a file that is being copied, or has been: as pread(), or -EAGAIN when Piece() of them
+  // are to be read from the source. It may read less than there is.
   int64_t ReadPart(std::string_view path, void* out, size_t bytes, uint64_t offset,
                    Seen* seen = nullptr) const;
 

@@ -222,7 +222,7 @@ TEST_F(FileClientTest, PartsOfALargeFileComeAsTheyAreCopied) {
     EXPECT_EQ(client_.ReadPart("/data/a", out, sizeof(out), offset, &seen), 4096);
   }
   ASSERT_EQ(service.questions().size(), 2U);  // one for the whole block
-  EXPECT_EQ(service.questions()[1].b, Client::kBlock);
+  EXPECT_EQ(service.questions()[1].b, sizeof(out));
   EXPECT_EQ(client_.ReadPart("/data/a", out, sizeof(out), 2 << 20, &seen), -EAGAIN);
   // Complete meanwhile: the last name, and nobody is asked.
   std::filesystem::rename(Copy("/data/a", ".part"), Copy("/data/a"));

@@ -25,12 +25,19 @@ enum class Kind : uint16_t {
   kAt = 6,
   // The service's metrics and knobs, as JSON.
   kStatus = 7,
-  // One path; bytes from `a`, `b` of them. kReady: they are in CACHE/copies/NAME.part, or the copy
-  // is complete; kSource.
+  // One path; bytes from `a`, `b` of them. kReady: they and the rest of their blocks of 1 MiB are
+  // in
+  // CACHE/copies/NAME.part, or the copy is complete; kSource: read them yourself, and ask for
+  // others.
   kRange = 8,
   // Knobs, each "name=value" where others have paths: all of them are set, or none (kBad, and the
   // text says why).
   kKnobs = 9,
+  // One path of a file that is being copied, which this process is about to read past the service:
+  // by a mapping, or by the descriptor `a` - 1. kReady: the copy is complete, to be read
+  // instead;
+  // kSource: it is not, and nothing of it is copied ahead as long as the process reads.
+  kDirect = 10,
 };
 
 enum class Answer : uint16_t { kNone = 0, kReady = 1, kSource = 2, kPartial = 3, kBad = 4 };

@@ -25,6 +25,7 @@
 #include "files/book.h"
 #include "files/copier.h"
 #include "files/packet.h"
+#include "files/read_progress.h"
 #include "files/run_folder.h"
 #include "wire/program.h"
 #include "wire/quoted.h"
@@ -107,6 +108,10 @@ class ServiceImpl final : public Service, private BookActions {
   }
   bool Link(const FileKey& alias, const FileKey& copy) override;
   void Forget(std::string_view path) override { options_.supply->Forget(std::string(path)); }
+  uint64_t Progress(int64_t process, int64_t fd) override {
+    const auto id = static_cast<pid_t>(process);
+    return fd < 0 ? MappingProgress(id) : DescriptorProgress(id, fd);
+  }
   void Say(const std::string& what) override { options_.say(what); }
   void AddSource(std::string_view folder);
 
@@ -408,7 +413,11 @@ void ServiceImpl::Handle(uint64_t id, std::span<const std::byte> packet) {
       return book_.Get(question.paths[0], id, now);
     case Kind::kRange:
       if (question.paths.size() != 1) return Send(id, Answer::kBad, 0);
-      return book_.Range(question.paths[0], header.a, header.b, id);
+      return book_.Range(question.paths[0], header.a, header.b, id, now);
+    case Kind::kDirect:
+      if (question.paths.size() != 1) return Send(id, Answer::kBad, 0);
+      return book_.Direct(question.paths[0], connection.pid, static_cast<int64_t>(header.a) - 1, id,
+                          now);
     case Kind::kChanged:
       return book_.Changed(question.paths, id, header.a != kOnlyTheName);
     case Kind::kNames:

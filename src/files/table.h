@@ -48,7 +48,8 @@ struct FileTableHeader {
   // before.
   std::atomic<int64_t> quiet_until_ms;
   std::atomic<uint64_t> plain;  // programs that were started without the library: it does not fit
-  uint64_t reserved[3];
+  std::atomic<uint64_t> large;  // copies of large files that are complete: grows with each
+  uint64_t reserved[2];
 };
 static_assert(sizeof(FileTableHeader) == 64);
 
@@ -78,6 +79,8 @@ class FileTable {
   void KeepQuiet(int64_t until_ms) {
     header_->quiet_until_ms.store(until_ms, std::memory_order_relaxed);
   }
+  uint64_t large() const { return header_->large.load(std::memory_order_acquire); }
+  void CountLarge() { header_->large.fetch_add(1, std::memory_order_release); }
   uint64_t size() const { return header_->slots; }
 
   FileSlot* Find(const FileKey& key) const;  // nullptr: not there

@@ -45,6 +45,7 @@ long ReadAt(int fd, void* out, size_t bytes, long offset);
 long ReadVector(int fd, const iovec* parts, int count);
 long ReadVectorAt(int fd, const iovec* parts, int count, long offset);
 long ReadVectorAt2(int fd, const iovec* parts, int count, long offset, int flags);
+size_t ReadStream(void* out, size_t size, size_t count, _IO_FILE* stream, bool unlocked);
 long CopyRange(int in, long* in_at, int out, long* out_at, size_t bytes, unsigned flags);
 int Close(int fd);
 int CloseRange(unsigned first, unsigned last, int flags);
@@ -54,6 +55,17 @@ int Duplicate(int fd);
 int DuplicateTo(int from, int to);
 int DuplicateWith(int from, int to, int flags);
 int Control(int fd, int command, void* argument);
+
+// map_calls.cc
+void* Map(void* at, size_t bytes, int protection, int flags, int fd, long offset);
+int Unmap(void* at, size_t bytes);
+int Protect(void* at, size_t bytes, int protection);
+int ProtectByKey(void* at, size_t bytes, int protection, int key);
+void* Remap(void* at, size_t bytes, size_t new_bytes, int flags, void* new_at);
+int Advise(void* at, size_t bytes, int advice, bool posix);
+int LockMemory(const void* at, size_t bytes, unsigned flags, bool with_flags);
+// Of syscall(), before one of these is made directly.
+void MapsDirectly(long number, const long (&arguments)[6]);
 
 // stat_calls.cc
 bool KnownVersion(int version);  // of struct stat; else EINVAL

@@ -114,6 +114,44 @@ long __pread_chk(int fd, void* out, size_t bytes, long offset, size_t room) {
 }
 long __pread64_chk(int, void*, size_t, long, size_t) __attribute__((alias("__pread_chk")));
 
+size_t fread(void* out, size_t size, size_t count, FILE* stream) {
+  return ReadStream(out, size, count, stream, false);
+}
+size_t fread_unlocked(void* out, size_t size, size_t count, FILE* stream) {
+  return ReadStream(out, size, count, stream, true);
+}
+size_t __fread_chk(void* out, size_t room, size_t size, size_t count, FILE* stream) {
+  size_t bytes = 0;
+  if (__builtin_mul_overflow(size, count, &bytes) || bytes > room) __chk_fail();
+  return ReadStream(out, size, count, stream, false);
+}
+size_t __fread_unlocked_chk(void* out, size_t room, size_t size, size_t count, FILE* stream) {
+  size_t bytes = 0;
+  if (__builtin_mul_overflow(size, count, &bytes) || bytes > room) __chk_fail();
+  return ReadStream(out, size, count, stream, true);
+}
+
+// Mappings.
+
+void* mmap(void* at, size_t bytes, int protection, int flags, int fd, long offset) {
+  return Map(at, bytes, protection, flags, fd, offset);
+}
+void* mmap64(void*, size_t, int, int, int, long) __attribute__((alias("mmap")));
+int munmap(void* at, size_t bytes) { return Unmap(at, bytes); }
+int mprotect(void* at, size_t bytes, int protection) { return Protect(at, bytes, protection); }
+int pkey_mprotect(void* at, size_t bytes, int protection, int key) {
+  return ProtectByKey(at, bytes, protection, key);
+}
+void* mremap(void* at, size_t bytes, size_t new_bytes, int flags, void* new_at) {
+  return Remap(at, bytes, new_bytes, flags, new_at);
+}
+int madvise(void* at, size_t bytes, int advice) { return Advise(at, bytes, advice, false); }
+int posix_madvise(void* at, size_t bytes, int advice) { return Advise(at, bytes, advice, true); }
+int mlock(const void* at, size_t bytes) { return LockMemory(at, bytes, 0, false); }
+int mlock2(const void* at, size_t bytes, unsigned flags) {
+  return LockMemory(at, bytes, flags, true);
+}
+
 long copy_file_range(int in, long* in_at, int out, long* out_at, size_t bytes, unsigned flags) {
   return CopyRange(in, in_at, out, out_at, bytes, flags);
 }

@@ -55,6 +55,33 @@ int RawFstat(int fd, struct stat* out) { return Done(RawCall(SYS_fstat, fd, RawA
 int RawAccess(const char* path, int mode) {
   return Done(RawCall(SYS_faccessat, AT_FDCWD, RawArgument(path), mode));
 }
+void* RawMmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) {
+  const long result =
+      RawCall(SYS_mmap, RawArgument(at), static_cast<long>(bytes), protection, flags, fd, offset);
+  if (result >= 0 || result < -4095) return reinterpret_cast<void*>(result);
+  errno = static_cast<int>(-result);
+  return MAP_FAILED;
+}
+int RawMunmap(void* at, size_t bytes) {
+  return Done(RawCall(SYS_munmap, RawArgument(at), static_cast<long>(bytes)));
+}
+int RawMprotect(void* at, size_t bytes, int protection) {
+  return Done(RawCall(SYS_mprotect, RawArgument(at), static_cast<long>(bytes), protection));
+}
+void* RawMremap(void* at, size_t bytes, size_t new_bytes, int flags, ...) {
+  va_list more;
+  va_start(more, flags);
+  void* const new_at = va_arg(more, void*);
+  va_end(more);
+  const long result = RawCall(SYS_mremap, RawArgument(at), static_cast<long>(bytes),
+                              static_cast<long>(new_bytes), flags, RawArgument(new_at));
+  if (result >= 0 || result < -4095) return reinterpret_cast<void*>(result);
+  errno = static_cast<int>(-result);
+  return MAP_FAILED;
+}
+int RawMadvise(void* at, size_t bytes, int advice) {
+  return Done(RawCall(SYS_madvise, RawArgument(at), static_cast<long>(bytes), advice));
+}
 int RawFcntl(int fd, int command, ...) {
   va_list more;
   va_start(more, command);
@@ -81,6 +108,11 @@ void* InsteadOf(const char* name) {
       {"fstat", reinterpret_cast<void*>(&RawFstat)},
       {"access", reinterpret_cast<void*>(&RawAccess)},
       {"fcntl", reinterpret_cast<void*>(&RawFcntl)},
+      {"mmap", reinterpret_cast<void*>(&RawMmap)},
+      {"munmap", reinterpret_cast<void*>(&RawMunmap)},
+      {"mprotect", reinterpret_cast<void*>(&RawMprotect)},
+      {"mremap", reinterpret_cast<void*>(&RawMremap)},
+      {"madvise", reinterpret_cast<void*>(&RawMadvise)},
   };
   for (const Pair& pair : kPairs) {
     if (std::strcmp(pair.name, name) == 0) return pair.function;

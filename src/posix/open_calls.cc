@@ -8,6 +8,7 @@
 #include "posix/calls.h"
 #include "posix/change.h"
 #include "posix/libc.h"
+#include "posix/mapping.h"
 #include "posix/memory.h"
 #include "posix/partial.h"
 #include "posix/place.h"
@@ -109,6 +110,21 @@ long OpenAt2(const long (&a)[6]) {
 }
 #endif
 
+// A stream of the copy, which is complete by now, in the place of one of the source.
+FILE* WithCopy(FILE* stream, const char* mode) {
+  PartialFile file;
+  const int fd = PartialOf(fileno(stream), &file) ? OpenCopyOf(file) : -1;
+  if (fd < 0) return stream;
+  if (std::strchr(mode, 'e') == nullptr) files::RawCall(SYS_fcntl, fd, F_SETFD, 0);
+  FILE* copy = libc.fdopen(fd, mode);
+  if (copy == nullptr) {
+    files::RawCall(SYS_close, fd);
+    return stream;
+  }
+  CloseStream(stream);
+  return copy;
+}
+
 }  // namespace
 
 bool NeedsMode(int flags) { return (flags & O_CREAT) != 0 || (flags & O_TMPFILE) == O_TMPFILE; }
@@ -116,6 +132,7 @@ bool NeedsMode(int flags) { return (flags & O_CREAT) != 0 || (flags & O_TMPFILE)
 int CreateFlags() { return O_CREAT | O_WRONLY | O_TRUNC; }
 
 int Open(int folder, const char* path, int flags, unsigned mode) {
+  MoveMappings();
   if ((flags & ~Client::kFlags) == 0) [[likely]] {
     if (MayBeInside(folder, path)) [[unlikely]]
       return OpenToRead(folder, path, flags);
@@ -147,9 +164,11 @@ _IO_FILE* OpenStream(const char* path, const char* mode) {
     }
   }
   FILE* stream = libc.fopen(path, mode);
+  if (partial.empty() || stream == nullptr) return stream;
   // The C++ library's streams open with fopen() and then read the descriptor.
-  if (!partial.empty() && stream != nullptr) TrackPartial(fileno(stream), partial);
-  return stream;
+  TrackPartial(fileno(stream), partial);
+  if (!TheClient().ReadsDirectly(partial, fileno(stream))) return stream;
+  return WithCopy(stream, mode);
 }
 
 _IO_FILE* ReopenStream(const char* path, const char* mode, _IO_FILE* stream) {
@@ -181,6 +200,7 @@ int SpawnOpen(void* actions, int fd, const char* path, int flags, unsigned mode)
 }
 
 long SystemCall(long number, const long (&a)[6]) {
+  MapsDirectly(number, a);
   const auto* path = reinterpret_cast<const char*>(a[1]);
   switch (number) {
 #ifdef SYS_open

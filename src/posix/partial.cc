@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -104,6 +105,7 @@ ssize_t ReadAt(int fd, const File& file, char* out, size_t bytes, uint64_t offse
     size_t want = bytes - done;
     if (at < file.who.size) {
       want = want < file.who.size - at ? want : static_cast<size_t>(file.who.size - at);
+      want = files::Client::Piece(at, want);
       got = TheClient().ReadPart(file.view(), out + done, want, at, &file.entry->seen);
     }
     if (got <= 0) {
@@ -182,6 +184,39 @@ void TrackPartial(int fd, std::string_view path) {
   owner.store(static_cast<int>(RawCall(SYS_getpid)), std::memory_order_relaxed);
   partial_of[fd].store(number, std::memory_order_release);
   any_partial.store(true, std::memory_order_release);
+}
+
+bool PartialOf(int fd, PartialFile* out) {
+  File file;
+  if (!MayBePartial(fd) || !FileOf(fd, &file)) return false;
+  out->device = file.who.device;
+  out->inode = file.who.inode;
+  out->size = file.who.size;
+  out->length = file.length;
+  std::memcpy(out->path, file.path, file.length);
+  out->path[file.length] = 0;
+  return true;
+}
+
+int OpenCopyOf(const PartialFile& file) {
+  char name[files::Client::kMostCopyPath];
+  if (!TheClient().CopyPath(file.view(), name, sizeof(name))) return -1;
+  long fd = -EINTR;
+  while (fd == -EINTR) {
+    fd = RawCall(SYS_openat, AT_FDCWD, RawArgument(name), O_RDONLY | O_CLOEXEC, 0);
+  }
+  if (fd < 0) return -1;
+  const auto copy = static_cast<int>(fd);
+  files::Identity identity;
+  const struct stat& stat = identity.stat;
+  if (IdentityOf(copy, &identity) && stat.st_ino == file.inode &&
+      static_cast<uint64_t>(stat.st_size) == file.size &&
+      ((uint64_t{major(stat.st_dev)} << 32) | minor(stat.st_dev)) == file.device &&
+      IsCurrent(copy, file.path)) {
+    return copy;
+  }
+  RawCall(SYS_close, copy);
+  return -1;
 }
 
 void ForgetPartial(int fd) {

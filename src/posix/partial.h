@@ -15,6 +15,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "posix/place.h"
+
 namespace forebay::posix {
 
 constexpr int kMostTracked = 1 << 14;  // descriptors above are read as they are
@@ -27,6 +29,19 @@ inline bool MayBePartial(int fd) {
 }
 
 void TrackPartial(int fd, std::string_view path);
+struct PartialFile {
+  uint64_t device = 0;
+  uint64_t inode = 0;
+  uint64_t size = 0;
+  size_t length = 0;
+  char path[kMostPath];  // ends with a 0
+
+  std::string_view view() const { return {path, length}; }
+};
+// Which one a descriptor is of; false: none.
+bool PartialOf(int fd, PartialFile* out);
+// The copy of the very file, open, when it is complete and may be used; else -1. Asks nobody.
+int OpenCopyOf(const PartialFile& file);
 // What close(), dup2() and the like do to it. The child of a vfork() has its parent's memory and
 // descriptors of its own: it changes nothing here.
 void ForgetPartial(int fd);

@@ -15,6 +15,8 @@ add_library(forebay_posix SHARED
   posix/change_calls.cc
   posix/entries.cc
   posix/libc.cc
+  posix/map_calls.cc
+  posix/mapping.cc
   posix/memory.cc
   posix/open_calls.cc
   posix/partial.cc

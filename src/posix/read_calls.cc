@@ -9,6 +9,7 @@
 #include "files/raw_call.h"
 #include "posix/calls.h"
 #include "posix/libc.h"
+#include "posix/mapping.h"
 #include "posix/partial.h"
 #include "posix/place.h"
 
@@ -43,9 +44,51 @@ ssize_t CopyPiece(int in, off_t* in_at, int out, off_t* out_at, size_t bytes) {
   return put;
 }
 
+// stdio reads past us in small pieces; what is read at once beyond its buffer is worth a call.
+constexpr size_t kBulk = 64 << 10;
+constexpr int kInBackup = 0x100;  // _IO_IN_BACKUP: characters that were pushed back come first
+
+// What there is of `bytes`, after what the stream has in its buffer; its lock is held.
+size_t ReadBulk(FILE* stream, char* out, size_t bytes) {
+  const auto buffered = static_cast<size_t>(stream->_IO_read_end - stream->_IO_read_ptr);
+  size_t done = 0;
+  if (buffered > 0) {
+    done = libc.fread_unlocked(out, 1, buffered < bytes ? buffered : bytes, stream);
+    if (done < buffered || done == bytes) return done;
+  }
+  // It keeps nothing, and does not believe to know where its descriptor is.
+  if (fflush_unlocked(stream) != 0) return done;
+  const iovec part{.iov_base = out + done, .iov_len = bytes - done};
+  ssize_t got = 0;
+  if (ReadPartial(fileno(stream), &part, 1, &got) && got > 0) done += static_cast<size_t>(got);
+  return done;
+}
+
 }  // namespace
 
+size_t ReadStream(void* out, size_t size, size_t count, _IO_FILE* stream, bool unlocked) {
+  size_t bytes = 0;
+  if (!any_partial.load(std::memory_order_relaxed) || stream == nullptr ||
+      __builtin_mul_overflow(size, count, &bytes) || bytes < kBulk || !MayBePartial(fileno(stream)))
+      [[likely]] {
+    return unlocked ? libc.fread_unlocked(out, size, count, stream)
+                    : libc.fread(out, size, count, stream);
+  }
+  if (!unlocked) flockfile(stream);
+  size_t done = 0;
+  if ((stream->_flags & kInBackup) == 0 && feof_unlocked(stream) == 0 && fwide(stream, 0) <= 0) {
+    done = ReadBulk(stream, static_cast<char*>(out), bytes);
+  }
+  // The end, errors and what else there is are libc's to tell.
+  if (done < bytes) {
+    done += libc.fread_unlocked(static_cast<char*>(out) + done, 1, bytes - done, stream);
+  }
+  if (!unlocked) funlockfile(stream);
+  return done == bytes ? count : done / size;
+}
+
 long Read(int fd, void* out, size_t bytes) {
+  MoveMappings();
   if (MayBePartial(fd)) [[unlikely]] {
     const iovec part{.iov_base = out, .iov_len = bytes};
     ssize_t result = 0;
@@ -106,6 +149,7 @@ long CopyRange(int in, long* in_at, int out, long* out_at, size_t bytes, unsigne
 }
 
 int Close(int fd) {
+  MoveMappings();
   ForgetPartial(fd);
   if (CallsAlone()) [[likely]]
     return static_cast<int>(DirectCall(SYS_close, fd));
