@@ -1,4 +1,4 @@
-"""Programs under the preloaded library that race: for one file, with writers, with a daemon's death."""
+"""Programs under the preloaded library that race: for one file, with writers, with a kill."""
 
 from __future__ import annotations
 

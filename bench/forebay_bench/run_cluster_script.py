@@ -38,6 +38,7 @@ def main():
     options = parser.parse_args()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dataset = ImageFolder(options.folder, decode=False)
+    sampler: RandomSampler | DistributedSampler
     if options.whole:
         generator = torch.Generator().manual_seed(options.seed * world + rank)
         sampler = RandomSampler(dataset, generator=generator)
@@ -49,7 +50,7 @@ def main():
     )  # fmt: skip
     print(json.dumps({"files": len(dataset)}), flush=True)
     for epoch in passes(options.epochs):
-        if not options.whole:
+        if isinstance(sampler, DistributedSampler):
             sampler.set_epoch(epoch)
         start = time.monotonic()
         samples = count = checksum = 0

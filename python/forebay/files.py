@@ -1,6 +1,4 @@
-"""The file service of forebayd: copies of whole files on a local disk, for programs that know nothing
-of it.
-"""
+"""The file service of forebayd: copies of whole files, for programs that know nothing of it."""
 
 from __future__ import annotations
 
