@@ -15,6 +15,7 @@ import numpy as np
 from forebay import _forebay
 from forebay_testing import Etcd, SlowFs
 
+from . import fairness_run
 from .data import make_files, socket_folder
 from .measure import Case, Outcome
 from .run import Context
@@ -194,6 +195,8 @@ def run(ctx: Context) -> Outcome:
             if not usable:
                 out.notes.append(f"two daemons were not measured: {why}")
     _report(out, work, runs, cluster)
+    ctx.save(out)
+    fairness_run.run(ctx, out)
     return out
 
 

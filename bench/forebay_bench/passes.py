@@ -53,6 +53,11 @@ class Script:
         line, self._text = self._text.split(b"\n", 1)
         return dict(json.loads(line))
 
+    def has_answer(self) -> bool:
+        """Whether answer() would not wait: a pass is over, or the process is."""
+        stdout = self._process.stdout
+        return b"\n" in self._text or bool(select.select([stdout], [], [], 0)[0])
+
     def end(self) -> None:
         """Waits until it has ended by itself; RuntimeError: it failed."""
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -116,3 +121,17 @@ def await_quiet(mount: SlowFs, *, quiet_s: float = 1.0, most_s: float = 30.0) ->
         if now != last:
             last, since = now, time.monotonic()
     return int(last - before)
+
+
+def await_end_of_daemons(runtimes: Sequence[str], *, most_s: float = 20.0) -> None:
+    """Those with these folders as XDG_RUNTIME_DIR; they stay a moment after their last client."""
+
+    def there(runtime: str) -> bool:
+        folder = os.path.join(runtime, "forebay")
+        with contextlib.suppress(FileNotFoundError):
+            return any(name.endswith(".sock") for name in os.listdir(folder))
+        return False
+
+    end = time.monotonic() + most_s
+    while time.monotonic() < end and any(map(there, runtimes)):
+        time.sleep(0.05)

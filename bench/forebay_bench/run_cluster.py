@@ -21,7 +21,7 @@ from forebay_testing import Cluster
 
 from .data import make_files
 from .measure import Case, Outcome
-from .passes import drop_pages, one_pass, scripts_of
+from .passes import await_end_of_daemons, drop_pages, one_pass, scripts_of
 from .run import Context
 
 _SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_cluster_script.py")
@@ -30,7 +30,6 @@ _TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 _RENDEZVOUS_PORT = 29400
 # Files that have just been made may still be being made: they are left alone so long.
 _SETTLE_S = 3.5
-_END_S = 20.0
 # What the test bed tells of the nodes; torchrun's arguments have to do without.
 _TOLD = ("FOREBAY_PEERS", "FOREBAY_NODE", "FOREBAY_NODES", "RANK", "WORLD_SIZE", "LOCAL_RANK",
          "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
@@ -77,16 +76,6 @@ class _Bed:
         pipe = subprocess.PIPE if piped else subprocess.DEVNULL
         return self.cluster.start(node, command, self.variables(node), stdin=pipe, stdout=pipe)
 
-    def await_end_of_daemons(self) -> None:
-        """They stay for a moment after the last who used them."""
-        end = time.monotonic() + _END_S
-        while time.monotonic() < end and any(map(self._has_daemon, self.nodes)):
-            time.sleep(0.05)
-
-    def _has_daemon(self, node: int) -> bool:
-        folder = os.path.join(self.disk(node), "forebay")
-        return os.path.isdir(folder) and any(name.endswith(".sock") for name in os.listdir(folder))
-
 
 class _Beds:
     """Makes a new one for each measurement."""
@@ -103,7 +92,7 @@ class _Beds:
         with Cluster(nodes, gbit=self._ctx.workload["gbit"]) as cluster:
             bed = _Bed(self._ctx, cluster, self._mount, folder)
             yield bed
-            bed.await_end_of_daemons()
+            await_end_of_daemons([bed.disk(node) for node in bed.nodes])
 
 
 def _check(passes: Passes, expected: Passes, what: str) -> None:

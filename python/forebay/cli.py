@@ -218,6 +218,15 @@ def _add_peers(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--job",
+        metavar="NAME",
+        help="the job that this belongs to, for policies; default: $FOREBAY_JOB, or a name of its "
+        "own",
+    )
+
+
 def _run_run(argv: Sequence[str]) -> int:
     parser = _command_parser(
         "run",
@@ -257,6 +266,7 @@ def _run_run(argv: Sequence[str]) -> int:
         help="for copies made just ahead of their reading, when the cache is full; default 256M",
     )
     _add_peers(parser)
+    _add_job(parser)
     parser.add_argument(
         "--no-hook", action="store_true", help="do not look at the order of PyTorch's loaders"
     )
@@ -436,6 +446,7 @@ def _run_mount(argv: Sequence[str]) -> int:
         help="let other users in (not root: needs user_allow_other in /etc/fuse.conf)",
     )
     _add_peers(parser)
+    _add_job(parser)
     parser.add_argument("--foreground", action="store_true", help="stay; Ctrl-C unmounts")
     from .commands.mount import run_mount
 

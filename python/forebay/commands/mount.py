@@ -62,7 +62,7 @@ def run_mount(arguments: argparse.Namespace) -> int:
     command = [binary, source, arguments.mountpoint]
     if arguments.allow_other:
         command.insert(1, "--allow-other")
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = run_command.job_settings(arguments.job)
     with run_command.peers_of(arguments, [], more):
         service = files.Service.start(
             cache=arguments.cache, cache_bytes=limit, sources=[source], **more

@@ -211,6 +211,18 @@ def peers_of(
                 os.environ[name] = value
 
 
+def job_settings(name: str | None) -> dict[str, Any]:
+    """Whose limits hold for what is read: the job that was named, or $FOREBAY_JOB's. Limits are
+    the engine's.
+    """
+    from ..files import by_engine
+
+    if name:
+        return {"job": name, "engine": True}
+    told = os.environ.get("FOREBAY_JOB", "") if by_engine() else ""
+    return {"job": told} if told else {}
+
+
 def run(arguments: argparse.Namespace) -> int:
     command = list(arguments.command)
     if command[:1] == ["--"]:
@@ -235,6 +247,7 @@ def run(arguments: argparse.Namespace) -> int:
         library()
         # Nobody else comes to a folder of our own: it need not wait for them.
         more: dict[str, Any] = {} if arguments.cache else {"linger": 1}
+        more |= job_settings(arguments.job)
         with peers_of(arguments, command, more):
             service = Service.start(
                 cache=arguments.cache,

@@ -1,0 +1,181 @@
+"""The part of `bench fairness` with programs that know nothing of Forebay: two `forebay run`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from forebay import _forebay
+from forebay.files import attach_running
+from forebay_testing import Etcd, SlowFs
+
+from .data import make_files, socket_folder
+from .measure import Case, Outcome
+from .passes import Script, await_end_of_daemons
+from .run import Context
+
+_SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_cluster_script.py")
+# Files that have just been made may still be being made: they are left alone so long.
+_SETTLE_S = 3.5
+_WAIT_S = 20.0
+# Reads on their way are counted by the mount already, by a daemon when they have come.
+_DISAGREE = 0.05
+
+
+class _Job:
+    """A script under `forebay run`, with a daemon of its own."""
+
+    def __init__(self, work: dict[str, Any], name: str, data: str, place: str, etcd: str) -> None:
+        self.name = name
+        self.runtime = os.path.join(place, name)
+        os.makedirs(self.runtime, mode=0o700)
+        command = [
+            sys.executable, "-m", "forebay.cli", "run", "--quiet", "--job", name, "--source", data,
+            "--", sys.executable, _SCRIPT, data, "--whole", "--workers", str(work["workers"]),
+        ]  # fmt: skip
+        env = {
+            **os.environ, "XDG_RUNTIME_DIR": self.runtime, "SLURM_TMPDIR": self.runtime,
+            "FOREBAY_ETCD": etcd, "RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1",
+            "PYTHONWARNINGS": "ignore::UserWarning",
+        }  # fmt: skip
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env,
+            start_new_session=True,
+        )  # fmt: skip
+        self.script = Script(self._process)
+        self._daemon: Any = None
+
+    def attach(self) -> None:
+        self._daemon = attach_running(os.path.join(self.runtime, "forebay"))
+
+    def described(self) -> dict[str, Any]:
+        return dict(json.loads(self._daemon.describe()))
+
+    def source_bytes(self) -> int:
+        """That the daemon has read for this job, the only one that it has."""
+        said = self.described()
+        jobs = [job["job"] for job in said["control"]["jobs"]]
+        if jobs and jobs != [self.name]:
+            raise RuntimeError(f"the daemon of job {self.name} reads for {jobs}")
+        return int(said["metrics"]["forebay_source_read_bytes_total"])
+
+    def still_reads(self) -> bool:
+        return self._process.poll() is None and not self.script.has_answer()
+
+    def end(self) -> None:
+        self._daemon = None
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_WAIT_S)
+        # Also PyTorch's workers, which wait for ever for a script that ended in the middle.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+class _Measured:
+    """One repetition."""
+
+    def __init__(self, ctx: Context, mount: SlowFs, place: str, etcd: str) -> None:
+        work = ctx.workload["run"]
+        shares = ctx.workload["shares"]
+        self._wanted = shares[0] / sum(shares)
+        rules = [dict(match=n, share=share) for n, share in zip("ab", shares, strict=True)]
+        _forebay.store_policy([etcd], "/forebay/", json.dumps(dict(version=1, job=rules)))
+        self._jobs: list[_Job] = []
+        try:
+            for name in "ab":
+                data = os.path.join(str(mount.path), name)
+                self._jobs.append(_Job(work, name, data, place, etcd))
+            for job in self._jobs:
+                job.script.answer()
+                job.attach()
+            mount.reset()
+            for job in self._jobs:
+                job.script.begin()
+            self._watch(mount, work)
+        finally:
+            for job in self._jobs:
+                job.end()
+            await_end_of_daemons([job.runtime for job in self._jobs])
+
+    def _sample(self, mount: SlowFs) -> tuple[int, int, int]:
+        a, b = (job.source_bytes() for job in self._jobs)
+        return a, b, mount.stats()["bytes_read"]
+
+    def _watch(self, mount: SlowFs, work: dict[str, Any]) -> None:
+        end = time.monotonic() + _WAIT_S
+        while min(self._sample(mount)[:2]) == 0:
+            if time.monotonic() > end:
+                raise RuntimeError(f"a job has read nothing in {_WAIT_S:g} s")
+            time.sleep(0.02)
+        at = time.monotonic() + work["settle_s"]
+        seen = []
+        for _ in range(work["windows"] + 1):
+            time.sleep(max(0.0, at - time.monotonic()))
+            seen.append(self._sample(mount))
+            at += work["window_s"]
+        if not all(job.still_reads() for job in self._jobs):
+            raise RuntimeError("a job came to its end while it was measured: it needs more files")
+        windows = [(b[0] - a[0], b[1] - a[1]) for a, b in zip(seen, seen[1:], strict=False)]
+        self.shares = [a / (a + b) for a, b in windows]
+        self.error = max(abs(share - self._wanted) / self._wanted for share in self.shares)
+        given = seen[-1][2] - seen[0][2]
+        self.agreement = (seen[-1][0] + seen[-1][1]) / seen[-1][2]  # from the start on
+        self.rate = given / (work["windows"] * work["window_s"])
+        if abs(self.agreement - 1) > _DISAGREE:
+            raise RuntimeError(
+                f"the daemons read {self.agreement:.3f} of the bytes that the mount gave: not all "
+                "reads are under the policy"
+            )
+
+
+def run(ctx: Context, out: Outcome) -> None:
+    """Adds run_share_error, with its cases."""
+    work = ctx.workload["run"]
+    usable, why = Etcd.available()
+    if not usable:
+        out.notes.append(f"run_share_error was not measured: {why}")
+        return
+    data = os.path.join(ctx.scratch, "run")
+    for name in "ab":
+        files = os.path.join(data, name)
+        make_files(files, work["files"], ctx.workload["bytes"], ctx.seed, sigma=0.0)
+    time.sleep(_SETTLE_S)
+    runs = []
+    with (
+        SlowFs(data, bandwidth_mb=work["bandwidth_mb"], read_ms=ctx.workload["read_ms"]) as mount,
+        tempfile.TemporaryDirectory(prefix="forebay-", dir=socket_folder()) as place,
+    ):
+        for i in range(work["repeats"]):
+            with Etcd() as etcd:
+                one = _Measured(ctx, mount, os.path.join(place, str(i)), etcd.endpoint)
+            runs.append(one)
+            ctx.say(f"forebay run: shares {', '.join(f'{s:.3f}' for s in one.shares)}, worst "
+                    f"{one.error:.1%} off; daemons' bytes {one.agreement:.3f} of the mount's "
+                    f"({i + 1}/{work['repeats']})")  # fmt: skip
+    shares = ctx.workload["shares"]
+    out.median("run_share_error", (one.error for one in runs))
+    out.cases += [
+        Case("forebay run: share, every second", "ratio", [s for one in runs for s in one.shares],
+             shares[0] / sum(shares), "the policy"),
+        Case("forebay run: share, worst second: part that it is off", "ratio",
+             [one.error for one in runs]),
+        Case("forebay run: both jobs together", "bytes/s", [one.rate for one in runs],
+             work["bandwidth_mb"] * 1e6, "the mount"),
+        Case("forebay run: source bytes by the daemons / by the mount", "ratio",
+             [one.agreement for one in runs], 1.0, "the same"),
+    ]  # fmt: skip
+    out.notes.append(
+        f"forebay run: two PyTorch scripts with {work['workers']} workers, each with a data set "
+        "and a daemon of its own, which etcd joins; one mount of "
+        f"{work['bandwidth_mb']:g} MB/s; shares of the bytes that the daemons read from it, in "
+        f"windows of {work['window_s']:g} s, {work['settle_s']:g} s after both began"
+    )
