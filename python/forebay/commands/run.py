@@ -212,14 +212,8 @@ def peers_of(
 
 
 def job_settings(name: str | None) -> dict[str, Any]:
-    """Whose limits hold for what is read: the job that was named, or $FOREBAY_JOB's. Limits are
-    the engine's.
-    """
-    from ..files import by_engine
-
-    if name:
-        return {"job": name, "engine": True}
-    told = os.environ.get("FOREBAY_JOB", "") if by_engine() else ""
+    """Whose limits hold for what is read: the job that was named, or $FOREBAY_JOB's."""
+    told = name or os.environ.get("FOREBAY_JOB", "")
     return {"job": told} if told else {}
 
 
