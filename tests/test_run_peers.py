@@ -104,7 +104,7 @@ def test_torchrun_of_several_nodes_has_peers(monkeypatch: pytest.MonkeyPatch) ->
     settings: dict[str, object] = {}
     with run_command.peers_of(arguments, command, settings):
         assert os.environ["FOREBAY_NODE"] == "1" and os.environ["FOREBAY_NODES"] == "2"
-    assert settings == {"engine": True}
+    assert settings == {}
     assert "FOREBAY_NODE" not in os.environ
     arguments.peers = "off"
     settings.clear()
