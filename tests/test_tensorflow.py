@@ -115,8 +115,7 @@ def test_the_plugin(tmp_path: Path) -> None:
         # All of it was read once, and a file that changes is read as it is.
         status = url._service.status()
         once = sum((root / n).stat().st_size for n in ("a.tfrecord", "b.tfrecord", "sub/x.txt"))
-        of = "forebay_"
-        assert status["metrics"][of + "source_read_bytes_total"] == once
+        assert status["metrics"]["forebay_source_read_bytes_total"] == once
         (root / "sub" / "x.txt").write_text("other")
         assert tf.io.read_file(f"{u}/sub/x.txt").numpy() == b"other"
         os.kill(status["pid"], 9)
