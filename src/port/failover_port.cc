@@ -768,6 +768,7 @@ Result<TakeKind> FailoverPort::FetchOnce(Backend& at, StreamId there, SampleId s
   *port = at.port;
   if (at.daemon == nullptr) return at.port->Fetch(there, sample, wait, out);
   const std::shared_ptr<SocketPort> line = at.TakeLine();
+  at.SendReleases();  // of the others: it may wait for that memory
   *port = line;
   Result<TakeKind> kind = line->Fetch(there, sample, wait, out);
   if (line->connected()) {
