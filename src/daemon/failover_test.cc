@@ -359,6 +359,23 @@ TEST_F(FailoverTest, FetchesOfManyThreadsGoOn) {
   over = true;
 }
 
+TEST_F(FailoverTest, AFetchLeavesADaemonThatDoesNotMove) {
+  options_.retry.clear();
+  ASSERT_NO_FATAL_FAILURE(Open());
+  const auto stream = port_->OpenStream(Itemised());
+  ASSERT_TRUE(stream);
+  ASSERT_TRUE(FetchRight(*port_, *stream, 1));
+  const pid_t pid = Daemon();
+  ASSERT_EQ(kill(pid, SIGSTOP), 0);
+  BatchLoan loan;
+  const auto fetched = port_->Fetch(*stream, 2, 3600 * kSecond, &loan);
+  EXPECT_EQ(kill(pid, SIGKILL), 0);
+  ASSERT_TRUE(fetched && *fetched == TakeKind::kBatch) << fetched.status().ToString();
+  EXPECT_TRUE(BytesRight(loan));
+  EXPECT_NE(port_->engine(), nullptr);
+  EXPECT_TRUE(Await([pid] { return Ended(pid); }));
+}
+
 TEST_F(FailoverTest, AFetchThatWaitsHoldsUpNobody) {
   options_.retry.clear();
   ASSERT_NO_FATAL_FAILURE(Open());
