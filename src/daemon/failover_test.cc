@@ -359,6 +359,23 @@ TEST_F(FailoverTest, FetchesOfManyThreadsGoOn) {
   over = true;
 }
 
+TEST_F(FailoverTest, AFetchLeavesADaemonThatDoesNotMove) {
+  options_.retry.clear();
+  ASSERT_NO_FATAL_FAILURE(Open());
+  const auto stream = port_->OpenStream(Itemised());
+  ASSERT_TRUE(stream);
+  ASSERT_TRUE(FetchRight(*port_, *stream, 1));
+  const pid_t pid = Daemon();
+  ASSERT_EQ(kill(pid, SIGSTOP), 0);
+  BatchLoan loan;
+  const auto fetched = port_->Fetch(*stream, 2, 3600 * kSecond, &loan);
+  EXPECT_EQ(kill(pid, SIGKILL), 0);
+  ASSERT_TRUE(fetched && *fetched == TakeKind::kBatch) << fetched.status().ToString();
+  EXPECT_TRUE(BytesRight(loan));
+  EXPECT_NE(port_->engine(), nullptr);
+  EXPECT_TRUE(Await([pid] { return Ended(pid); }));
+}
+
 TEST_F(FailoverTest, AFetchThatWaitsHoldsUpNobody) {
   options_.retry.clear();
   ASSERT_NO_FATAL_FAILURE(Open());
@@ -386,6 +403,44 @@ TEST_F(FailoverTest, AFetchThatWaitsHoldsUpNobody) {
   }
   EXPECT_EQ(waiting, 3);
   EXPECT_TRUE(port_->CloseStream(*slow_stream).ok());
+}
+
+// A release is sent with the next request on its connection, and that one may not come: others wait
+// for the memory.
+TEST_F(FailoverTest, WhatWasReleasedOnAnIdleConnectionIsGivenBack) {
+  options_.retry.clear();
+  const EnginePtr engine = MakeEngine(32 << 20);
+  const ServerPtr server = Serve(*engine, true);
+  ASSERT_NO_FATAL_FAILURE(Open());
+  const auto slow = port_->OpenDataset(catalog_, "read_ms=200");
+  ASSERT_TRUE(slow);
+  StreamOptions options = Itemised();
+  options.shape.dataset = *slow;
+  const auto stream = port_->OpenStream(options);
+  ASSERT_TRUE(stream);
+  const auto leases = [&] {
+    for (const Registry::Sample& sample : engine->registry().Snapshot()) {
+      if (sample.name == "forebay_stage_leases") return sample.value;
+    }
+    return ~uint64_t{0};
+  };
+  std::vector<BatchLoan> loans(3);
+  {
+    std::vector<std::jthread> threads;
+    for (SampleId sample = 0; sample < 3; ++sample) {
+      threads.emplace_back([&, sample] {
+        const auto fetched = port_->Fetch(*stream, sample, 20 * kSecond, &loans[sample]);
+        EXPECT_TRUE(fetched && *fetched == TakeKind::kBatch);
+      });
+    }
+  }
+  ASSERT_EQ(leases(), 3u);
+  for (const BatchLoan& loan : loans) ASSERT_TRUE(port_->Release(loan.lease).ok());
+  BatchLoan loan;
+  const auto fetched = port_->Fetch(*stream, 0, 20 * kSecond, &loan);
+  ASSERT_TRUE(fetched && *fetched == TakeKind::kBatch);
+  EXPECT_TRUE(Await([&] { return leases() == 1; })) << leases();
+  port_.reset();
 }
 
 TEST_F(FailoverTest, AStreamThatOthersFetchFromMovesWhenItIsNamed) {

@@ -19,6 +19,9 @@ namespace {
 
 // Of a wait, before others that want the stream have their turn.
 constexpr Nanos kSlice = 100 * kMilli;
+// Of a wait for one sample, before it is asked for anew: a daemon that does not move any more shows
+// when it does not answer in time.
+constexpr Nanos kFetchSlice = 2 * kSecond;
 constexpr Nanos kLongestWait = 3600 * kSecond;
 constexpr Nanos kNever = std::numeric_limits<Nanos>::max();
 constexpr Nanos kLineWait = 5 * kSecond;               // for another connection to a daemon
@@ -768,6 +771,7 @@ Result<TakeKind> FailoverPort::FetchOnce(Backend& at, StreamId there, SampleId s
   *port = at.port;
   if (at.daemon == nullptr) return at.port->Fetch(there, sample, wait, out);
   const std::shared_ptr<SocketPort> line = at.TakeLine();
+  at.SendReleases();  // of the others: it may wait for that memory
   *port = line;
   Result<TakeKind> kind = line->Fetch(there, sample, wait, out);
   if (line->connected()) {
@@ -794,8 +798,10 @@ Result<TakeKind> FailoverPort::Fetch(StreamId id, SampleId sample, Nanos wait, B
     }
     // Many may fetch at once.
     const Nanos left = std::max<Nanos>(0, deadline - SteadyClock().Now());
+    const Nanos slice = at->daemon == nullptr ? left : std::min(left, kFetchSlice);
     std::shared_ptr<Port> port;
-    const Result<TakeKind> kind = FetchOnce(*at, there, sample, left, out, &port);
+    const Result<TakeKind> kind = FetchOnce(*at, there, sample, slice, out, &port);
+    if (kind && *kind == TakeKind::kPending && slice < left) continue;
     if (kind && *kind == TakeKind::kBatch) {
       Hold({std::move(at), std::move(port)}, id, *stream, out);
       NoteFetched(*stream);
