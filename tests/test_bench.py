@@ -79,7 +79,7 @@ FIGURES = {
         "source_reads_vs_dataset", "daemon_vs_embedded", "daemon_added_us",
         "syscalls_per_ready_batch",
     },
-    "fairness": {"share_error", "redistribute_s", "shared_vs_alone"},
+    "fairness": {"share_error", "redistribute_s", "shared_vs_alone", "run_share_error"},
     "transparent": {
         "first_vs_plain", "later_vs_plain", "decode_later_vs_plain", "tf_first_vs_plain",
         "tf_later_vs_plain", "tf_first_vs_one_shard", "tf_later_vs_one_shard", "warm_overhead",
@@ -92,6 +92,12 @@ FIGURES = {
         "later_vs_torch_bytes", "local_share", "peer_vs_ucx_perftest",
         "peer_default_vs_ucx_perftest", "peer_vs_link", "locate_ns", "etcd_lookup_us",
     },
+    "run_cluster": {"run_source_vs_dataset", "run_later_vs_plain", "mount_source_vs_dataset"},
+    "large": {
+        "large_source_vs_plain", "large_later_source", "large_first_vs_plain",
+        "large_later_vs_plain",
+    },
+    "mount_large": {"mount_large_source_share"},
 }  # fmt: skip
 
 TINY: dict[str, dict[str, Any]] = {
@@ -172,6 +178,10 @@ TINY: dict[str, dict[str, Any]] = {
     "fairness": {
         "repeats": 1, "cluster_repeats": 0, "files": 150, "memory": 8 << 20, "bandwidth_mb": 30,
         "alone_s": 0.4, "settle_s": 0.3, "both_s": 0.3, "window_s": 0.3, "idle_s": 0.6,
+        "run": {
+            "repeats": 1, "files": 600, "workers": 1, "bandwidth_mb": 30, "settle_s": 0.5,
+            "windows": 2, "window_s": 0.4,
+        },
     },
     "transparent": {
         "repeats": 1, "mean_bytes": 20_000, "parts": ["warm", "half_fit", "raw"],
@@ -194,6 +204,20 @@ TINY: dict[str, dict[str, Any]] = {
         },
         "lookup": {"samples": 1000, "nodes": 4, "groups": 20, "keys": 10, "asked": 20},
     },
+    "run_cluster": {
+        "repeats": 1, "parts": ["run", "mount"], "nodes": [2], "files": 60, "mean_bytes": 20_000,
+        "latency_ms": 1, "workers": 1, "batch": 8, "epochs": 2,
+        "mount": {"repeats": 1, "passes": 2},
+    },
+    # Above 16 MiB, from which on files count as large.
+    "large": {
+        "repeats": 1, "later": 1, "latency_ms": 0.2,
+        "formats": {
+            "memmap": {"bytes": 20_000_000, "read_bytes": 131_072, "share": 0.3, "mapped": True},
+            "hdf5": {"bytes": 20_000_000, "sample_bytes": 112_640, "share": 0.1},
+        },
+    },
+    "mount_large": {"repeats": 1, "passes": 2, "bytes": 20 << 20, "latency_ms": 0.2},
 }  # fmt: skip
 
 
@@ -244,6 +268,8 @@ def check_result(result: dict, name: str, mode: str = "default", seed: int = 1) 
         figures |= {"peer_vs_ucx_perftest", "peer_default_vs_ucx_perftest"}
     if name == "peers" and not Etcd.available()[0]:
         figures.add("etcd_lookup_us")
+    if name == "fairness" and not Etcd.available()[0]:
+        figures.add("run_share_error")
     assert figures == FIGURES[name]
     assert all(type(v) in (int, float) and math.isfinite(v) for v in result["figures"].values())
     check_worst(result)
@@ -277,6 +303,9 @@ MARKS = {
     "accuracy": [needs_real_images, needs_torchvision],
     "transparent": [needs_fuse],
     "peers": [needs_fuse, needs_cluster, needs_peers],
+    "run_cluster": [needs_fuse, needs_cluster, needs_peers],
+    "large": [needs_fuse],
+    "mount_large": [needs_fuse],
 }
 BENCHES = [pytest.param(name, marks=MARKS.get(name, [])) for name in run.BENCHES]
 

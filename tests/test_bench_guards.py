@@ -53,6 +53,17 @@ def test_the_worst_repeat_is_the_worst_for_what_is_wanted() -> None:
     assert measure.is_met(5.0, "<=", None) and not measure.is_met(5.0, "<=", 4.0)
 
 
+def test_the_worst_set_up_is_the_figure() -> None:
+    out = measure.Outcome()
+    for ours, theirs in (([1.0, 1.0], [4.0, 6.0]), ([2.0, 1.0], [4.0, 2.0]), ([1.0], [9.0])):
+        out.worst_speedup("faster", ours, theirs)
+    assert out.figures["faster"] == 2.0 and sorted(out.repeats["faster"]) == [2, 2, 4, 6, 9]
+    for values in ([1.0, 1.5], [3.0, 2.0, 9.0], [0.5]):
+        out.worst_median("smaller", values)
+    assert out.figures["smaller"] == 3.0
+    assert measure.worst_of(out.repeats["smaller"], "<=", 1.0) == 9.0
+
+
 # ---- PyTorch at its best
 
 

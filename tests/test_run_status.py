@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -28,6 +29,14 @@ def forebay(*words: str, env: dict[str, str]) -> str:
     return done.stdout + done.stderr
 
 
+def jobs_of(status: str) -> list[str]:
+    """None: there is no daemon yet."""
+    try:
+        return [job["job"] for job in json.loads(status)["control"]["jobs"]]
+    except (ValueError, KeyError):
+        return []
+
+
 @pytest.mark.skipif(not LIBRARY.exists(), reason="this build has no libforebay_posix.so")
 def test_the_program_and_what_it_waits_for(tmp_path: Path) -> None:
     data = tmp_path / "d"
@@ -42,7 +51,8 @@ def test_the_program_and_what_it_waits_for(tmp_path: Path) -> None:
     with SlowFs(data, read_ms=20) as slow:
         program = subprocess.Popen(
             [
-                sys.executable, "-m", "forebay.cli", "run", "--cache-size", "64K", "--source",
+                sys.executable, "-m", "forebay.cli", "run", "--job", "mine", "--cache-size", "64K",
+                "--source",
                 str(slow.path), "--", sys.executable, "-c", READ, str(slow.path), str(stop),
             ],
             env=env, stderr=subprocess.PIPE, text=True,
@@ -50,14 +60,17 @@ def test_the_program_and_what_it_waits_for(tmp_path: Path) -> None:
         try:
             end = time.monotonic() + 60
             said = metrics = ""
-            while time.monotonic() < end and "python" not in said:
+            jobs: list[str] = []
+            while time.monotonic() < end and ("python" not in said or not jobs):
                 said = forebay("status", env=env)
+                jobs = jobs_of(forebay("status", "--json", env=env))
                 metrics = forebay("status", "--prometheus", env=env)
                 time.sleep(0.2)
         finally:
             stop.touch()
             assert program.wait(60) == 0, program.communicate()[1]
     assert "job python" in said, said
+    assert jobs == ["mine"]  # whose limits hold for what it reads
     rows = [r for r in metrics.splitlines() if 'stream="files"' in r and "stall_nano" in r]
     waited = {r.split('cause="')[1].split('"')[0]: int(r.split()[-1]) for r in rows}
     assert 'job="python' in rows[0]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from typing import Any
 
 from forebay import _forebay
@@ -25,8 +26,20 @@ _SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_cluster_
 # Files that have just been made may still be being made: they are left alone so long.
 _SETTLE_S = 3.5
 _WAIT_S = 20.0
-# Reads on their way are counted by the mount already, by a daemon when they have come.
-_DISAGREE = 0.05
+# Daemons and mount are asked one after the other.
+_DISAGREE = 0.1
+
+
+@dataclass
+class _Look:
+    """At one moment, from the start on."""
+
+    read: list[int]
+    """Bytes, by each job's daemon."""
+    under_way: int
+    """Reads of which the mount has counted the bytes already, and no daemon has."""
+    given: int
+    """Bytes, by the mount."""
 
 
 class _Job:
@@ -58,13 +71,15 @@ class _Job:
     def described(self) -> dict[str, Any]:
         return dict(json.loads(self._daemon.describe()))
 
-    def source_bytes(self) -> int:
-        """That the daemon has read for this job, the only one that it has."""
+    def source(self) -> tuple[int, int]:
+        """Bytes that the daemon has read for this job, the only one that it has, and reads that
+        are on their way.
+        """
         said = self.described()
         jobs = [job["job"] for job in said["control"]["jobs"]]
         if jobs and jobs != [self.name]:
             raise RuntimeError(f"the daemon of job {self.name} reads for {jobs}")
-        return int(said["metrics"]["forebay_source_read_bytes_total"])
+        return said["source"]["bytes"], said["source"]["in_flight"]
 
     def still_reads(self) -> bool:
         return self._process.poll() is None and not self.script.has_answer()
@@ -100,36 +115,38 @@ class _Measured:
             mount.reset()
             for job in self._jobs:
                 job.script.begin()
-            self._watch(mount, work)
+            self._watch(mount, work, ctx.workload["bytes"])
         finally:
             for job in self._jobs:
                 job.end()
             await_end_of_daemons([job.runtime for job in self._jobs])
 
-    def _sample(self, mount: SlowFs) -> tuple[int, int, int]:
-        a, b = (job.source_bytes() for job in self._jobs)
-        return a, b, mount.stats()["bytes_read"]
+    def _look(self, mount: SlowFs) -> _Look:
+        (a, under_way_a), (b, under_way_b) = (job.source() for job in self._jobs)
+        return _Look([a, b], under_way_a + under_way_b, mount.stats()["bytes_read"])
 
-    def _watch(self, mount: SlowFs, work: dict[str, Any]) -> None:
+    def _watch(self, mount: SlowFs, work: dict[str, Any], sample_bytes: int) -> None:
         end = time.monotonic() + _WAIT_S
-        while min(self._sample(mount)[:2]) == 0:
+        while min(self._look(mount).read) == 0:
             if time.monotonic() > end:
                 raise RuntimeError(f"a job has read nothing in {_WAIT_S:g} s")
             time.sleep(0.02)
         at = time.monotonic() + work["settle_s"]
-        seen = []
+        looks = []
         for _ in range(work["windows"] + 1):
             time.sleep(max(0.0, at - time.monotonic()))
-            seen.append(self._sample(mount))
+            looks.append(self._look(mount))
             at += work["window_s"]
         if not all(job.still_reads() for job in self._jobs):
             raise RuntimeError("a job came to its end while it was measured: it needs more files")
-        windows = [(b[0] - a[0], b[1] - a[1]) for a, b in zip(seen, seen[1:], strict=False)]
-        self.shares = [a / (a + b) for a, b in windows]
+        self.shares = []
+        for before, after in zip(looks, looks[1:], strict=False):
+            a, b = (now - then for then, now in zip(before.read, after.read, strict=True))
+            self.shares.append(a / (a + b))
         self.error = max(abs(share - self._wanted) / self._wanted for share in self.shares)
-        given = seen[-1][2] - seen[0][2]
-        self.agreement = (seen[-1][0] + seen[-1][1]) / seen[-1][2]  # from the start on
-        self.rate = given / (work["windows"] * work["window_s"])
+        last = looks[-1]
+        self.rate = (last.given - looks[0].given) / (work["windows"] * work["window_s"])
+        self.agreement = (sum(last.read) + last.under_way * sample_bytes) / last.given
         if abs(self.agreement - 1) > _DISAGREE:
             raise RuntimeError(
                 f"the daemons read {self.agreement:.3f} of the bytes that the mount gave: not all "

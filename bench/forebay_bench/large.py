@@ -13,7 +13,7 @@ from forebay.slowfs import SlowFs
 
 from . import large_data
 from .measure import Case, Outcome
-from .passes import await_quiet, drop_pages, one_pass, scripts_of
+from .passes import await_end_of_daemons, await_quiet, drop_pages, one_pass, scripts_of
 from .run import Context
 
 SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "large_script.py")
@@ -34,8 +34,11 @@ class _Measured:
         command = [sys.executable, SCRIPT, name, folder, *options]
         if forebay:
             command = [*_RUN, "--source", folder, "--", *command]
+        runtime = os.path.join(ctx.scratch, "r")
+        os.makedirs(runtime, mode=0o700, exist_ok=True)
         env = {
-            **os.environ, "SLURM_TMPDIR": ctx.scratch, "OMP_NUM_THREADS": "1",
+            **os.environ, "SLURM_TMPDIR": ctx.scratch, "XDG_RUNTIME_DIR": runtime,
+            "OMP_NUM_THREADS": "1",
             "HF_HOME": os.path.join(ctx.scratch, "hf"), "HF_HUB_OFFLINE": "1",
         }  # fmt: skip
         process = subprocess.Popen(
@@ -52,6 +55,7 @@ class _Measured:
                 self.source.append(mount.stats()["bytes_read"])
                 if forebay and number == 0:
                     self.idle = await_quiet(mount)
+        await_end_of_daemons([runtime])
 
     @property
     def seconds(self) -> list[float]:

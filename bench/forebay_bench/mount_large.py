@@ -15,7 +15,7 @@ from forebay.slowfs import SlowFs
 from .large import SCRIPT, SETTLE_S
 from .large_data import make_raw
 from .measure import Case, Outcome
-from .passes import await_quiet, drop_pages, one_pass, scripts_of
+from .passes import await_end_of_daemons, await_quiet, drop_pages, one_pass, scripts_of
 from .run import Context
 
 _FOREBAY = [sys.executable, "-m", "forebay.cli"]
@@ -26,13 +26,16 @@ def _mounted(ctx: Context, source: str, cache_bytes: int) -> Iterator[str]:
     folder = os.path.join(ctx.scratch, "mnt")
     os.makedirs(folder, exist_ok=True)
     # The copies go with the bench's own files.
-    env = {**os.environ, "SLURM_TMPDIR": ctx.scratch}
+    runtime = os.path.join(ctx.scratch, "r")
+    os.makedirs(runtime, mode=0o700, exist_ok=True)
+    env = {**os.environ, "SLURM_TMPDIR": ctx.scratch, "XDG_RUNTIME_DIR": runtime}
     command = [*_FOREBAY, "mount", source, folder, "--cache-size", str(cache_bytes)]
     subprocess.run(command, env=env, check=True)
     try:
         yield folder
     finally:
         subprocess.run([*_FOREBAY, "unmount", folder], check=False)
+        await_end_of_daemons([runtime])
 
 
 class _Measured:

@@ -56,6 +56,7 @@ class Script:
     def has_answer(self) -> bool:
         """Whether answer() would not wait: a pass is over, or the process is."""
         stdout = self._process.stdout
+        assert stdout is not None
         return b"\n" in self._text or bool(select.select([stdout], [], [], 0)[0])
 
     def end(self) -> None:

@@ -38,20 +38,16 @@ def main():
     options = parser.parse_args()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dataset = ImageFolder(options.folder, decode=False)
-    sampler: RandomSampler | DistributedSampler
-    if options.whole:
-        generator = torch.Generator().manual_seed(options.seed * world + rank)
-        sampler = RandomSampler(dataset, generator=generator)
-    else:
-        sampler = DistributedSampler(dataset, world, rank, shuffle=True, seed=options.seed)
+    split = DistributedSampler(dataset, world, rank, shuffle=True, seed=options.seed)
+    generator = torch.Generator().manual_seed(options.seed * world + rank)
+    sampler = RandomSampler(dataset, generator=generator) if options.whole else split
     loader = DataLoader(
         dataset, batch_size=options.batch, sampler=sampler, num_workers=options.workers,
         collate_fn=collate, persistent_workers=True,
     )  # fmt: skip
     print(json.dumps({"files": len(dataset)}), flush=True)
     for epoch in passes(options.epochs):
-        if isinstance(sampler, DistributedSampler):
-            sampler.set_epoch(epoch)
+        split.set_epoch(epoch)
         start = time.monotonic()
         samples = count = checksum = 0
         for data, labels in loader:
