@@ -44,6 +44,8 @@ struct CopierOptions {
   CopierMetrics metrics;                 // none are counted with a supply
   FileSupply* supply = nullptr;          // outlives the copier; null: it reads the source itself
   std::function<void(CopyResult)> done;  // called by the threads
+  // The store has not taken a copy that is to be kept; called by the threads.
+  std::function<void(const Status&)> not_kept = [](const Status&) {};
 };
 
 // Safe for concurrent use by multiple threads.
