@@ -405,3 +405,51 @@ def test_a_disk_that_hangs_stops_nobody(large_folder, tmp_path, caplog):
                 time.sleep(0.01)
             assert engine.metrics()["forebay_tier_writes_total"] == n
         del loader, engine
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["at once", "later"])
+@pytest.mark.parametrize("shared", [False, True], ids=["engine", "daemon"])
+def test_a_folder_that_stops_taking_copies_is_told(
+    shared, later, large_folder, tmp_path, caplog, monkeypatch
+):
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    if not later:
+        (cache / "writing").write_text("in the way of what is being written")
+    if shared:
+        runtime = tmp_path / "r"
+        runtime.mkdir(mode=0o700)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    make = forebay.SharedEngine if shared else forebay.Engine
+    engine = make(memory="8M", keep=False, cache_dir=cache)
+    if later:
+        end = time.monotonic() + 60
+        while not (cache / "index.log").exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        (cache / "writing").rmdir()
+        (cache / "writing").write_text("in the way of what is being written")
+    with forebay.DataLoader(large_folder.root, 8, engine=engine, epochs=3) as loader:
+        with caplog.at_level(logging.WARNING, logger="forebay"):
+            for _ in range(3):
+                assert sum(len(batch) for batch in loader) == len(large_folder)
+        said = [r.getMessage() for r in caplog.records if str(cache) in r.getMessage()]
+        assert len(said) == 1, said
+        told = f"the cache folder {cache} takes no {'more ' * later}copies"
+        assert told in said[0] and "name another folder" in said[0]
+        assert f"cache: {told}" in loader.report()
+    if shared:
+        log = next(runtime.rglob("forebayd.log"))
+        assert log.read_text().count("WARNING: the cache folder") == 1
+        del loader, engine
+
+
+def test_a_second_reader_of_a_folder_is_no_problem(folder, tmp_path, caplog):
+    writer = forebay.Engine(memory="64M", cache_dir=tmp_path / "cache")
+    reader = forebay.Engine(memory="64M", cache_dir=tmp_path / "cache")
+    with forebay.DataLoader(folder.root, 8, engine=reader) as loader:
+        with caplog.at_level(logging.WARNING, logger="forebay"):
+            assert sum(len(batch) for batch in loader) == len(folder)
+        assert "cache:" not in loader.report()
+    assert "another process writes" in reader.cache_status
+    assert caplog.records == []
+    del writer

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from forebay.launcher import cluster_variables, torchrun_arguments
+from forebay.launcher import cluster_variables, shared_job, tasks_here, torchrun_arguments
 
 TWO = {
     "FOREBAY_NODE": "1", "FOREBAY_NODES": "2", "MASTER_ADDR": "n0", "MASTER_PORT": "29400",
-    "TORCHELASTIC_RUN_ID": "n0:29400-files",
+    "TORCHELASTIC_RUN_ID": "n0:29400",
 }  # fmt: skip
 
 
@@ -62,3 +62,34 @@ def test_what_is_left_open_is_said(line: str, says: str) -> None:
 
 def test_it_is_not_torchrun() -> None:
     assert torchrun_arguments(["python", "torchrun"]) is None
+
+
+SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NODEID": "1", "SLURM_PROCID": "4"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "tasks"),
+    [
+        ({}, 1),
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "4"}, 0),  # of one node, and this is the second
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "4(x2),1"}, 4),
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "4,1"}, 1),
+        ({**SRUN, "SLURM_NTASKS_PER_NODE": "8"}, 8),
+        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS_PER_NODE": "8"}, 1),  # sbatch
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "1(x3)", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 2),
+        ({"PMI_RANK": "1", "MPI_LOCALNRANKS": "2"}, 2),
+        ({"GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "a", "LOCAL_WORLD_SIZE": "8"}, 8),
+    ],
+)
+def test_tasks_on_a_node(variables: dict[str, str], tasks: int) -> None:
+    assert tasks_here(variables)[0] == tasks
+    assert bool(shared_job(variables)) == (tasks > 1)
+
+
+def test_a_job_shares_with_itself_only() -> None:
+    one = {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}
+    assert shared_job(one) == shared_job({**one, "SLURM_PROCID": "5"})
+    for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NODEID"):
+        assert shared_job(one) != shared_job({**one, name: "0" if name == "SLURM_NODEID" else "9"})
+    mpi = {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "a"}
+    assert shared_job(mpi) != shared_job({**mpi, "PMIX_NAMESPACE": "b"})

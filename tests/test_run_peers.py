@@ -15,6 +15,7 @@ import pytest
 from forebay import _forebay
 from forebay.commands import run as run_command
 from forebay.slowfs import SlowFs
+from forebay_testing import Etcd
 from transparent.under import LIBRARY
 
 FILES, BYTES, NODES = 120, 30_000, 3
@@ -94,6 +95,132 @@ def test_nodes_read_the_source_once(data: Path, tmp_path: Path) -> None:
     # A node that is late for a moment, as on a busy machine, may cost a read; without peers each
     # would be read by every node.
     assert read <= 1.1 * FILES * BYTES, [err for _, err in said]
+
+
+def launched(launcher: str, job: str, node: int, task: int) -> dict[str, str]:
+    """The variables of one of two tasks on one of two nodes."""
+    rank = 2 * node + task
+    if launcher == "srun":
+        return {
+            "SLURM_JOB_ID": job, "SLURM_STEP_ID": "0", "SLURM_NODEID": str(node),
+            "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "127.0.0.1",
+            "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_PROCID": str(rank),
+            "SLURM_LOCALID": str(task), "SLURM_NTASKS": "4",
+        }  # fmt: skip
+    return {
+        "MASTER_ADDR": "127.0.0.1", "PMIX_NAMESPACE": job, "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(task),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+def test_tasks_of_nodes_read_the_source_once(data: Path, tmp_path: Path, launcher: str) -> None:
+    plain = subprocess.run(
+        [sys.executable, "-c", READ, str(data), "0"], capture_output=True, text=True, check=True
+    ).stdout
+    job = f"{os.getpid()}{time.monotonic_ns() % 10**6}"  # no other test's port
+    with SlowFs(data, read_ms=2) as slow:
+        runs = []
+        for node, task in ((n, t) for n in range(2) for t in range(2)):
+            env = {**os.environ, "FOREBAY_PEER_SECRET": str(tmp_path / "secret")}
+            env |= launched(launcher, job, node, task)
+            for name, variable in (("run", "XDG_RUNTIME_DIR"), ("tmp", "TMPDIR")):
+                (tmp_path / f"{name}{node}").mkdir(mode=0o700, exist_ok=True)
+                env[variable] = str(tmp_path / f"{name}{node}")
+            command = [
+                sys.executable, "-m", "forebay.cli", "run", "--source", str(slow.path), "--",
+                sys.executable, "-c", READ, str(slow.path), str(2 * node + task),
+            ]  # fmt: skip
+            runs.append(
+                subprocess.Popen(
+                    command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                )
+            )
+        said = [each.communicate(timeout=120) for each in runs]
+        read = slow.stats()["bytes_read"]
+    for out, err in said:
+        assert out == plain, err
+        assert "WARNING" not in err
+    # A daemon a node, each of which says what it did.
+    assert [err.count("files copied") for _, err in said] == [1, 0, 1, 0]
+    assert read <= 1.1 * FILES * BYTES, [err for _, err in said]
+
+
+def test_a_name_joins_folders_at_other_paths(data: Path, tmp_path: Path) -> None:
+    peers = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
+    plain = subprocess.run(
+        [sys.executable, "-c", READ, str(data), "0"], capture_output=True, text=True, check=True
+    ).stdout
+    with SlowFs(data, read_ms=2) as one, SlowFs(data, read_ms=2) as other:
+        assert one.path != other.path
+        runs = []
+        for node, slow in enumerate((one, other)):
+            runtime = tmp_path / f"n{node}"
+            runtime.mkdir(mode=0o700)
+            env = {
+                **os.environ, "XDG_RUNTIME_DIR": str(runtime), "FOREBAY_NODE": str(node),
+                "FOREBAY_NODES": "2", "FOREBAY_PEER_SECRET": str(tmp_path / "secret"),
+            }  # fmt: skip
+            command = [
+                sys.executable, "-m", "forebay.cli", "run", "--peers", peers, "--source",
+                f"images={slow.path}", "--", sys.executable, "-c", READ, str(slow.path), str(node),
+            ]  # fmt: skip
+            runs.append(
+                subprocess.Popen(
+                    command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                )
+            )
+        said = [each.communicate(timeout=120) for each in runs]
+        read = sum(slow.stats()["bytes_read"] for slow in (one, other))
+    for out, err in said:
+        assert out == plain, err
+        assert "WARNING" not in err
+    assert read <= 1.1 * FILES * BYTES, [err for _, err in said]
+
+
+@pytest.mark.parametrize("by", ["list", "etcd"])
+def test_mounts_of_nodes_read_the_source_once(data: Path, tmp_path: Path, by: str) -> None:
+    with contextlib.ExitStack() as held:
+        peers = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
+        if by == "etcd":
+            usable, reason = Etcd.available()
+            if not usable:
+                pytest.skip(reason)
+            endpoint = held.enter_context(Etcd()).endpoint
+            peers = f"etcd://{endpoint.removeprefix('http://')}"
+        # A name, as the nodes have the data at different paths.
+        slow = [held.enter_context(SlowFs(data, read_ms=2)) for _ in range(2)]
+        points = []
+        for node in range(2):
+            for name in (f"n{node}", f"m{node}"):
+                (tmp_path / name).mkdir(mode=0o700)
+            points.append(tmp_path / f"m{node}")
+            env = {
+                **os.environ, "XDG_RUNTIME_DIR": str(tmp_path / f"n{node}"),
+                "FOREBAY_NODE": str(node), "FOREBAY_NODES": "2",
+                "FOREBAY_PEER_SECRET": str(tmp_path / "secret"),
+            }  # fmt: skip
+            forebay = [sys.executable, "-m", "forebay.cli"]
+            done = subprocess.run(
+                [
+                    *forebay, "mount", str(slow[node].path), str(points[node]),
+                    "--peers", peers, "--name", "images",
+                ],
+                env=env, capture_output=True, text=True, timeout=60, check=False,
+            )  # fmt: skip
+            held.callback(
+                subprocess.run, [*forebay, "unmount", str(points[node])], timeout=60, check=True
+            )
+            assert (done.returncode, done.stderr) == (0, "")
+        time.sleep(3)  # the members have found each other
+        names = sorted(path.name for path in data.iterdir())
+        for node in (0, 1):
+            random.Random(node).shuffle(names)
+            for name in names:
+                assert (points[node] / name).read_bytes() == (data / name).read_bytes()
+        read = sum(each.stats()["bytes_read"] for each in slow)
+        assert read <= 1.1 * FILES * BYTES
 
 
 def test_torchrun_of_several_nodes_has_peers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,6 +183,9 @@ nb::object ClusterOf(const ClusterReport& report) {
 }
 
 void BindEngine(nb::module_& m) {
+  m.def("cluster_name", &peer::ClusterName, nb::arg("peers") = "", nb::arg("suffix") = "",
+        "The cluster that an engine would be a node of which is told this, and this environment; "
+        "empty: none.");
   m.def("wants_peers", &peer::WantsPeers, nb::arg("peers") = "",
         "Whether an engine that is told this, and this environment, is meant to have peers.");
   nb::class_<Batch>(m, "Batch",

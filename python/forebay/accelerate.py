@@ -390,6 +390,8 @@ class _Hub:
         report = tally.report(self.passes[-1].epoch + 1 if self.passes else 0)
         self.passes.append(report)
         log_epoch(self.name, ranks.resolve(None, None)[0], lambda: report, self.engine.cluster)
+        with contextlib.suppress(ForebayError, OSError):  # a daemon that has just gone
+            self.engine.warn_of_cache()
         if self._checked:
             return
         self._checked = True
@@ -405,9 +407,10 @@ class _Hub:
         passes = list(self.passes)
         try:
             cluster, problem = self.engine.cluster(), self.engine.peers_problem()
+            cache = self.engine.cache_problem()
         except (ForebayError, OSError):  # a daemon that has just gone
-            cluster, problem = None, ""
-        return story(passes, cluster, problem)
+            cluster, problem, cache = None, "", ""
+        return story(passes, cluster, problem, cache)
 
     def __del__(self) -> None:
         try:

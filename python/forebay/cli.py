@@ -246,8 +246,9 @@ def _run_run(argv: Sequence[str]) -> int:
         "--source",
         action="append",
         default=[],
-        metavar="DIR",
-        help="a data folder, may be given several times; default: folders among the arguments",
+        metavar="[NAME=]DIR",
+        help="a data folder, may be given several times; default: folders among the arguments. "
+        "NAME: what nodes that have it at different paths call it",
     )
     parser.add_argument(
         "--cache",
@@ -264,6 +265,12 @@ def _run_run(argv: Sequence[str]) -> int:
         "--ahead",
         metavar="SIZE",
         help="for copies made just ahead of their reading, when the cache is full; default 256M",
+    )
+    parser.add_argument(
+        "--private",
+        action="store_true",
+        help="a daemon and a folder of this run's own, also for one of several tasks of a job on "
+        "the node, which share them otherwise",
     )
     _add_peers(parser)
     _add_job(parser)
@@ -444,6 +451,9 @@ def _run_mount(argv: Sequence[str]) -> int:
         "--allow-other",
         action="store_true",
         help="let other users in (not root: needs user_allow_other in /etc/fuse.conf)",
+    )
+    parser.add_argument(
+        "--name", metavar="NAME", help="what nodes that have SRC at different paths call it"
     )
     _add_peers(parser)
     _add_job(parser)

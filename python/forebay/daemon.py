@@ -12,7 +12,7 @@ from typing import Any
 from . import _forebay, peers_watch, ranks
 from ._errors import ArgumentError
 from .engine import Engine, copy_threads_of, metrics_port_of, peers_of, shared_engine
-from .units import format_bytes, parse_bytes
+from .units import format_bytes, parse_bytes, text_of
 
 _log = logging.getLogger("forebay")
 _START_S = 20.0
@@ -96,6 +96,7 @@ class SharedEngine(Engine):
             peers=peers_of(peers),
         )
         self._noted = False
+        self._warned: set[str] = set()
         self._pid = -1
         self._port: _forebay.Port | None = None
         self._changes: _forebay.Changes | None = None
@@ -248,7 +249,15 @@ class SharedEngine(Engine):
         return said["cache_status"] if isinstance(said, dict) else said.cache_status
 
     def warn_of_cache(self) -> None:
-        """The daemon says it itself."""
+        """One process of the node says it, of those that asked for a folder."""
+        if self._options["cache_dir"] and ranks.local_rank() == 0:
+            super().warn_of_cache()
+
+    def cache_problem(self) -> str:
+        said = self._describe()
+        if not isinstance(said, dict):
+            return str(said.cache_warning)
+        return text_of(said.get("cache_warning", ""))
 
     def cluster(self) -> dict[str, Any] | None:
         said = self._describe()

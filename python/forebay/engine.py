@@ -100,7 +100,7 @@ class Engine:
         self._web: _forebay.MetricsPort | None = None
         self._pid = -1
         self._noted = False
-        self._warned = False
+        self._warned: set[str] = set()
         self._native: _forebay.Engine | None = None
         self._lock = threading.Lock()
         self.native  # noqa: B018 - bad options are reported here, not at the first batch
@@ -147,10 +147,19 @@ class Engine:
         return self.native.cache_status
 
     def warn_of_cache(self) -> None:
-        """Says once, at WARNING, that the cache folder hung and copies were given up."""
-        if not self._warned and self._pid == os.getpid() and (why := self.native.cache_warning):
-            self._warned = True
-            _log.warning("forebay: %s", why)
+        """Says each line of ``cache_problem()`` once, at WARNING."""
+        if self._pid != os.getpid():
+            return
+        for line in self.cache_problem().splitlines():
+            if line not in self._warned:
+                self._warned.add(line)
+                _log.warning("forebay: %s", line)
+
+    def cache_problem(self) -> str:
+        """That the cache folder hung or stopped taking copies, and what to do, in a line each; what
+        is over by now stays. Mostly nothing.
+        """
+        return str(self.native.cache_warning)
 
     def tell_changes(self) -> None:
         """Says in the log what has changed with the engine, each change once: calls of ``native``

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from . import _forebay
 from ._errors import AccessError, ArgumentError, ForebayError, MissingError, StorageError
-from .units import parse_bytes
+from .units import format_bytes, parse_bytes, text_of
 
 NAMESPACE = "FOREBAY_FILES_NAMESPACE"
 CACHE, SOCKET, SOURCES = "FOREBAY_FILES_CACHE", "FOREBAY_FILES_SOCKET", "FOREBAY_FILES_SOURCES"
@@ -64,6 +67,8 @@ class Service:
         self.sources = sources
         self.view = os.fsdecode(session.cache)
         """The folder in which programs find copies."""
+        self.differs: list[str] = []
+        """Settings of the daemon that runs which are not those that were asked for, in words."""
 
     @classmethod
     def start(
@@ -73,6 +78,8 @@ class Service:
         sources: Iterable[str | os.PathLike] = (),
         ahead_bytes: int | str | None = None,
         *,
+        shared: str = "",
+        names: Mapping[str, str] | None = None,
         folder: str = "",
         timeout: float = 20.0,
         **settings: Any,
@@ -80,7 +87,9 @@ class Service:
         """Starts the service of a cache folder, or joins the one that runs.
 
         Without ``cache`` the folder is a fresh one on the node's local disk, which goes with the
-        service. ``settings`` are more of forebayd's options.
+        service; all who name the same ``shared`` have the same one. ``names``: what nodes that have
+        a data folder at different paths call it, by its path without links. ``settings`` are more of
+        forebayd's options.
         """
         folders = data_folders(sources)
         for name, value in (("cache_bytes", cache_bytes), ("ahead_bytes", ahead_bytes)):
@@ -88,7 +97,7 @@ class Service:
                 settings[name] = parse_bytes(value, name)
         fresh = cache is None
         if fresh:
-            where = fresh_folder()
+            where = shared_folder(shared) if shared else fresh_folder()
         else:
             where = os.path.realpath(os.fspath(cache))  # type: ignore[arg-type]
             try:
@@ -102,15 +111,17 @@ class Service:
                 program(),
                 folder,
                 os.fsencode(where),
-                [os.fsencode(f) for f in folders],
+                [os.fsencode(f"{names[f]}={f}" if names and f in names else f) for f in folders],
                 [f"{name}={value}" for name, value in settings.items()],
                 timeout,
             )
         except BaseException:  # Ctrl-C, too
-            if fresh:
+            if fresh and not shared:
                 shutil.rmtree(where, ignore_errors=True)
             raise
-        return cls(session, where, folders)
+        service = cls(session, where, folders)
+        service.differs = differences(settings, service.status())
+        return service
 
     def environment(self) -> dict[str, str]:
         """What programs need to find the service."""
@@ -123,6 +134,17 @@ class Service:
     def status(self) -> dict[str, Any]:
         """The service's metrics, knobs and state."""
         return json.loads(self._session.status())
+
+    def warnings(self) -> list[str]:
+        """What its user should know: settings that do not hold, and what went wrong so far."""
+        said = [text_of(text) for text in self.status().get("warnings", [])]
+        if self.differs:
+            said.insert(
+                0,
+                f"the daemon of {self.cache} was started by another process, whose settings hold: "
+                f"{', '.join(self.differs)}; wait for the others to end, or use another folder",
+            )
+        return said
 
     def set_knobs(self, values: dict[str, int]) -> None:
         """Sets knobs of the running service: all of them, or none."""
@@ -152,6 +174,31 @@ class Service:
         self.close()
 
 
+_SETTINGS = {"cache_bytes": "--cache-size", "ahead_bytes": "--ahead"}
+_FILES_SUFFIX = "-files"  # of a cluster's name; forebayd's
+
+
+def differences(wanted: Mapping[str, Any], status: Mapping[str, Any]) -> list[str]:
+    """What the daemon that runs has otherwise than it is ``wanted``, each with both values."""
+    theirs = dict(line.split("=", 1) for line in text_of(status["settings"]).splitlines())
+    knobs = {knob["name"]: knob["value"] for knob in status["knobs"]}
+    out = []
+    for name, value in wanted.items():
+        if name in ("linger", "temporary", "peers") or theirs.get(name) == str(value):
+            continue
+        has: Any = theirs.get(name) or knobs.get(f"files_{name}", "its default")
+        ours = value
+        if name in _SETTINGS:
+            ours, has = (format_bytes(int(each)) for each in (value, has))
+        out.append(f"{_SETTINGS.get(name, name)} {ours} (it has {has})")
+    peers = str(wanted.get("peers", ""))
+    cluster = _forebay.cluster_name(peers, _FILES_SUFFIX)
+    if cluster != theirs.get("cluster", "") and (cluster or peers):
+        has = theirs.get("cluster") or "none"
+        out.append(f"peers: {cluster or 'none'} (it has {has})")
+    return out
+
+
 def data_folders(sources: Iterable[str | os.PathLike]) -> list[str]:
     """The folders as they are named and as they are without links, each once."""
     out: list[str] = []
@@ -171,13 +218,33 @@ def fresh_folder() -> str:
     """A new folder on a local disk, for the copies of one run. Removes those of runs that were
     killed.
     """
+    return _local_folder(lambda prefix, base: tempfile.mkdtemp(prefix=prefix, dir=base))
+
+
+def shared_folder(shared: str) -> str:
+    """The folder on a local disk for the copies of a job's tasks on this node."""
+    name = hashlib.sha256(shared.encode(errors="surrogateescape")).hexdigest()[:8]
+
+    def make(prefix: str, base: str) -> str:
+        path = os.path.join(base, prefix + name)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        found = os.lstat(path)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o22:
+            raise PermissionError(errno.EPERM, f"{path} is not a folder of this user alone")
+        return path
+
+    return _local_folder(make, f"forebay-{os.geteuid()}-{name}")
+
+
+def _local_folder(make: Callable[[str, str], str], keep: str = "") -> str:
     why = []
     for base in (os.environ.get("SLURM_TMPDIR"), os.environ.get("TMPDIR"), "/var/tmp"):
         if not base or not os.path.isdir(base):
             continue
-        clear_dead(base)
+        clear_dead(base, keep)
         try:
-            made = tempfile.mkdtemp(prefix=f"forebay-{os.geteuid()}-", dir=base)
+            made = make(f"forebay-{os.geteuid()}-", base)
         except OSError as error:
             why.append(f"{base}: {error.strerror}")
             continue
@@ -186,7 +253,8 @@ def fresh_folder() -> str:
             return os.path.realpath(made)
         except OSError as error:
             why.append(f"{base} has no extended attributes: {error.strerror}")
-            os.rmdir(made)
+            with contextlib.suppress(OSError):
+                os.rmdir(made)
     raise AccessError(
         "no folder for copies of files ("
         + "; ".join(why)
@@ -194,13 +262,16 @@ def fresh_folder() -> str:
     )
 
 
-def clear_dead(base: str) -> None:
-    """Removes the folders in ``base`` whose service was killed, and such services' sockets."""
+def clear_dead(base: str, keep: str = "") -> None:
+    """Removes the folders in ``base`` but ``keep`` whose service was killed, and such services'
+    sockets.
+    """
     _clear_sockets(_forebay.SharedEngine.default_folder())
     ours = re.compile(rf"forebay-{os.geteuid()}-[a-zA-Z0-9_]{{8}}")
     with contextlib.suppress(OSError), os.scandir(base) as entries:
         for entry in entries:
-            if ours.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+            dead = ours.fullmatch(entry.name) and entry.name != keep
+            if dead and entry.is_dir(follow_symlinks=False):
                 _clear_one(entry.path)
 
 

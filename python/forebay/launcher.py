@@ -1,12 +1,14 @@
-"""What a launcher that is yet to be started says of its nodes.
+"""What launchers say of the nodes and tasks of a job to ``forebay run``.
 
 ``forebay run -- torchrun --nnodes 4 ...`` starts the node's daemon before torchrun has told anybody
-which node this is: it stands in torchrun's arguments.
+which node this is: it stands in torchrun's arguments. ``srun forebay run ...`` and
+``mpirun forebay run ...`` start several on a node, which share one daemon.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 
 _MODULES = ("torch.distributed.run", "torch.distributed.launch")
@@ -63,12 +65,66 @@ def cluster_variables(
         host, port = told.get("host") or told.get("endpoint", ""), told.get("port", "")
     if not host:
         return {}, f"torchrun's arguments do not tell where node 0 is (--rdzv-endpoint); {remedy}"
-    # A loader in the script may have peers of its own, under torchrun's name for the job.
-    job = f"{told.get('id') or f'{host}:{port}'}-files"
     variables = {
         "FOREBAY_NODE": told["node"], "FOREBAY_NODES": low, "MASTER_ADDR": host.strip("[]"),
-        "TORCHELASTIC_RUN_ID": job,
+        "TORCHELASTIC_RUN_ID": told.get("id") or f"{host}:{port}",
     }  # fmt: skip
     if port:
         variables["MASTER_PORT"] = port
     return variables, ""
+
+
+def tasks_here(environ: Mapping[str, str]) -> tuple[int, str]:
+    """How many tasks the launcher of this process has on this node, and what names the job: the
+    same for them, and for no other job. An empty name: nothing tells.
+    """
+
+    def count(name: str) -> int:
+        digits = re.match(r"\s*(\d+)", environ.get(name, ""))
+        return int(digits.group(1)) if digits else 0
+
+    def of(*names: str) -> str:
+        return " ".join(environ.get(name, "") for name in names)
+
+    if "GROUP_RANK" in environ and "TORCHELASTIC_RUN_ID" in environ:
+        names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
+        return count("LOCAL_WORLD_SIZE"), f"torchrun {of(*names)}"
+    # mpirun in a SLURM job has variables of SLURM's, too, which speak of something else.
+    for local in ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"):
+        if local in environ:
+            return count(local), f"mpi {environ.get('PMIX_NAMESPACE') or _parent()}"
+    if "SLURM_STEP_ID" in environ and "SLURM_PROCID" in environ:  # not the script of sbatch
+        tasks = environ.get("SLURM_STEP_TASKS_PER_NODE", "")
+        here = _slurm_tasks(tasks, count("SLURM_NODEID")) or count("SLURM_NTASKS_PER_NODE")
+        return here, f"slurm {of('SLURM_JOB_ID', 'SLURM_STEP_ID', 'SLURM_NODEID')}"
+    return 1, ""
+
+
+def shared_job(environ: Mapping[str, str]) -> str:
+    """Names the job and the node whose tasks share a daemon; empty: this is the only task."""
+    tasks, job = tasks_here(environ)
+    return f"{job} {os.uname().nodename} {environ.get('FOREBAY_NODE', '')}" if tasks > 1 else ""
+
+
+def _slurm_tasks(text: str, node: int) -> int:
+    """Of SLURM's compact list, such as 4(x2),1: that of a node; 0: it does not tell."""
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if not found:
+            return 0
+        node -= int(found.group(2) or 1)
+        if node < 0:
+            return int(found.group(1))
+    return 0
+
+
+def _parent() -> str:
+    """The process that started this one, with its start: a launcher's own, which has started the
+    other tasks of the node, too.
+    """
+    try:
+        with open(f"/proc/{os.getppid()}/stat") as file:
+            started = file.read().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        started = ""
+    return f"{os.getppid()} {started}"

@@ -345,7 +345,8 @@ class DataLoader:
         reports = self.stats()
         if not reports:
             return "No epoch has been read yet."
-        return story(reports, self.engine.cluster(), self.engine.peers_problem())
+        engine = self.engine
+        return story(reports, engine.cluster(), engine.peers_problem(), engine.cache_problem())
 
     def _tell_epoch(self, epoch: int) -> None:
         """Why was my GPU idle? A line of the log at each epoch's end."""

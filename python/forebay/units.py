@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 from ._errors import ArgumentError
@@ -30,3 +31,11 @@ def format_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def text_of(quoted: str) -> str:
+    """Text of a daemon's answer: names of files come with a character for each byte."""
+    try:
+        return os.fsdecode(quoted.encode("latin-1"))
+    except UnicodeEncodeError:
+        return quoted

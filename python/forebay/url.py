@@ -48,6 +48,8 @@ def settings() -> tuple[str, str, str] | None:
             except (ForebayError, OSError) as error:
                 _log.warning("forebay: forebay:// reads from the source: %s", str(error))
                 return None
+            for text in _service.warnings():
+                _log.warning("forebay: %s", text)
             # Processes that are started from here on share it.
             os.environ.update(_service.environment())
     found = tuple(os.environ.get(v, "") for v in (files.CACHE, files.SOCKET, files.SOURCES))

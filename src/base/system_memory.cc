@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <cstdlib>
@@ -67,6 +68,8 @@ uint64_t FilePages(const std::string& path, bool v2) {
   return pages;
 }
 
+std::atomic<bool> serves_all_ranks{false};
+
 void Tighten(uint64_t limit, uint64_t used, uint64_t* tightest) {
   constexpr uint64_t kUnlimited = uint64_t{1} << 60;  // cgroup v1 writes a huge number for "none"
   if (limit >= kUnlimited) return;
@@ -114,6 +117,7 @@ MemoryLimit ReadMemoryLimit(const std::string& root) {
 }
 
 uint64_t LocalRanks() {
+  if (serves_all_ranks.load(std::memory_order_relaxed)) return 1;
   for (const char* name : {"LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE",
                            "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}) {
     const char* text = std::getenv(name);
@@ -123,6 +127,8 @@ uint64_t LocalRanks() {
   }
   return 1;
 }
+
+void ServeAllRanks() { serves_all_ranks.store(true, std::memory_order_relaxed); }
 
 uint64_t DefaultBudget() {
   const MemoryLimit limit = ReadMemoryLimit();

@@ -21,5 +21,7 @@ uint64_t DefaultBudget();
 
 // Ranks of this job on this node; 1 when no launcher says otherwise.
 uint64_t LocalRanks();
+// This process serves all ranks of the node: LocalRanks() is 1 from now on.
+void ServeAllRanks();
 
 }  // namespace forebay

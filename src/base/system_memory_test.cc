@@ -64,6 +64,15 @@ TEST_F(MemoryLimitTest, VersionOne) {
   EXPECT_EQ(ReadMemoryLimit(root_).usable(), 50000u);
 }
 
+TEST(LocalRanks, OneForWhoServesThemAll) {
+  const auto serve = [] {
+    setenv("LOCAL_WORLD_SIZE", "8", 1);
+    ServeAllRanks();
+    std::_Exit(LocalRanks() == 1 ? 0 : 1);
+  };
+  EXPECT_EXIT(serve(), ::testing::ExitedWithCode(0), "");
+}
+
 TEST(LocalRanks, FromTheLauncher) {
   setenv("LOCAL_WORLD_SIZE", "8", 1);
   EXPECT_EQ(LocalRanks(), 8u);

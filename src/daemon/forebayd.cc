@@ -56,7 +56,9 @@ constexpr std::string_view kUsage =
     "\n"
     "For programs under `forebay run`, `forebay mount`, fsspec and TensorFlow:\n"
     "  --files=DIR            copies of the files that they open lie here; instead of --cache_dir\n"
-    "  --source=DIR           a data folder; may be given several times\n"
+    "  --source=[NAME=]DIR    a data folder; may be given several times. NAME: what nodes that "
+    "have\n"
+    "                         it at different paths call it\n"
     "  --ahead_bytes=BYTES    the most that copies made ahead may take, beside --cache_bytes\n"
     "  --reads_in_flight=N    files that are copied at once; default 64\n"
     "  --job=NAME             whose limits hold for them; default: run-PID\n"
@@ -65,6 +67,8 @@ constexpr std::string_view kUsage =
 constexpr int64_t kLongestLinger = 7 * 24 * 3600;
 constexpr Nanos kLongestScan = 15 * kSecond;  // who starts the daemon waits for 20
 constexpr uint64_t kMemoryForFiles = uint64_t{512} << 20;
+// Of the job's name: a loader in the same job has a cluster of its own.
+constexpr std::string_view kFilesSuffix = "-files";
 constexpr unsigned kLongestEnd =
     10;  // seconds; a source that hangs must not keep the folder's lock
 
@@ -183,6 +187,7 @@ Status ParseOne(std::string_view word, Settings* out) {
 void Say(std::string_view what) { wire::Say("forebayd", what); }
 
 struct Daemon {
+  std::unique_ptr<Warnings> warnings = std::make_unique<Warnings>();
   EnginePtr engine;
   std::unique_ptr<ProgramWatch> programs;
   std::unique_ptr<files::EngineSupply> supply;  // goes before the engine
@@ -215,6 +220,9 @@ Status StartFiles(const Settings& settings, const wire::ProgramPlace& place, Dae
   options.observer = daemon->programs.get();
   options.registry = &daemon->engine->registry();
   options.linger = static_cast<Nanos>(settings.linger) * kSecond;
+  options.settings =
+      StrCat(settings.given, "cluster=", peer::ClusterName(settings.peers, kFilesSuffix), "\n");
+  options.warnings = daemon->warnings.get();
   options.say = [](const std::string& what) { Say(what); };
   // How much it may take is not known before.
   const std::shared_ptr<FolderStore> store = daemon->engine->cache_store();
@@ -265,13 +273,21 @@ Result<Daemon> Start(const Settings& settings, const wire::ProgramPlace& place) 
                        .AddKnob("daemon_linger_seconds", KnobType::kSeconds, 0, kLongestLinger,
                                 static_cast<int64_t>(settings.linger),
                                 "how long forebayd stays after its last client has left");
+  const auto warn = [list = daemon.warnings.get()](const std::string& warning) {
+    if (list->Add(warning)) Say(StrCat("WARNING: ", warning));
+  };
   if (const std::string note = daemon.engine->CacheNote(); !note.empty()) Say(note);
-  daemon.engine->SetWarn([](const std::string& warning) { Say(warning); });
-  Result<peer::Started> peers = peer::StartPeers(*daemon.engine, settings.peers);
-  if (!peers) return peers.error();
-  if (!peers->note.empty()) Say(peers->note);
-  daemon.peers = std::move(peers->peers);
+  daemon.engine->SetWarn(warn);
   const bool serves_files = !settings.files.store.empty();
+  Result<peer::Started> peers =
+      peer::StartPeers(*daemon.engine, settings.peers, serves_files ? kFilesSuffix : "");
+  if (!peers) return peers.error();
+  if (peers->failed) {
+    warn(StrCat("each node reads all of the data for itself: ", peers->note));
+  } else if (!peers->note.empty()) {
+    Say(peers->note);
+  }
+  daemon.peers = std::move(peers->peers);
   if (serves_files) FOREBAY_RETURN_IF_ERROR(StartFiles(settings, place, &daemon));
   ServerOptions options;
   if (settings.metrics_port != 0) {
@@ -335,6 +351,7 @@ void Serve(const Daemon& daemon, const sigset_t& ends) {
 }
 
 int Run(int argc, char** argv) {
+  ServeAllRanks();
   Settings settings;
   settings.program.name = "forebayd";
   Status parsed;

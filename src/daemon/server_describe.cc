@@ -194,9 +194,10 @@ std::string Server::Describe() const {
                 ",\"uptime_ms\":", (now - started_) / kMilli, ",\"budget\":", engine_.budget(),
                 ",\"arena_bytes\":", engine_.arena_bytes(),
                 ",\"settings\":", Quoted(options_.settings), ",\"url\":", Quoted(options_.url),
-                ",\"cache_status\":", cache_status, ",\"datasets\":[", datasets, "],\"clients\":[",
-                clients, programs, "],\"source\":", source, ",\"tiers\":[", tiers,
-                "],\"mechanisms\":[", listed, "],\"cluster\":", ClusterJson(cluster),
+                ",\"cache_status\":", cache_status,
+                ",\"cache_warning\":", Quoted(engine_.CacheWarning()), ",\"datasets\":[", datasets,
+                "],\"clients\":[", clients, programs, "],\"source\":", source, ",\"tiers\":[",
+                tiers, "],\"mechanisms\":[", listed, "],\"cluster\":", ClusterJson(cluster),
                 ",\"peers_off\":", Quoted(cluster.nodes == 0 ? cluster.health : ""),
                 ",\"control\":", options_.control ? options_.control() : "null", ",\"metrics\":{",
                 metrics, "}}");

@@ -453,11 +453,11 @@ void Book::Failed(Entry& entry, const CopyResult& result, Nanos now) {
     case Outcome::kNoSpace:
     case Outcome::kCacheBad:
       if (now >= paused_until_) {
-        actions_.Say(StrCat("the cache's disk ",
-                            result.outcome == Outcome::kNoSpace
-                                ? std::string("is full")
-                                : StrCat("fails: ", std::strerror(result.error)),
-                            ", copies are made again in ", options_.pause / kSecond, " s"));
+        actions_.Say(StrCat(
+            "the cache folder ", cache_, " takes no copies: ", std::strerror(result.error),
+            "; files without one are read from the source, and it is tried again "
+            "every ",
+            options_.pause / kSecond, " s. Free its disk, or name another folder with --cache"));
         metrics_.full.Add(1);
       }
       paused_until_ = now + options_.pause;

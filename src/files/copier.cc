@@ -474,7 +474,9 @@ void Copier::GiveName(CopyResult& result, const char* suffix, Stored stored, uin
     } else {
       SetOutcome(result, Outcome::kDone);
       if (stored == Stored::kNo && job.place == Place::kKept) {
-        (void)options_.supply->KeepCopy(job.path, *job.source, options_.copies, name.c_str(), crc);
+        const Status kept =
+            options_.supply->KeepCopy(job.path, *job.source, options_.copies, name.c_str(), crc);
+        if (!kept.ok()) options_.not_kept(kept);
       }
     }
   }

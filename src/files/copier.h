@@ -35,6 +35,8 @@ struct CopierOptions {
   FileSupply* supply = nullptr;          // outlives the copier
   Metric* opens = nullptr;               // counts files of the source that were opened
   std::function<void(CopyResult)> done;  // called by the threads
+  // The store has not taken a copy that is to be kept; called by the threads.
+  std::function<void(const Status&)> not_kept = [](const Status&) {};
 };
 
 // Safe for concurrent use by multiple threads.

@@ -46,12 +46,19 @@ EngineSupply::~EngineSupply() {
   for (const Root& root : roots_) (void)engine_.CloseStream(root.stream);
 }
 
-Status EngineSupply::AddSource(const std::string& folder) {
+Status EngineSupply::AddSource(const std::string& folder, const std::string& name) {
   const MutexLock lock(mutex_);
   for (const Root& root : roots_) {
-    if (root.folder == folder) return Status();
+    const std::string& has = root.catalog->given_name();
+    if (root.folder == folder && (name.empty() || name == has)) return Status();
+    if (root.folder != folder && (name.empty() || name != has)) continue;
+    return Status(Code::kAlreadyExists,
+                  StrCat("the data folder ", folder, " is not shared as ", name, ": ",
+                         root.folder == folder ? StrCat("this daemon has it ",
+                                                        has.empty() ? "without a name" : "as ", has)
+                                               : StrCat("that is the name of ", root.folder)));
   }
-  const std::shared_ptr<Catalog> catalog = Catalog::Growing(folder);
+  const std::shared_ptr<Catalog> catalog = Catalog::Growing(folder, name);
   Result<DatasetId> dataset = engine_.AddGrowing(catalog);
   if (!dataset) return dataset.error();
   FOREBAY_RETURN_IF_ERROR(engine_.SetPassing(*dataset));

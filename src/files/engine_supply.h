@@ -26,7 +26,7 @@ class EngineSupply final : public FileSupply {
   EngineSupply(Engine& engine, std::string job, bool alone = true);
   ~EngineSupply() override;
 
-  Status AddSource(const std::string& folder) override EXCLUDES(mutex_);
+  Status AddSource(const std::string& folder, const std::string& name) override EXCLUDES(mutex_);
   Result<FileLoan> Read(const std::string& path, const std::shared_ptr<const SourceFile>& file,
                         const Extent& extent, bool urgent, const std::stop_token& stop) override
       EXCLUDES(mutex_);

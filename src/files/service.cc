@@ -44,6 +44,13 @@ constexpr Nanos kUnlinkEvery = 100 * kMilli;
 
 using wire::Quoted;
 
+// Of NAME=DIR or DIR: the name, which may be empty, and the folder, whose path is absolute.
+std::pair<std::string_view, std::string_view> NamedFolder(std::string_view source) {
+  const size_t equals = source.find('=');
+  if (source.starts_with('/') || equals == std::string_view::npos) return {"", source};
+  return {source.substr(0, equals), source.substr(equals + 1)};
+}
+
 // Half of what may be open, for files of the source that are read again.
 size_t FilesToKeepOpen() {
   rlimit limit = {};
@@ -112,8 +119,9 @@ class ServiceImpl final : public Service, private BookActions {
     const auto id = static_cast<pid_t>(process);
     return fd < 0 ? MappingProgress(id) : DescriptorProgress(id, fd);
   }
-  void Say(const std::string& what) override { options_.say(what); }
-  void AddSource(std::string_view folder);
+  void Say(const std::string& what) override { Warn(what); }
+  void Warn(const std::string& what);
+  void AddSource(std::string_view source);
 
   const ServiceOptions options_;
   RunFolder folder_;
@@ -140,6 +148,7 @@ class ServiceImpl final : public Service, private BookActions {
   Nanos unlinked_ = 0;
   StallCause cause_ = StallCause::kSource;  // of the waits that end now
   std::vector<std::byte> room_for_packet_;
+  std::atomic<bool> said_not_kept_{false};
   // For other threads, who look after End().
   std::atomic<bool> idle_{false};
   std::atomic<bool> folder_gone_{false};
@@ -188,6 +197,13 @@ ServiceImpl::ServiceImpl(const ServiceOptions& options, RunFolder folder)
   copying.supply = options.supply;
   copying.opens =
       &mechanism_.AddCounter("forebay_files_source_opens_total", "Files of the source opened");
+  copying.not_kept = [this](const Status& why) {
+    if (said_not_kept_.exchange(true)) return;
+    Warn(StrCat(why.message(),
+                "; what it does not keep is read from the source again by the next run. Make room "
+                "there (--cache-size, forebay cache clear ",
+                options_.store, "), or name another folder with --cache"));
+  };
   copying.done = [this](CopyResult result) {
     bool first = false;
     {
@@ -209,10 +225,18 @@ ServiceImpl::~ServiceImpl() {
   folder_.Leave();
 }
 
-void ServiceImpl::AddSource(std::string_view folder) {
+void ServiceImpl::Warn(const std::string& what) {
+  if (options_.warnings == nullptr || options_.warnings->Add(what)) {
+    options_.say(StrCat("WARNING: ", what));
+  }
+}
+
+void ServiceImpl::AddSource(std::string_view source) {
+  const auto [name, folder] = NamedFolder(source);
   // Files in a folder that it does not take are left to the source, one by one.
-  if (const Status added = options_.supply->AddSource(std::string(folder)); !added.ok()) {
-    options_.say(added.ToString());
+  if (const Status added = options_.supply->AddSource(std::string(folder), std::string(name));
+      !added.ok()) {
+    Warn(added.message());
   }
   book_.AddSource(folder);
 }
@@ -504,6 +528,12 @@ std::string ServiceImpl::StatusJson() {
   for (const std::string& source : book_.sources()) {
     sources += StrCat(sources.empty() ? "" : ",", Quoted(source));
   }
+  std::string warnings;
+  if (options_.warnings != nullptr) {
+    for (const std::string& text : options_.warnings->All()) {
+      warnings += StrCat(warnings.empty() ? "" : ",", Quoted(text));
+    }
+  }
   std::string metrics;
   for (const Registry::Sample& sample : registry_.Snapshot()) {
     metrics += StrCat(metrics.empty() ? "" : ",", Quoted(sample.name), ":", sample.value);
@@ -521,7 +551,8 @@ std::string ServiceImpl::StatusJson() {
                 ",\"sessions\":", sessions_, ",\"streams\":", book_.streams(),
                 ",\"files\":", book_.files(), ",\"full\":", book_.full() ? "true" : "false",
                 ",\"jobs\":", book_.in_flight(), ",\"plain\":", folder_.table().plain(),
-                ",\"sources\":[", sources, "],\"knobs\":[", knobs, "],\"metrics\":{", metrics,
+                ",\"settings\":", Quoted(options_.settings), ",\"warnings\":[", warnings,
+                "],\"sources\":[", sources, "],\"knobs\":[", knobs, "],\"metrics\":{", metrics,
                 "}}");
 }
 
@@ -541,11 +572,12 @@ Status ServiceOptions::Validate() const {
   }
   for (const std::string& source : sources) {
     std::array<char, 4096> normal;
-    const size_t length = NormalPath("/", source, normal.data(), normal.size());
-    if (std::string_view(normal.data(), length) != source) {
+    const std::string_view folder = NamedFolder(source).second;
+    const size_t length = NormalPath("/", folder, normal.data(), normal.size());
+    if (std::string_view(normal.data(), length) != folder) {
       return Status(
           Code::kInvalidArgument,
-          StrCat("a data folder must be an absolute path without . and ..: '", source, "'"));
+          StrCat("a data folder must be an absolute path without . and ..: '", folder, "'"));
     }
   }
   return Status();

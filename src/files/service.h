@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "base/warnings.h"
 #include "files/observer.h"
 #include "files/supply.h"
 #include "metrics/registry.h"
@@ -20,6 +21,7 @@ namespace forebay::files {
 struct ServiceOptions {
   std::string cache;   // a RunFolder; an absolute path, made when it is not there
   std::string socket;  // path of the socket
+  // Each DIR or NAME=DIR, see FileSupply::AddSource.
   std::vector<std::string> sources;
   uint64_t cache_bytes = 0;  // the most that copies which are kept may take
   uint64_t ahead_bytes = 0;  // 0: an eighth of the above, 16 to 256 MiB
@@ -34,7 +36,9 @@ struct ServiceOptions {
   FileSupply* supply = nullptr;
   Registry* registry = nullptr;
   FileObserver* observer = nullptr;  // outlives the service
-  std::string store;  // the folder of the supply's copies, which are no source either
+  std::string store;             // the folder of the supply's copies, which are no source either
+  std::string settings;          // what the daemon was started with, for the status
+  Warnings* warnings = nullptr;  // for the status; outlives the service
   std::function<void(const std::string&)> say = [](const std::string&) {};
 
   Status Validate() const;

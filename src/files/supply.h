@@ -53,8 +53,9 @@ class FileSupply {
  public:
   virtual ~FileSupply() = default;
 
-  // A data folder; what lies in none is not asked for.
-  virtual Status AddSource(const std::string& folder) = 0;
+  // A data folder; what lies in none is not asked for. `name`: what nodes that have it at different
+  // paths call it; empty: its path. kAlreadyExists: it is there under another name, which stays.
+  virtual Status AddSource(const std::string& folder, const std::string& name) = 0;
 
   // The extent of `path`, which is a whole file, or a block of `block` bytes at a multiple of it.
   // `file` tells what it was when it was looked at, and is open. kNotFound and kChanged: it is no

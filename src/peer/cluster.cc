@@ -107,6 +107,34 @@ void FromRanks(uint32_t rank, uint32_t size, std::optional<uint32_t> local_size,
   told->known = true;
 }
 
+// What an MPI launcher tells; nothing: it has not started this process. `mpirun` in a SLURM job
+// starts its own daemons by srun, on all nodes but the first: what SLURM's variables tell of a step
+// is then of these, and only the job is of use.
+std::optional<Told> FromMpi(Variables& get) {
+  Told told;
+  const auto local_size = get.Count("MPI_LOCALNRANKS", kMostRanks);
+  if (const auto rank = get.Count("OMPI_COMM_WORLD_RANK", kMostRanks)) {
+    told.source = "Open MPI's variables";
+    FromRanks(*rank, get.Count("OMPI_COMM_WORLD_SIZE", kMostRanks).value_or(1),
+              get.Count("OMPI_COMM_WORLD_LOCAL_SIZE", kMostRanks),
+              get.Count("OMPI_COMM_WORLD_LOCAL_RANK", kMostRanks), &told);
+  } else if (const auto pmi = get.Count("PMI_RANK", kMostRanks);
+             // srun sets the rank, too, and tells the rest by variables of its own.
+             pmi && (local_size || get.Text("SLURM_NODEID").empty())) {
+    told.source = "MPI's variables";
+    FromRanks(*pmi, get.Count("PMI_SIZE", kMostRanks).value_or(1), local_size,
+              get.Count("MPI_LOCALRANKID", kMostRanks), &told);
+  } else {
+    return std::nullopt;
+  }
+  const std::string slurm = get.Text("SLURM_JOB_ID");
+  const std::string name = get.Text("PMIX_NAMESPACE");
+  if (!slurm.empty()) told.job = StrCat("slurm-", slurm);
+  if (!name.empty()) told.job += StrCat(told.job.empty() ? "mpi-" : "-mpi-", name);
+  told.host = FirstHost(get.Text("SLURM_JOB_NODELIST"));
+  return told;
+}
+
 Told FromSlurm(Variables& get) {
   Told told;
   told.source = "SLURM's variables";
@@ -142,7 +170,8 @@ Told FromSlurm(Variables& get) {
 }
 
 Told FromLauncher(Variables& get) {
-  Told slurm = FromSlurm(get);
+  const std::optional<Told> mpi = FromMpi(get);
+  Told batch = mpi ? *mpi : FromSlurm(get);
   const std::string master = get.Text("MASTER_ADDR");
   Told told;
   if (const auto group = get.Count("GROUP_RANK", kMostNodes - 1)) {
@@ -158,18 +187,8 @@ Told FromLauncher(Variables& get) {
     } else {
       told.question = "GROUP_WORLD_SIZE is not set";
     }
-  } else if (slurm.known) {
-    told = slurm;
-  } else if (const auto rank = get.Count("OMPI_COMM_WORLD_RANK", kMostRanks)) {
-    told.source = "Open MPI's variables";
-    FromRanks(*rank, get.Count("OMPI_COMM_WORLD_SIZE", kMostRanks).value_or(1),
-              get.Count("OMPI_COMM_WORLD_LOCAL_SIZE", kMostRanks),
-              get.Count("OMPI_COMM_WORLD_LOCAL_RANK", kMostRanks), &told);
-  } else if (const auto pmi = get.Count("PMI_RANK", kMostRanks)) {
-    told.source = "MPI's variables";
-    FromRanks(*pmi, get.Count("PMI_SIZE", kMostRanks).value_or(1),
-              get.Count("MPI_LOCALNRANKS", kMostRanks), get.Count("MPI_LOCALRANKID", kMostRanks),
-              &told);
+  } else if (mpi || batch.known) {
+    told = batch;
   } else if (const auto plain = get.Count("RANK", kMostRanks); plain && !master.empty()) {
     told.source = "RANK and WORLD_SIZE";
     FromRanks(*plain, get.Count("WORLD_SIZE", kMostRanks).value_or(1),
@@ -198,13 +217,13 @@ Told FromLauncher(Variables& get) {
   if (!run.empty() && run != "none") {
     told.job = StrCat("torchrun-", run);
   } else {
-    told.job = slurm.job;
+    told.job = batch.job;
   }
   if (told.job.empty()) told.job = get.Text("FOREBAY_JOB");
   if (told.job.empty() && !master.empty()) {
     told.job = StrCat(master, ":", get.Text("MASTER_PORT"));
   }
-  told.host = !master.empty() ? master : slurm.host;
+  told.host = !master.empty() ? master : batch.host;
   return told;
 }
 
@@ -308,7 +327,7 @@ std::vector<std::string> ClusterSpec::EtcdEndpoints() const {
   return endpoints;
 }
 
-Result<ClusterSpec> ClusterFromEnvironment(const GetEnv& get) {
+Result<ClusterSpec> ClusterFromEnvironment(const GetEnv& get, std::string_view suffix) {
   Variables variables(get);
   ClusterSpec spec;
   const std::string peers = variables.Text("FOREBAY_PEERS");
@@ -325,7 +344,7 @@ Result<ClusterSpec> ClusterFromEnvironment(const GetEnv& get) {
   spec.secret_file = variables.Text("FOREBAY_PEER_SECRET");
   const Told told = FromLauncher(variables);
   if (!variables.status().ok()) return variables.status();
-  spec.job = told.job;
+  if (!told.job.empty()) spec.job = StrCat(told.job, suffix);
   spec.source = told.source;
 
   if (!automatic && !etcd) {
@@ -347,7 +366,7 @@ Result<ClusterSpec> ClusterFromEnvironment(const GetEnv& get) {
                    StrCat("FOREBAY_PEERS lists ", spec.nodes, " nodes"));
     }
     spec.source = "FOREBAY_PEERS' list";
-    if (spec.job.empty()) spec.job = peers.substr(0, kLongestText);
+    if (spec.job.empty()) spec.job = StrCat(peers, suffix);
     if (spec.nodes > 1) spec.method = ClusterSpec::Method::kStatic;
   } else {
     if (!told.known) {
@@ -368,7 +387,7 @@ Result<ClusterSpec> ClusterFromEnvironment(const GetEnv& get) {
       spec.method = ClusterSpec::Method::kEtcd;
       spec.etcd = peers.substr(kEtcd.size());
       spec.source = StrCat("etcd, and ", told.source);
-      if (spec.job.empty()) spec.job = "default";
+      if (spec.job.empty()) spec.job = StrCat("default", suffix);
     } else if (told.host.empty()) {
       spec.node = 0;
       spec.nodes = 1;

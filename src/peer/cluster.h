@@ -51,8 +51,10 @@ struct ClusterSpec {
 // FOREBAY_NODE). FOREBAY_PEER_PORT, FOREBAY_PEER_LISTEN, FOREBAY_PEER_SECRET change single fields.
 // A variable that makes no sense is an error that names it; launcher's variables that leave open
 // which node this is, or where node 0 is, give kNone and say so in `open`.
+// `suffix` is added to the job's name: engines of a job that differ in it are no peers of each
+// other.
 using GetEnv = std::function<std::optional<std::string>(std::string_view name)>;
-Result<ClusterSpec> ClusterFromEnvironment(const GetEnv& get);
+Result<ClusterSpec> ClusterFromEnvironment(const GetEnv& get, std::string_view suffix = "");
 // Of this process.
 Result<ClusterSpec> ClusterFromEnvironment();
 

@@ -13,12 +13,13 @@ namespace {
 using Method = ClusterSpec::Method;
 using Environment = std::map<std::string, std::string, std::less<>>;
 
-Result<ClusterSpec> From(const Environment& environment) {
-  return ClusterFromEnvironment([&](std::string_view name) -> std::optional<std::string> {
+Result<ClusterSpec> From(const Environment& environment, std::string_view suffix = "") {
+  const auto get = [&](std::string_view name) -> std::optional<std::string> {
     const auto at = environment.find(name);
     if (at == environment.end()) return std::nullopt;
     return at->second;
-  });
+  };
+  return ClusterFromEnvironment(get, suffix);
 }
 
 // The error's text; "" where there is none.
@@ -166,6 +167,57 @@ TEST(Cluster, OpenMpi) {
   environment.erase("MASTER_ADDR");
   EXPECT_EQ(From(environment)->method, Method::kNone);
   EXPECT_NE(From(environment)->open.find("MASTER_ADDR"), std::string::npos);
+}
+
+// mpirun on the first of four nodes starts its daemons on the other three by srun.
+TEST(Cluster, OpenMpiInASlurmJob) {
+  Environment first = {{"OMPI_COMM_WORLD_RANK", "1"},
+                       {"OMPI_COMM_WORLD_SIZE", "8"},
+                       {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                       {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                       {"PMIX_NAMESPACE", "3372482561"},
+                       {"SLURM_JOB_ID", "77"},
+                       {"SLURM_NODEID", "0"},
+                       {"SLURM_NNODES", "4"},
+                       {"SLURM_JOB_NODELIST", "n[01-03,7]"}};
+  Environment third = first;
+  first["ENVIRONMENT"] = "BATCH";
+  third["OMPI_COMM_WORLD_RANK"] = "5";
+  third["SLURM_STEP_ID"] = "0";
+  third["SLURM_NODEID"] = "1";
+  third["SLURM_STEP_NUM_NODES"] = "3";
+  third["SLURM_STEP_NODELIST"] = "n[02-03,7]";
+  for (const Environment& environment : {first, third}) {
+    const auto spec = From(environment);
+    ASSERT_TRUE(spec) << spec.status().message();
+    EXPECT_EQ(spec->method, Method::kLauncher);
+    EXPECT_EQ(spec->nodes, 4u);
+    EXPECT_EQ(spec->job, "slurm-77-mpi-3372482561");
+    EXPECT_EQ(ParseHostPort(spec->master)->host, "n01");
+  }
+  EXPECT_EQ(From(first)->node, 0u);
+  EXPECT_EQ(From(third)->node, 2u);
+}
+
+TEST(Cluster, SrunThatSetsAnMpiRankIsSlurms) {
+  const auto spec = From({{"PMI_RANK", "5"},
+                          {"PMI_SIZE", "8"},
+                          {"SLURM_NODEID", "1"},
+                          {"SLURM_STEP_NUM_NODES", "2"},
+                          {"SLURM_STEP_NODELIST", "n[1-2]"},
+                          {"SLURM_JOB_ID", "77"},
+                          {"SLURM_STEP_ID", "0"}});
+  ASSERT_TRUE(spec) << spec.status().message();
+  EXPECT_EQ(spec->node, 1u);
+  EXPECT_EQ(spec->nodes, 2u);
+  EXPECT_EQ(spec->job, "slurm-77.0");
+}
+
+TEST(Cluster, ASuffixMakesAnotherCluster) {
+  const auto files = From(Torchrun(1, 2), "-files");
+  ASSERT_TRUE(files) << files.status().message();
+  EXPECT_EQ(files->job, "torchrun-run7-files");
+  EXPECT_NE(files->master, From(Torchrun(1, 2))->master);
 }
 
 TEST(Cluster, Mpich) {

@@ -25,9 +25,9 @@ Status Seconds(const GetEnv& get, std::string_view name, Nanos least, Nanos* to)
 
 }  // namespace
 
-Result<PeerOptions> PeerOptionsFromEnvironment(const GetEnv& get) {
+Result<PeerOptions> PeerOptionsFromEnvironment(const GetEnv& get, std::string_view suffix) {
   PeerOptions options;
-  auto cluster = ClusterFromEnvironment(get);
+  auto cluster = ClusterFromEnvironment(get, suffix);
   if (!cluster) return cluster.error();
   options.cluster = *std::move(cluster);
   FOREBAY_RETURN_IF_ERROR(Seconds(get, "FOREBAY_PEER_LEASE", 100 * kMilli, &options.lease));

@@ -29,16 +29,25 @@ class OnlyPeers final : public Peers {
   std::unique_ptr<Peers> peers_;
 };
 
+constexpr std::string_view kPeers = "FOREBAY_PEERS";
+
 std::optional<std::string> FromEnvironment(std::string_view name) {
   const char* value = std::getenv(std::string(name).c_str());
   if (value == nullptr) return std::nullopt;
   return std::string(value);
 }
 
+// `wanted` goes before kPeers.
+Result<PeerOptions> OptionsFor(const std::string& wanted, std::string_view suffix) {
+  const auto variable = [&](std::string_view name) {
+    return name == kPeers && !wanted.empty() ? std::optional(wanted) : FromEnvironment(name);
+  };
+  return PeerOptionsFromEnvironment(variable, suffix);
+}
+
 }  // namespace
 
-Result<Started> StartPeers(Engine& engine, std::string_view wanted) {
-  constexpr std::string_view kPeers = "FOREBAY_PEERS";
+Result<Started> StartPeers(Engine& engine, std::string_view wanted, std::string_view suffix) {
   const std::string word =
       wanted.empty() ? FromEnvironment(kPeers).value_or("") : std::string(wanted);
   const bool asked = !word.empty() && word != "auto";
@@ -49,9 +58,7 @@ Result<Started> StartPeers(Engine& engine, std::string_view wanted) {
     engine.SetClusterReport([report] { return report; });
     return started;
   };
-  Result<PeerOptions> options = PeerOptionsFromEnvironment([&](std::string_view name) {
-    return name == kPeers && !word.empty() ? std::optional(word) : FromEnvironment(name);
-  });
+  Result<PeerOptions> options = OptionsFor(word, suffix);
   if (!options) {
     if (asked) return options.error();
     return alone(options.error().ToString());
@@ -74,12 +81,14 @@ Result<Started> StartPeers(Engine& engine, std::string_view wanted) {
   return started;
 }
 
+std::string ClusterName(std::string_view wanted, std::string_view suffix) {
+  const Result<PeerOptions> options = OptionsFor(std::string(wanted), suffix);
+  if (!options || options->cluster.method == ClusterSpec::Method::kNone) return "";
+  return StrCat(options->cluster.job, " of ", options->cluster.nodes, " nodes");
+}
+
 bool WantsPeers(std::string_view wanted) {
-  constexpr std::string_view kPeers = "FOREBAY_PEERS";
-  const Result<PeerOptions> options = PeerOptionsFromEnvironment([&](std::string_view name) {
-    return name == kPeers && !wanted.empty() ? std::optional(std::string(wanted))
-                                             : FromEnvironment(name);
-  });
+  const Result<PeerOptions> options = OptionsFor(std::string(wanted), "");
   return !options || options->cluster.method != ClusterSpec::Method::kNone ||
          !options->cluster.open.empty();
 }

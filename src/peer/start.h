@@ -20,8 +20,12 @@ struct Started {
 // `wanted`: as FOREBAY_PEERS, which it goes before; empty: what the environment says. A process is
 // one node: its second engine has no peers, and no engine of a forked child has. Where peers cannot
 // be had (no UCX, no way to the others) the engine does without, and its Cluster() says why; what
-// makes no sense is an error, unless nobody asked for peers.
-Result<Started> StartPeers(Engine& engine, std::string_view wanted);
+// makes no sense is an error, unless nobody asked for peers. `suffix`: of the job's name, as for
+// ClusterFromEnvironment.
+Result<Started> StartPeers(Engine& engine, std::string_view wanted, std::string_view suffix = "");
+
+// The cluster that this would be a node of: its name and its size. Empty: none.
+std::string ClusterName(std::string_view wanted, std::string_view suffix = "");
 
 // Whether that would start them, or say why it cannot.
 bool WantsPeers(std::string_view wanted);

@@ -348,7 +348,8 @@ void Engine::SetWarn(std::function<void(const std::string&)> warn) {
 
 std::string Engine::CacheWarning() const {
   MutexLock lock(mutex_);
-  return cache_warning_;
+  const bool both = !cache_warning_.empty() && !cache_stopped_.empty();
+  return StrCat(cache_warning_, both ? "\n" : "", cache_stopped_);
 }
 
 Result<uint64_t> Engine::CacheLimit() const {
@@ -844,6 +845,18 @@ void Engine::UpdateFolderRoom() {
   const uint64_t capacity = cache_->store->capacity_bytes();
   const uint64_t used = cache_->store->used_bytes() + cache_->buffer.used_bytes();
   scheduler_.SetFolderRoom(capacity - std::min(capacity, used));
+  if (capacity <= used) NoteStopped();
+}
+
+void Engine::NoteStopped() {
+  if (!cache_stopped_.empty() || cache_->store->follows()) return;
+  const Status health = cache_->store->health();
+  if (health.ok()) return;  // it is full
+  cache_stopped_ =
+      StrCat(health.message(),
+             "; what it does not have is read from the source. Free or repair its disk, "
+             "or name another folder");
+  if (warn_) warn_(cache_stopped_);
 }
 
 void Engine::SignalServing() {

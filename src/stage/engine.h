@@ -248,10 +248,11 @@ class Engine {
   Status CacheStatus() const;
   // The most bytes that the cache folder may hold; kNotFound without one.
   Result<uint64_t> CacheLimit() const;
-  // That the cache folder hung, so that copies were given up for a while; empty: it never did.
+  // That the cache folder hung or stopped taking copies, in a line each, with what to do; empty: it
+  // never did. That another process writes to it is none.
   std::string CacheWarning() const;
-  // Is called once, with CacheWarning(), by a thread of the engine as soon as there is one. It must
-  // neither wait nor call back.
+  // Is called for each line of CacheWarning() as soon as there is one, and must neither wait nor
+  // call back.
   void SetWarn(std::function<void(const std::string&)> warn);
   // What was mended when the cache folder was opened; mostly nothing.
   std::string CacheNote() const;
@@ -390,6 +391,8 @@ class Engine {
   void WakeLoop();
   void FinishCopies();
   void NoteCopies() REQUIRES(mutex_);
+  // Warns when the cache folder has stopped taking copies.
+  void NoteStopped() REQUIRES(mutex_);
   Status OpenCache();
   Result<std::unique_ptr<TieredSource>> ThroughCache(const std::shared_ptr<const Catalog>& catalog,
                                                      std::unique_ptr<Source> inner);
@@ -484,7 +487,8 @@ class Engine {
   uint64_t knobs_seen_ GUARDED_BY(mutex_) = 0;
   bool closing_ GUARDED_BY(mutex_) = false;          // nothing is read ahead any more
   uint64_t copies_given_up_ GUARDED_BY(mutex_) = 0;  // that metrics know
-  std::string cache_warning_ GUARDED_BY(mutex_);
+  std::string cache_warning_ GUARDED_BY(mutex_);     // it hung
+  std::string cache_stopped_ GUARDED_BY(mutex_);     // it takes no copies
   std::function<void(const std::string&)> warn_ GUARDED_BY(mutex_);
   bool loop_awake_ GUARDED_BY(mutex_) = true;
   Nanos loop_until_ GUARDED_BY(mutex_) = 0;  // how long it sleeps for held reads

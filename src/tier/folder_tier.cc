@@ -81,6 +81,7 @@ Result<std::shared_ptr<FolderStore>> FolderStore::Open(const FolderTierOptions& 
   }
   auto core = std::make_shared<FolderCore>(options, std::move(folder), std::move(lock), health);
   std::shared_ptr<FolderStore> store(new FolderStore(core));
+  store->follows_ = error == EWOULDBLOCK;
   for (size_t i = 0; i <= options.threads; ++i) {
     core->Started();
     // Without signals SIGXFSZ becomes an error of the write.

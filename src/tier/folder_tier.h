@@ -149,7 +149,10 @@ class FolderStore {
   // What it holds stays. A store that another process writes for is bound by that one.
   void SetQuota(uint64_t bytes);
   TierStats stats() const;
+  // Ok: it takes copies, unless it is full; else why it does not.
   Status health() const;
+  // It only reads because another process writes to the folder.
+  bool follows() const { return follows_ && !health().ok(); }
   // What was found and mended when the folder was opened, in a sentence; mostly nothing.
   std::string note() const;
 
@@ -160,6 +163,7 @@ class FolderStore {
   // Shared with the threads, which may have to be left behind.
   std::shared_ptr<FolderCore> core_;
   std::vector<std::thread> threads_;
+  bool follows_ = false;  // when it was opened; constant after that
 };
 
 }  // namespace forebay

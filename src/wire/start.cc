@@ -39,10 +39,8 @@ constexpr int kReadyFd = 4;
 constexpr int kAbove = 10;  // descriptors are moved out of the way of those
 constexpr size_t kLongestReport = size_t{16} << 10;
 
-// A preloaded library is the program's, and the daemon serves all ranks.
-constexpr std::array<std::string_view, 5> kNotForDaemon = {
-    "LD_PRELOAD", "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE",
-    "MPI_LOCALNRANKS"};
+// A preloaded library is the program's.
+constexpr std::string_view kNotForDaemon = "LD_PRELOAD=";
 
 // What is open only while a daemon is started. A child that another thread forks meanwhile has
 // copies: it would keep the lock when the daemon has died, and its starter waiting for the pipe's
@@ -111,12 +109,6 @@ class PrivateFd {
  private:
   int fd_ = -1;
 };
-
-bool ForDaemon(std::string_view variable) {
-  return std::none_of(kNotForDaemon.begin(), kNotForDaemon.end(), [&](std::string_view name) {
-    return variable.starts_with(name) && variable.substr(name.size()).starts_with('=');
-  });
-}
 
 // Whatever this machine lacks for a daemon, callers can do without one.
 Status NoDaemon(const Status& status) {
@@ -208,7 +200,7 @@ Status Spawn(const StartOptions& options, const ProgramPlace& place, const Priva
   argv.push_back(nullptr);
   std::vector<char*> variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
-    if (ForDaemon(*variable)) variables.push_back(*variable);
+    if (!std::string_view(*variable).starts_with(kNotForDaemon)) variables.push_back(*variable);
   }
   variables.push_back(nullptr);
 

@@ -33,9 +33,9 @@ struct StartOptions {
 using Attach = std::function<Status(Nanos timeout)>;
 
 // Attaches to the program that is there or that this call has started. The program shares nothing
-// with this process: a session of its own, no open descriptor, no LD_PRELOAD, none of the
-// launcher's variables that speak of one rank. However many call at once, one is started. What a
-// dead one left behind is replaced. An error of the program's own start is returned as it is.
+// with this process: a session of its own, no open descriptor, no LD_PRELOAD. However many call at
+// once, one is started. What a dead one left behind is replaced. An error of the program's own
+// start is returned as it is.
 Status AttachOrStart(const ProgramPlace& place, const StartOptions& options, const Attach& attach);
 
 // Removes what a program that was killed left in the folder. Does nothing while one lives or

@@ -63,11 +63,18 @@ def run_mount(arguments: argparse.Namespace) -> int:
     if arguments.allow_other:
         command.insert(1, "--allow-other")
     more: dict[str, Any] = run_command.job_settings(arguments.job)
+    if arguments.name and run_command.split_name(f"{arguments.name}={source}")[0] == "":
+        raise ArgumentError(f"--name {arguments.name}: letters, digits and . _ - make a name")
     with run_command.peers_of(arguments, [], more):
         service = files.Service.start(
-            cache=arguments.cache, cache_bytes=limit, sources=[source], **more
+            cache=arguments.cache,
+            cache_bytes=limit,
+            sources=[source],
+            names={source: arguments.name} if arguments.name else None,
+            **more,
         )
     try:
+        run_command.tell(service)
         environment = _environment(service.environment())
         if arguments.foreground:
             # Ctrl-C and SIGTERM end it, and it unmounts.

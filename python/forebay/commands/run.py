@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -35,6 +36,34 @@ def say(text: str) -> None:
 
 
 # ---- which folders
+
+
+def split_name(source: str) -> tuple[str, str]:
+    """(name, path) of NAME=DIR; a folder that is there by that very path has no name."""
+    found = re.fullmatch(r"([\w.-]+)=(.+)", source, re.DOTALL)
+    if found is None or os.path.isdir(source):
+        return "", source
+    return found.group(1), found.group(2)
+
+
+def named_sources(given: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The paths of --source, and the names that some of them have, by path without links."""
+    pairs = [split_name(source) for source in given]
+    names: dict[str, str] = {}
+    for name, path in pairs:
+        if name:
+            check_name(name, path, names)
+            names[os.path.realpath(path)] = name
+    return [path for _, path in pairs], names
+
+
+def check_name(name: str, path: str, names: dict[str, str]) -> None:
+    for other, has in names.items():
+        if (has == name) != (other == os.path.realpath(path)):
+            raise ArgumentError(
+                f"--source {name}={path}: a name is of one folder, and a folder has one name; "
+                f"{other} is {has}"
+            )
 
 
 def as_source(path: str) -> list[str]:
@@ -189,9 +218,11 @@ def peers_of(
     arguments: argparse.Namespace, command: Sequence[str], settings: dict[str, Any]
 ) -> Iterator[None]:
     """What the service that is started meanwhile is told of other nodes."""
-    from ..launcher import cluster_variables
+    from ..launcher import cluster_variables, shared_job
 
     variables: dict[str, str] = {}
+    if getattr(arguments, "private", False) and not arguments.peers and shared_job(os.environ):
+        arguments.peers = "off"  # several would be the same node
     asked = arguments.peers or os.environ.get("FOREBAY_PEERS", "")
     if asked not in ("off", "0", "none"):
         variables, why = cluster_variables(command, os.environ)
@@ -218,6 +249,9 @@ def job_settings(name: str | None) -> dict[str, Any]:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from .. import ranks
+    from ..launcher import shared_job
+
     command = list(arguments.command)
     if command[:1] == ["--"]:
         del command[0]
@@ -225,22 +259,34 @@ def run(arguments: argparse.Namespace) -> int:
         raise ArgumentError(
             "no command to run\ntry: forebay run --source /path/to/data -- python train.py"
         )
-    sources, guessed = sources_of(arguments.source, command)
+    if arguments.private and arguments.cache:
+        raise ArgumentError(
+            "--private makes a folder of this run's own, --cache names one that others may use: "
+            "give one of them"
+        )
+    given, names = named_sources(arguments.source)
+    sources, guessed = sources_of(given, command)
     cache_bytes = parse_bytes(arguments.cache_size, "--cache-size") or None
     ahead_bytes = parse_bytes(arguments.ahead, "--ahead") or None
-    if guessed and not arguments.quiet:
+    # One of a node's tasks says what holds for all.
+    job = shared_job(os.environ)
+    leads = not job or arguments.private or ranks.local_rank() == 0
+    quiet = arguments.quiet or not leads
+    if guessed and not quiet:
         say(f"data folders, from the command's arguments: {', '.join(sources)} (or use --source)")
     if why := why_not(command):
         say(f"WARNING: running without Forebay: {why}")
         return execute(command, dict(os.environ))
     service = None
     status: dict[str, Any] = {"metrics": {}}
+    warned: list[str] = []
     try:
         from ..files import Service
 
         library()
         # Nobody else comes to a folder of our own: it need not wait for them.
-        more: dict[str, Any] = {} if arguments.cache else {"linger": 1}
+        own = arguments.private or not (arguments.cache or job)
+        more: dict[str, Any] = {"linger": 1} if own else {}
         more |= job_settings(arguments.job)
         with peers_of(arguments, command, more):
             service = Service.start(
@@ -248,9 +294,12 @@ def run(arguments: argparse.Namespace) -> int:
                 cache_bytes=cache_bytes,
                 sources=sources,
                 ahead_bytes=ahead_bytes,
+                shared="" if own else job,
+                names=names,
                 **more,
             )
         status = service.status()
+        warned = tell(service) if leads else []
         env = environment(service.environment(), not arguments.no_hook)
     except Exception as error:  # noqa: BLE001 - whatever it is, the program runs
         if service is not None:
@@ -262,17 +311,30 @@ def run(arguments: argparse.Namespace) -> int:
         code = execute(command, env)
     finally:
         if service is not None:
-            end(service, status, arguments.quiet, arguments.cache is None)
+            end(service, status, quiet, arguments.cache is None, warned if leads else None)
     return code
 
 
-def end(service: Any, before: dict[str, Any], quiet: bool, temporary: bool) -> None:
+def tell(service: Any, told: Sequence[str] = ()) -> list[str]:
+    """Says each of the service's warnings that was not ``told`` yet; returns all."""
+    warnings: list[str] = service.warnings()
+    for text in warnings:
+        if text not in told:
+            say(f"WARNING: {text}")
+    return warnings
+
+
+def end(
+    service: Any, before: dict[str, Any], quiet: bool, temporary: bool, told: list[str] | None
+) -> None:
     """Says what the service did, and lets it go. Ctrl-C does not leave the copies behind."""
     from .. import files
 
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         after = service.status()
+        if told is not None:
+            tell(service, told)
         service.close()
         plain = int(after.get("plain", 0)) - int(before.get("plain", 0))
         if plain:

@@ -9,10 +9,10 @@ from typing import Any
 
 from .. import _forebay, files
 from .._errors import AccessError, MissingError, StorageError
-from ..units import format_bytes
+from ..units import format_bytes, text_of
 from .control_status import control_lines
 from .peers_status import cluster_lines
-from .watch import text_of, why_idle
+from .watch import why_idle
 
 _KEY_METRICS = (
     ("forebay_source_reads_total", "reads from the source", False),

@@ -126,11 +126,16 @@ def log_epoch(
         _log.log(level, "forebay: %s%s: %s", what, rank_text, sentence(found, nodes))
 
 
-def story(reports: list[EpochReport], cluster: dict[str, Any] | None, problem: str) -> str:
-    """The last epoch's sentence, a table of all, and what is wrong with the other nodes."""
+def story(
+    reports: list[EpochReport], cluster: dict[str, Any] | None, problem: str, cache: str = ""
+) -> str:
+    """The last epoch's sentence, a table of all, and what is wrong with the other nodes and the
+    cache folder.
+    """
     lines = [sentence(reports[-1], cluster), table(reports), *fault_lines(cluster)]
     if problem:
         lines.append(f"peers: {problem}")
+    lines += [f"cache: {line}" for line in cache.splitlines()]
     return "\n".join(lines)
 
 

@@ -16,11 +16,11 @@ from typing import Any
 
 from .. import _forebay, files
 from .._errors import AccessError, ForebayError
-from ..units import format_bytes
+from ..units import format_bytes, text_of
 from .daemon_status import duration, knob_value
 from .peers_status import cluster_lines
 from .report import CAUSES
-from .watch import Rates, processes, rates, streams, text_of, why_idle
+from .watch import Rates, processes, rates, streams, why_idle
 
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 _ENTER = "\x1b[?1049h\x1b[?25l"  # another screen, no cursor

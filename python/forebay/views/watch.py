@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..units import format_bytes
+from ..units import format_bytes, text_of
 from .peers_status import at_fault
 from .report import CAUSES
 
 LEAST_MS = 200
 """Looks that lie closer together give no rate."""
-
-
-def text_of(quoted: str) -> str:
-    """Names come with a character for each byte."""
-    try:
-        return os.fsdecode(quoted.encode("latin-1"))
-    except UnicodeEncodeError:
-        return quoted
 
 
 def streams(said: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
