@@ -38,7 +38,7 @@ class EngineSupplyTest : public ::testing::Test {
     engine_ = *std::move(engine);
     ASSERT_TRUE(engine_->cache_store()->WaitScanned(20 * kSecond));
     supply_ = std::make_unique<EngineSupply>(*engine_, "test");
-    ASSERT_TRUE(supply_->AddSource(root_ + "/data").ok());
+    ASSERT_TRUE(supply_->AddSource(root_ + "/data", "").ok());
     fs::create_directories(root_ + "/store/run/copies");
     copies_ = OwnedFd(open((root_ + "/store/run/copies").c_str(), O_RDONLY | O_DIRECTORY));
   }
