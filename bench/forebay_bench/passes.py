@@ -130,7 +130,7 @@ def await_end_of_daemons(runtimes: Sequence[str], *, most_s: float = 20.0) -> No
     def there(runtime: str) -> bool:
         folder = os.path.join(runtime, "forebay")
         with contextlib.suppress(FileNotFoundError):
-            return any(name.endswith(".sock") for name in os.listdir(folder))
+            return any(name.endswith((".sock", ".lock")) for name in os.listdir(folder))
         return False
 
     end = time.monotonic() + most_s

@@ -38,7 +38,9 @@ def main():
     options = parser.parse_args()
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dataset = ImageFolder(options.folder, decode=False)
-    split = DistributedSampler(dataset, world, rank, shuffle=True, seed=options.seed)
+    split: DistributedSampler = DistributedSampler(
+        dataset, world, rank, shuffle=True, seed=options.seed
+    )
     generator = torch.Generator().manual_seed(options.seed * world + rank)
     sampler = RandomSampler(dataset, generator=generator) if options.whole else split
     loader = DataLoader(
