@@ -174,7 +174,8 @@ class Service:
         self.close()
 
 
-_SETTINGS = {"cache_bytes": "--cache-size", "ahead_bytes": "--ahead"}
+_SETTINGS = {"cache_bytes": "--cache-size", "ahead_bytes": "--ahead", "job": "--job"}
+_SIZES = ("cache_bytes", "ahead_bytes")
 _FILES_SUFFIX = "-files"  # of a cluster's name; forebayd's
 
 
@@ -188,7 +189,7 @@ def differences(wanted: Mapping[str, Any], status: Mapping[str, Any]) -> list[st
             continue
         has: Any = theirs.get(name) or knobs.get(f"files_{name}", "its default")
         ours = value
-        if name in _SETTINGS:
+        if name in _SIZES:
             ours, has = (format_bytes(int(each)) for each in (value, has))
         out.append(f"{_SETTINGS.get(name, name)} {ours} (it has {has})")
     peers = str(wanted.get("peers", ""))
