@@ -88,8 +88,8 @@ class Service:
 
         Without ``cache`` the folder is a fresh one on the node's local disk, which goes with the
         service; all who name the same ``shared`` have the same one. ``names``: what nodes that have
-        a data folder at different paths call it, by its path without links. ``settings`` are more of
-        forebayd's options.
+        a data folder at different paths call it, by its path without links. ``settings`` are more
+        of forebayd's options.
         """
         folders = data_folders(sources)
         for name, value in (("cache_bytes", cache_bytes), ("ahead_bytes", ahead_bytes)):
