@@ -43,6 +43,10 @@ def test_one_node_or_another_program(line: str) -> None:
 def test_a_launcher_that_has_told_counts_more() -> None:
     line = "torchrun --nnodes 2 --node-rank 1 --rdzv-endpoint n0:29400 train.py".split()
     assert cluster_variables(line, {"SLURM_NODEID": "0"}) == ({}, "")
+    # In the script of sbatch it has not.
+    script = {"SLURM_NODEID": "0", "ENVIRONMENT": "BATCH", "SLURM_JOB_ID": "7"}
+    assert cluster_variables(line, script) == (TWO, "")
+    assert cluster_variables(line, {**script, "SLURM_STEP_ID": "0"}) == ({}, "")
 
 
 @pytest.mark.parametrize(

@@ -226,6 +226,10 @@ def test_copies_that_the_store_does_not_take_are_told(data: Path, place: Path) -
     run = Run(data, place / "b", "--cache", str(cache)).ready()
     [log] = (place / "r").rglob("files-*.log")
     said = log.read_text()
+    status = subprocess.run(
+        [*RUN[:-1], "status"], capture_output=True, text=True, timeout=60, check=False
+    ).stdout
+    assert f"WARNING: the cache folder {cache} takes no more copies" in status
     again, err = run.end()
     assert again == lines  # this run has its copies
     warnings = [line for line in err.splitlines() if "WARNING" in line]

@@ -237,3 +237,20 @@ def test_torchrun_of_several_nodes_has_peers(monkeypatch: pytest.MonkeyPatch) ->
     settings.clear()
     with run_command.peers_of(arguments, command, settings):
         assert "FOREBAY_NODE" not in os.environ
+
+
+def test_torchrun_as_a_task_of_srun_on_each_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FOREBAY_PEERS", "FOREBAY_NODE", "GROUP_RANK", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    srun = {
+        "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_NODEID": "1", "SLURM_PROCID": "1",
+        "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "n[1-2]",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    }  # fmt: skip
+    for name, value in srun.items():
+        monkeypatch.setenv(name, value)
+    arguments = run_command.argparse.Namespace(peers=None)
+    # Which node this is, torchrun finds out later; SLURM tells now.
+    command = "torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint n1:29400 train.py".split()
+    with run_command.peers_of(arguments, command, {}):
+        assert _forebay.cluster_name("", "-files") == "slurm-77.0-files of 2 nodes"

@@ -88,8 +88,8 @@ class Service:
 
         Without ``cache`` the folder is a fresh one on the node's local disk, which goes with the
         service; all who name the same ``shared`` have the same one. ``names``: what nodes that have
-        a data folder at different paths call it, by its path without links. ``settings`` are more of
-        forebayd's options.
+        a data folder at different paths call it, by its path without links. ``settings`` are more
+        of forebayd's options.
         """
         folders = data_folders(sources)
         for name, value in (("cache_bytes", cache_bytes), ("ahead_bytes", ahead_bytes)):
@@ -174,7 +174,8 @@ class Service:
         self.close()
 
 
-_SETTINGS = {"cache_bytes": "--cache-size", "ahead_bytes": "--ahead"}
+_SETTINGS = {"cache_bytes": "--cache-size", "ahead_bytes": "--ahead", "job": "--job"}
+_SIZES = ("cache_bytes", "ahead_bytes")
 _FILES_SUFFIX = "-files"  # of a cluster's name; forebayd's
 
 
@@ -188,7 +189,7 @@ def differences(wanted: Mapping[str, Any], status: Mapping[str, Any]) -> list[st
             continue
         has: Any = theirs.get(name) or knobs.get(f"files_{name}", "its default")
         ours = value
-        if name in _SETTINGS:
+        if name in _SIZES:
             ours, has = (format_bytes(int(each)) for each in (value, has))
         out.append(f"{_SETTINGS.get(name, name)} {ours} (it has {has})")
     peers = str(wanted.get("peers", ""))

@@ -48,7 +48,10 @@ def cluster_variables(
     command: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[dict[str, str], str]:
     """Variables for the node's daemon, and why there are none though there are several nodes."""
-    if any(name in environ for name in _TELLING) or not command:
+    # The script of sbatch is one process, of which SLURM tells nothing about other nodes.
+    script = environ.get("ENVIRONMENT") == "BATCH" and not environ.get("SLURM_STEP_ID")
+    telling = [name for name in _TELLING if name in environ]
+    if not command or (telling and not (script and telling == ["SLURM_NODEID"])):
         return {}, ""
     told = torchrun_arguments(command)
     if not told or told.get("nodes", "1") == "1":

@@ -79,6 +79,7 @@ def file_lines(services: list[dict[str, Any]]) -> list[str]:
             f"    read from the source: {m['source_reads_total']} reads, "
             f"{format_bytes(m['source_read_bytes_total'])}; asked for {m['gets_total']}, left to "
             f"the source {m['left_total']}, errors {m['errors_total']}",
+            *(f"    WARNING: {text_of(text)}" for text in s["warnings"]),
         ]
     return lines
 
