@@ -11,8 +11,9 @@ using Outcome = CopyResult::Outcome;
 
 namespace {
 
-constexpr size_t kMostRuns = 16;           // of a file: about as many as it has readers
-constexpr uint64_t kLongRun = 4;           // blocks
+constexpr size_t kMostRuns = 16;  // of a file: about as many as it has readers
+constexpr uint64_t kLongRun = 4;  // blocks
+constexpr uint64_t kHead = 64 << 10;
 constexpr uint64_t kNear = 2;              // blocks
 constexpr size_t kMostAhead = 64;          // blocks
 constexpr size_t kMostAwaited = 32;        // blocks: nobody's patience ends before
@@ -112,10 +113,11 @@ Book::Entry* Book::Find(std::string_view path) {
   return entry == nullptr || entry->changed || table_.closed() ? nullptr : entry;
 }
 
-// From the start on, or for so long that going on is likely: a record that is read at random is
-// read in a few pieces, too.
+// From near the start on, beyond what formats have there; or for so long that going on is likely: a
+// record that is read at random is read in a few pieces, too.
 bool Book::IsSequential(const Run& run) const {
-  return run.begin == 0 || run.end - run.begin >= kLongRun * options_.block;
+  return (run.begin < kHead && run.end >= kHead) ||
+         run.end - run.begin >= kLongRun * options_.block;
 }
 
 Book::Run& Book::RunOf(Large& large, uint64_t offset, uint64_t bytes, Nanos now) const {
@@ -291,7 +293,7 @@ void Book::DoneBlock(Entry& entry, CopyResult& result, Nanos now) {
     std::erase(large_, &entry);
     const std::unique_ptr<Large> ended = std::move(entry.rare->large);
     sequential_ = std::any_of(ended->runs.begin(), ended->runs.end(), [&](const Run& run) {
-      return run.begin == 0 && run.end >= ended->size / 2;
+      return run.begin < kHead && run.end >= ended->size / 2;
     });
     EndParts(entry);
     Placed(entry, result);
