@@ -483,6 +483,7 @@ TEST_F(BookTest, WhileAMappingIsReadNothingIsCopied) {
   now_ += 2 * kSecond;  // it has come to rest
   book_->Pump(now_);
   now_ += 2 * kSecond;
+  EXPECT_EQ(answers_[Ask(Path(0))], Answer::kPartial);  // opened, and not read
   book_->Pump(now_);
   ASSERT_FALSE(jobs_.empty());
   for (int i = 0; i < 80; ++i) {
