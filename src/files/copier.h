@@ -39,6 +39,7 @@ struct CopierOptions {
   size_t threads = 64;                   // the most, see SetThreads
   uint64_t block = 1 << 20;              // of one read
   uint64_t parallel = 2 << 20;           // files above this are copied in blocks
+  uint64_t partial = 16 << 20;           // and those above this also if only some have room
   Nanos young = 3 * kSecond;             // files changed more recently are left alone
   bool check_crc = false;                // of copies of earlier runs
   CopierMetrics metrics;                 // none are counted with a supply
@@ -74,6 +75,7 @@ class Copier {
   // Looks at the source, and opens it where it is read here; false: `result` says why not.
   bool Open(CopyResult& result, std::byte* buffer);
   bool OpenForReading(CopyResult& result, SourceFile& source);
+  bool MayGrow(CopyResult& result) const;
   // Whether the store has a copy of the file as it is, which has its name in the cache then.
   bool TakeStored(CopyResult& result);
   // Writes a small file's bytes into its copy; false: `result` says why not.

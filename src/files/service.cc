@@ -195,6 +195,7 @@ ServiceImpl::ServiceImpl(const ServiceOptions& options, CacheFolder folder)
   copying.copies = folder_.copies();
   copying.threads = options.reads_in_flight;
   copying.young = options.young;
+  copying.partial = options.partial_bytes;
   copying.check_crc = folder_.rebooted();
   copying.supply = options.supply;
   if (options.supply == nullptr) {
