@@ -170,7 +170,6 @@ void Book::Get(std::string_view path, uint64_t waiter, Nanos now) {
     }
   }
   if (entry->large() != nullptr && entry->large()->size > options_.partial) {
-    last_read_ = now;
     return actions_.Answer(waiter, Answer::kPartial, entry->large()->size);
   }
   last_read_ = now;

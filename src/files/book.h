@@ -162,11 +162,14 @@ class Book {
   struct Run;
   Run& RunOf(Large& large, uint64_t offset, uint64_t bytes, Nanos now) const;
   bool IsSequential(const Run& run) const;
+  bool Follow(Large& large, uint64_t offset, uint64_t bytes, Nanos now) const;
   bool CopiesAll(const Entry& entry) const;
   bool NextAhead(Entry& entry);
   void LookAtDirect(Nanos now);
   Nanos PumpIdle(Nanos now);
-  void StartBlock(Entry& entry, size_t block, bool urgent);
+  // False: there is no room.
+  bool StartBlock(Entry& entry, size_t block, bool urgent);
+  bool IsWorn(Large& large, uint64_t offset, uint64_t bytes) const;
   bool NextBlock(Entry& entry);
   bool PumpBegun();
   bool PumpLarge();

@@ -37,9 +37,12 @@ struct Book::Large {
   std::vector<uint8_t> blocks;
   std::vector<uint32_t> crcs;
   size_t left = 0;
-  size_t cursor = 0;    // where reading goes on when nobody asks
-  bool whole = false;   // its reader is likely to want all of it
-  uint64_t passed = 0;  // bytes that readers were sent to the source for
+  size_t cursor = 0;                // where reading goes on when nobody asks
+  bool whole = false;               // its reader is likely to want all of it
+  bool grows = false;               // room is reserved block by block
+  bool full = false;                // and there is no more
+  uint64_t passed = 0;              // bytes that readers were sent to the source for
+  std::vector<uint32_t> passed_of;  // the same of each block
   std::vector<Run> runs;
   std::vector<Reader> readers;
   std::vector<uint64_t> awaiting;  // who waits until it is complete

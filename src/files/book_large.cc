@@ -11,8 +11,9 @@ using Outcome = CopyResult::Outcome;
 
 namespace {
 
-constexpr size_t kMostRuns = 16;           // of a file: about as many as it has readers
-constexpr uint64_t kLongRun = 4;           // blocks
+constexpr size_t kMostRuns = 16;  // of a file: about as many as it has readers
+constexpr uint64_t kLongRun = 4;  // blocks
+constexpr uint64_t kHead = 64 << 10;
 constexpr uint64_t kNear = 2;              // blocks
 constexpr size_t kMostAhead = 64;          // blocks
 constexpr size_t kMostAwaited = 32;        // blocks: nobody's patience ends before
@@ -33,6 +34,8 @@ void Book::FoundLarge(Entry& entry, CopyResult& result) {
   large->left = (large->size + options_.block - 1) / options_.block;
   large->blocks.assign(large->left, Large::kAbsent);
   large->crcs.assign(large->left, 0);
+  large->passed_of.assign(large->left, 0);
+  large->grows = result.job.grows;
   rare.large = std::move(large);
   rare.owner = next_owner_++;
   owners_.emplace(rare.owner, &entry);
@@ -56,7 +59,7 @@ void Book::FoundLarge(Entry& entry, CopyResult& result) {
 // Somebody waits for all of it.
 void Book::HurryLarge(Entry& entry) {
   for (size_t block = 0; block < entry.large()->blocks.size(); ++block) {
-    if (entry.large()->blocks[block] == Large::kAbsent) StartBlock(entry, block, true);
+    if (entry.large()->blocks[block] == Large::kAbsent) (void)StartBlock(entry, block, true);
   }
 }
 
@@ -88,8 +91,13 @@ void Book::EndLarge(Entry& entry) {
   for (const uint64_t waiter : large->awaiting) actions_.Answer(waiter, Answer::kSource, 0);
 }
 
-void Book::StartBlock(Entry& entry, size_t block, bool urgent) {
+bool Book::StartBlock(Entry& entry, size_t block, bool urgent) {
   Large& large = *entry.large();
+  if (large.grows) {
+    large.full = large.full || room_.Reserve(options_.block, false) == Place::kNone;
+    if (large.full) return false;
+    large.reserved += options_.block;
+  }
   large.blocks[block] = Large::kComing;
   CopyJob job;
   job.kind = CopyJob::Kind::kBlock;
@@ -103,6 +111,7 @@ void Book::StartBlock(Entry& entry, size_t block, bool urgent) {
   job.offset = block * options_.block;
   job.bytes = std::min(options_.block, large.size - job.offset);
   Submit(std::move(job));
+  return true;
 }
 
 Book::Entry* Book::Find(std::string_view path) {
@@ -112,10 +121,11 @@ Book::Entry* Book::Find(std::string_view path) {
   return entry == nullptr || entry->changed || table_.closed() ? nullptr : entry;
 }
 
-// From the start on, or for so long that going on is likely: a record that is read at random is
-// read in a few pieces, too.
+// From near the start on, beyond what formats have there; or for so long that going on is likely: a
+// record that is read at random is read in a few pieces, too.
 bool Book::IsSequential(const Run& run) const {
-  return run.begin == 0 || run.end - run.begin >= kLongRun * options_.block;
+  return (run.begin < kHead && run.end >= kHead) ||
+         run.end - run.begin >= kLongRun * options_.block;
 }
 
 Book::Run& Book::RunOf(Large& large, uint64_t offset, uint64_t bytes, Nanos now) const {
@@ -142,12 +152,39 @@ Book::Run& Book::RunOf(Large& large, uint64_t offset, uint64_t bytes, Nanos now)
   return *run;
 }
 
-// Its readers want all of it, or have read as much past the service as all of it: what a copy
-// costs is saved the next time.
+// Whether this read is one of a sequential reader, which is then read ahead of: the farther, the
+// longer it has gone on.
+bool Book::Follow(Large& large, uint64_t offset, uint64_t bytes, Nanos now) const {
+  Run& run = RunOf(large, offset, bytes, now);
+  if (!IsSequential(run)) return false;
+  const uint64_t end = (offset + bytes - 1) / options_.block + 1;
+  run.end = std::max(run.end, std::min(end * options_.block, large.size));
+  const auto length = static_cast<size_t>((run.end - run.begin) / options_.block);
+  run.ahead = length < 2 ? 0 : static_cast<size_t>(end) + std::min(2 * length, kMostAhead);
+  return true;
+}
+
+// Whether half of each block that is not there has been read past the service, with these bytes:
+// then those who read at random come by again and again.
+bool Book::IsWorn(Large& large, uint64_t offset, uint64_t bytes) const {
+  bool worn = true;
+  for (uint64_t at = offset; at < offset + bytes;) {
+    const size_t block = at / options_.block;
+    const uint64_t end = std::min((block + 1) * options_.block, offset + bytes);
+    if (large.blocks[block] == Large::kAbsent) {
+      uint32_t& passed = large.passed_of[block];
+      passed = static_cast<uint32_t>(std::min(passed + (end - at), options_.block));
+      worn = worn && passed > options_.block / 2;
+    }
+    at = end;
+  }
+  return worn;
+}
+
+// Its readers want all of it, and there is room.
 bool Book::CopiesAll(const Entry& entry) const {
   const Large& large = *entry.large();
-  return large.whole || entry.announced > 0 || large.size <= options_.partial ||
-         large.passed >= large.size;
+  return !large.grows && (large.whole || entry.announced > 0 || large.size <= options_.partial);
 }
 
 bool Book::NextBlock(Entry& entry) {
@@ -157,8 +194,7 @@ bool Book::NextBlock(Entry& entry) {
     const size_t block = (large.cursor + n) % count;
     if (large.blocks[block] != Large::kAbsent) continue;
     large.cursor = block + 1;
-    StartBlock(entry, block, false);
-    return true;
+    return StartBlock(entry, block, false);
   }
   return false;
 }
@@ -169,9 +205,7 @@ bool Book::NextAhead(Entry& entry) {
   for (const Run& run : large.runs) {
     const size_t end = std::min(run.ahead, large.blocks.size());
     for (size_t block = run.end / options_.block; block < end; ++block) {
-      if (large.blocks[block] != Large::kAbsent) continue;
-      StartBlock(entry, block, false);
-      return true;
+      if (large.blocks[block] == Large::kAbsent) return StartBlock(entry, block, false);
     }
   }
   return false;
@@ -216,7 +250,8 @@ Nanos Book::PumpIdle(Nanos now) {
   }
   const auto steps = std::min<Nanos>((idle - options_.idle) / kIdleStep, 3);
   const size_t most = std::min(options_.in_flight, kFewestIdle << steps);
-  const auto next = [this](Entry* entry) { return NextBlock(*entry); };
+  // What does not fit as a whole is copied as it is read.
+  const auto next = [this](Entry* entry) { return !entry->large()->grows && NextBlock(*entry); };
   while (in_flight_ < most && std::any_of(large_.begin(), large_.end(), next)) {
   }
   return kLookAtDirect;
@@ -229,7 +264,7 @@ void Book::Direct(std::string_view path, int64_t process, int64_t fd, uint64_t w
     const bool there = entry != nullptr && entry->place != Place::kNone;
     return actions_.Answer(waiter, there ? Answer::kReady : Answer::kSource, 0);
   }
-  if (large->left <= kMostAwaited && large->left * 2 <= large->blocks.size()) {
+  if (!large->grows && large->left <= kMostAwaited && large->left * 2 <= large->blocks.size()) {
     large->awaiting.push_back(waiter);
     return HurryLarge(*entry);
   }
@@ -257,23 +292,21 @@ void Book::Range(std::string_view path, uint64_t offset, uint64_t bytes, uint64_
   const auto from = large->blocks.begin() + static_cast<ptrdiff_t>(first);
   const auto to = large->blocks.begin() + static_cast<ptrdiff_t>(end);
   const bool there = std::all_of(from, to, [](uint8_t state) { return state == Large::kThere; });
-  Run& run = RunOf(*large, offset, bytes, now);
-  if (IsSequential(run)) {
-    run.end = std::max(run.end, std::min(end * options_.block, large->size));
-    const auto length = static_cast<size_t>((run.end - run.begin) / options_.block);
-    run.ahead = length < 2 ? 0 : end + std::min(2 * length, kMostAhead);
-  }
+  const bool sequential = Follow(*large, offset, bytes, now);
   if (!there) last_read_ = now;
   if (there) return actions_.Answer(waiter, Answer::kReady, 0);
   const bool absent = std::find(from, to, Large::kAbsent) != to;
-  if (absent && !IsSequential(run) && !CopiesAll(*entry)) {
+  const auto leave = [&] {
     // What else is in their blocks may never be read.
     large->passed += bytes;
     sequential_ = sequential_ && large->passed < large->size / 8;
-    return actions_.Answer(waiter, Answer::kSource, 0);
+    actions_.Answer(waiter, Answer::kSource, 0);
+  };
+  if (absent && !sequential && !CopiesAll(*entry) && !IsWorn(*large, offset, bytes)) {
+    return leave();
   }
   for (size_t block = first; block < end; ++block) {
-    if (large->blocks[block] == Large::kAbsent) StartBlock(*entry, block, true);
+    if (large->blocks[block] == Large::kAbsent && !StartBlock(*entry, block, true)) return leave();
   }
   if (end < large->blocks.size()) large->cursor = end;  // a reader goes on from there
   large->readers.push_back({waiter, first, end});
@@ -291,7 +324,7 @@ void Book::DoneBlock(Entry& entry, CopyResult& result, Nanos now) {
     std::erase(large_, &entry);
     const std::unique_ptr<Large> ended = std::move(entry.rare->large);
     sequential_ = std::any_of(ended->runs.begin(), ended->runs.end(), [&](const Run& run) {
-      return run.begin == 0 && run.end >= ended->size / 2;
+      return run.begin < kHead && run.end >= ended->size / 2;
     });
     EndParts(entry);
     Placed(entry, result);

@@ -302,6 +302,17 @@ bool Copier::OpenForReading(CopyResult& result, SourceFile& source) {
   return true;
 }
 
+// A file that does not fit is copied in part, unless that is next to nothing, or it may be staged.
+bool Copier::MayGrow(CopyResult& result) const {
+  CopyJob& job = result.job;
+  const auto size = static_cast<uint64_t>(job.source->stat.st_size);
+  if (job.may_stage || size <= options_.partial || room_.left() < size / 16) return false;
+  job.grows = true;
+  job.place = Place::kKept;
+  job.reserved = 0;
+  return true;
+}
+
 void Copier::Copy(CopyResult& result) {
   CopyJob& job = result.job;
   if (job.source == nullptr && !Open(result)) return;
@@ -310,7 +321,9 @@ void Copier::Copy(CopyResult& result) {
   if (job.place == Place::kNone) {
     job.reserved = OnDisk(size);
     job.place = room_.Reserve(job.reserved, job.may_stage, job.urgent);
-    if (job.place == Place::kNone) return SetOutcome(result, Outcome::kNoRoom);
+    if (job.place == Place::kNone && !MayGrow(result)) {
+      return SetOutcome(result, Outcome::kNoRoom);
+    }
   }
   if (size > options_.parallel) return PrepareLarge(result);
   FileLoan loan;

@@ -31,6 +31,7 @@ struct CopierOptions {
   size_t threads = 64;                   // the most, see SetThreads
   uint64_t block = 1 << 20;              // of one read
   uint64_t parallel = 2 << 20;           // files above this are copied in blocks
+  uint64_t partial = 16 << 20;           // and those above this also if only some have room
   Nanos young = 3 * kSecond;             // files changed more recently are left alone
   FileSupply* supply = nullptr;          // outlives the copier
   Metric* opens = nullptr;               // counts files of the source that were opened
@@ -64,6 +65,7 @@ class Copier {
   // Looks at the source, and opens it where it is read here; false: `result` says why not.
   bool Open(CopyResult& result);
   bool OpenForReading(CopyResult& result, SourceFile& source);
+  bool MayGrow(CopyResult& result) const;
   // Whether the store has a copy of the file as it is, which has its name in the cache then.
   bool TakeStored(CopyResult& result);
   void PrepareLarge(CopyResult& result);

@@ -47,6 +47,7 @@ struct CopyJob {
   bool may_stage = false;      // it may take from the second budget
   bool known = false;          // its size was known when it was asked for
   bool follow = true;          // of kResolve: the last part of the path, too
+  bool grows = false;          // of a large file: room is reserved block by block
   Place place = Place::kNone;  // reserved already, `reserved` bytes
   uint64_t reserved = 0;
   uint64_t owner = 0;  // the book's
@@ -102,6 +103,7 @@ class Room {
   void SetMost(uint64_t kept, uint64_t staged);
   uint64_t used(Place place) const;
   uint64_t most(Place place) const;
+  uint64_t left() const;  // for copies that are kept
 
  private:
   static size_t Of(Place place) { return place == Place::kKept ? 0 : 1; }

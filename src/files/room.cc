@@ -48,6 +48,11 @@ uint64_t Room::used(Place place) const {
   return used_[Of(place)];
 }
 
+uint64_t Room::left() const {
+  const MutexLock lock(mutex_);
+  return most_[0] - std::min(most_[0], used_[0]);
+}
+
 uint64_t Room::most(Place place) const {
   const MutexLock lock(mutex_);
   return most_[Of(place)];

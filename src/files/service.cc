@@ -194,6 +194,7 @@ ServiceImpl::ServiceImpl(const ServiceOptions& options, RunFolder folder)
   copying.copies = folder_.copies();
   copying.threads = options.reads_in_flight;
   copying.young = options.young;
+  copying.partial = options.partial_bytes;
   copying.supply = options.supply;
   copying.opens =
       &mechanism_.AddCounter("forebay_files_source_opens_total", "Files of the source opened");

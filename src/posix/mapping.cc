@@ -32,8 +32,8 @@ enum : uint64_t { kFree = 0, kSet = 1, kClaimed = 2, kStates = 3, kNext = 4 };
 struct Mapping {
   std::atomic<uint64_t> state = kFree;
   std::atomic<int> claimer = 0;  // a process: a forked child finds claims that nobody gives back
-  uintptr_t start = 0;
-  uintptr_t end = 0;
+  std::atomic<uintptr_t> start = 0;
+  std::atomic<uintptr_t> end = 0;
   int flags = 0;
   int advice = kNoAdvice;
   long offset = 0;
@@ -73,6 +73,11 @@ bool AwaitRelease(const Mapping& mapping) {
   return false;
 }
 
+bool Overlaps(const Mapping& mapping, uintptr_t start, uintptr_t end) {
+  return mapping.start.load(std::memory_order_relaxed) < end &&
+         start < mapping.end.load(std::memory_order_relaxed);
+}
+
 // Claims each one that overlaps and calls `change`, which says what becomes of it.
 template <typename Change>
 void EachOver(const void* at, size_t bytes, Change change) {
@@ -82,15 +87,16 @@ void EachOver(const void* at, size_t bytes, Change change) {
   for (Mapping& mapping : mappings) {
     for (;;) {
       const uint64_t state = mapping.state.load(std::memory_order_acquire);
-      if ((state & kStates) == kFree) break;
+      const bool over = Overlaps(mapping, start, end);
+      std::atomic_thread_fence(std::memory_order_acquire);
+      if (mapping.state.load(std::memory_order_relaxed) != state) continue;
+      if ((state & kStates) == kFree || !over) break;
       if ((state & kStates) == kClaimed) {
         if (!AwaitRelease(mapping)) break;
-        continue;
+      } else if (Claim(mapping, state)) {
+        Release(mapping, change(mapping));
+        break;
       }
-      if (!Claim(mapping, state)) continue;
-      const bool over = mapping.start < end && start < mapping.end;
-      Release(mapping, over ? change(mapping) : kSet);
-      break;
     }
   }
 }
@@ -197,10 +203,11 @@ bool IsThere(const Mapping& mapping, Line* line) {
 }
 
 bool MapAt(const Mapping& mapping, int fd) {
-  const auto bytes = static_cast<long>(mapping.end - mapping.start);
-  const long result = RawCall(SYS_mmap, static_cast<long>(mapping.start), bytes, PROT_READ,
-                              mapping.flags | MAP_FIXED, fd, mapping.offset);
-  return result == static_cast<long>(mapping.start);
+  const auto start = static_cast<long>(mapping.start.load(std::memory_order_relaxed));
+  const auto bytes = static_cast<long>(mapping.end.load(std::memory_order_relaxed)) - start;
+  const long result =
+      RawCall(SYS_mmap, start, bytes, PROT_READ, mapping.flags | MAP_FIXED, fd, mapping.offset);
+  return result == start;
 }
 
 // The copy can be mapped at all, with these flags: a mapping that fails leaves a gap on some
@@ -228,9 +235,10 @@ class NoSignals {
   uint64_t kept_ = 0;
 };
 
-void Move(Mapping& mapping, uint64_t state, int fd) {
+// False: it has changed since it was looked at.
+bool Move(Mapping& mapping, uint64_t state, int fd) {
   const NoSignals quiet;
-  if (!Claim(mapping, state)) return;
+  if (!Claim(mapping, state)) return false;
   if (MapAt(mapping, fd)) {
     if (mapping.advice != kNoAdvice) {
       RawCall(SYS_madvise, static_cast<long>(mapping.start),
@@ -246,6 +254,7 @@ void Move(Mapping& mapping, uint64_t state, int fd) {
     }
   }
   Release(mapping, kFree);
+  return true;
 }
 
 // A look at one that is not claimed; the move that follows makes sure that it has not changed.
@@ -257,7 +266,8 @@ void TryMove(Mapping& mapping) {
   Line line;
   if (IsThere(mapping, &line) && line.device == mapping.device && line.inode == mapping.inode &&
       CanBeMapped(mapping, fd)) {
-    Move(mapping, state, fd);
+    // Advice changes it, too: then the next call moves it.
+    if (!Move(mapping, state, fd)) seen_copies.store(0, std::memory_order_relaxed);
   } else if (Claim(mapping, state)) {
     Release(mapping, kFree);
   }
@@ -278,7 +288,11 @@ void TrackMapping(void* at, size_t bytes, int flags, long offset, const PartialF
     mapping.flags = flags;
     mapping.advice = kNoAdvice;
     mapping.offset = offset;
-    mapping.file = file;
+    mapping.file.device = file.device;
+    mapping.file.inode = file.inode;
+    mapping.file.size = file.size;
+    mapping.file.length = file.length;
+    std::memcpy(mapping.file.path, file.path, file.length + 1);
     Line line;
     const bool there = IsThere(mapping, &line);
     mapping.device = line.device;

@@ -453,6 +453,71 @@ TEST_F(PreloadCopyTest, ALargeFileIsReadAsItIsCopied) {
   EXPECT_NE(Run(With::kNothing, {"large", path}).status, 0);
 }
 
+TEST_F(PreloadCopyTest, AStreamIsReadAsItIsCopied) {
+  constexpr size_t kSize = 3'300'000;
+  const std::string path = data_ + "/large";
+  const std::string size = std::to_string(kSize);
+  EXPECT_EQ(Run(With::kNothing, {"fill", path, size, "0", size}).status, 0);
+  EXPECT_EQ(Run(With::kNothing, {"fill", CopyOf(path) + ".part", size, "0", size}).status, 0);
+  table_.Add(files::KeyOf(path), FileState::kComing);
+  Serve([=](const FakeService::Question& question) {
+    // Larger than what a stream waits for.
+    if (question.kind == Kind::kGet) return Say(Answer::kPartial, 100 << 20);
+    const bool there = question.kind == Kind::kRange && question.a < (2 << 20);
+    return Say(there ? Answer::kReady : Answer::kSource);
+  });
+  EXPECT_EQ(Run(With::kLibrary, {"stream", path}).text, "0 wrong\n");
+  EXPECT_EQ(Run(With::kNothing, {"stream", path}).text, "0 wrong\n");
+  const auto asked = service_->questions();
+  const auto count = [&](Kind kind) {
+    return std::count_if(asked.begin(), asked.end(),
+                         [&](const auto& question) { return question.kind == kind; });
+  };
+  EXPECT_GT(count(Kind::kRange), 8);
+  EXPECT_EQ(count(Kind::kDirect), 1);
+}
+
+TEST_F(PreloadCopyTest, AMappingMovesToTheCopyAndNothingElseDoes) {
+  constexpr size_t kSize = 2 << 20;
+  const std::string ending = ".copied";
+  Serve([=, this](const FakeService::Question& question) {
+    if (question.path.ends_with(ending)) {
+      Copy(question.path.substr(0, question.path.size() - ending.size()), std::string(kSize, 'c'));
+      table_.CountLarge();
+      return Say(Answer::kSource);
+    }
+    return Say(question.kind == Kind::kGet ? Answer::kPartial : Answer::kSource, kSize);
+  });
+  for (const std::string how :
+       {"shared", "private", "offset", "threads", "written", "cut", "cut behind us",
+        "replaced behind us", "covered", "protected", "moved", "advised", "forked", "again"}) {
+    SCOPED_TRACE(how);
+    const std::string path = data_ + "/" + how;
+    Write(path, std::string(kSize, 's'));
+    Set(path, FileState::kComing);
+    EXPECT_EQ(Run(With::kLibrary, {"mapping", path, how}).text, "0 wrong\n");
+  }
+}
+
+TEST_F(PreloadCopyTest, AMappingOfAFileThatChangesStays) {
+  constexpr size_t kSize = 2 << 20;
+  const std::string path = data_ + "/large";
+  Write(path, std::string(kSize, 's'));
+  Set(path, FileState::kComing);
+  Serve([=, this](const FakeService::Question& question) {
+    if (question.path == path + ".copied") {
+      // The copy is of another file of that name.
+      fs::rename(path, path + ".old");
+      Write(path, std::string(kSize, 'n'));
+      Copy(path, std::string(kSize, 'c'));
+      table_.CountLarge();
+      return Say(Answer::kSource);
+    }
+    return Say(question.kind == Kind::kGet ? Answer::kPartial : Answer::kSource, kSize);
+  });
+  EXPECT_NE(Run(With::kLibrary, {"mapping", path, "shared"}).text, "0 wrong\n");
+}
+
 TEST_F(PreloadCopyTest, AStreamWaitsForTheWholeCopy) {
   const std::string path = data_ + "/large";
   Write(path, "of the source");

@@ -640,13 +640,259 @@ int Numbers(const Arguments& a) {
 
 }  // namespace
 
+// A stream of a large file whose bytes are those of ByteAt().
+int StreamOf(const Arguments& a) {
+  int wrong = 0;
+  const auto expect = [&](bool good, const char* what) {
+    if (good) return;
+    ++wrong;
+    std::printf("wrong: %s (errno %d)\n", what, errno);
+  };
+  FILE* stream = std::fopen(a[0].c_str(), "rb");
+  expect(stream != nullptr, "fopen");
+  if (stream == nullptr) return 1;
+  struct stat s {};
+  expect(fstat(fileno(stream), &s) == 0, "fstat");
+  const auto size = static_cast<size_t>(s.st_size);
+  std::vector<char> out(size + 100);
+  const auto byte = [](size_t at) { return static_cast<unsigned char>(ByteAt(at)); };
+  expect(std::fgetc(stream) == byte(0) && std::fgetc(stream) == byte(1), "fgetc");
+  const auto reads = [&](size_t bytes, size_t at, const char* what) {
+    std::memset(out.data(), 0, bytes);
+    expect(std::fread(out.data(), 1, bytes, stream) == bytes && IsRight(out.data(), bytes, at),
+           what);
+    expect(std::ftell(stream) == static_cast<long>(at + bytes), what);
+  };
+  reads(300'000, 2, "much after a little");
+  reads(100, 300'002, "a little after much");
+  reads(1'000'000, 300'102, "much again");
+  expect(std::fgetc(stream) == byte(1'300'102), "fgetc after much");
+  expect(std::ungetc('?', stream) == '?', "ungetc");
+  expect(std::fread(out.data(), 100, 1000, stream) == 1000 && out[0] == '?' &&
+             IsRight(out.data() + 1, 99'999, 1'300'103),
+         "after a character that was pushed back");
+  expect(std::fseek(stream, -50'000, SEEK_CUR) == 0, "back");
+  reads(80'000, 1'350'102, "after going back");
+  expect(std::fseek(stream, 12345, SEEK_SET) == 0, "there");
+  reads(200'000, 12345, "after going there");
+  expect(lseek(fileno(stream), 0, SEEK_CUR) >= 212'345, "the descriptor");
+  expect(std::fseek(stream, 10, SEEK_SET) == 0, "to the start");
+  expect(std::fread(out.data(), 7, size, stream) == (size - 10) / 7 && std::feof(stream) != 0 &&
+             IsRight(out.data(), size - 10, 10),
+         "over the end");
+  expect(std::fread(out.data(), 1, 100'000, stream) == 0 && std::ferror(stream) == 0, "at the end");
+  std::rewind(stream);
+  std::vector<std::thread> threads;
+  std::atomic<size_t> taken = 0;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&] {
+      std::vector<char> piece(70'000);
+      for (size_t got = 1; got > 0; taken += got) {
+        got = std::fread(piece.data(), 1, piece.size(), stream);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  expect(taken == size, "threads");
+  expect(std::fclose(stream) == 0, "fclose");
+  // As NumPy does: a descriptor's duplicate becomes a stream.
+  const int fd = open(a[0].c_str(), O_RDONLY);
+  char head[10];
+  expect(read(fd, head, sizeof(head)) == 10, "read");
+  stream = fdopen(dup(fd), "rb");
+  reads(size - 10, 10, "fdopen");
+  expect(std::fclose(stream) == 0 && close(fd) == 0, "close");
+  std::printf("%d wrong\n", wrong);
+  return wrong;
+}
+
+constexpr size_t kMapped = 2 << 20;
+
+// Letters of the pages from there on: of the source, of the copy, or others.
+bool AllAre(const char* at, size_t bytes, char letter) {
+  for (size_t i = 0; i < bytes; i += 512) {
+    if (static_cast<const volatile char*>(at)[i] != letter) return false;
+  }
+  return true;
+}
+
+// From here on the copy is there: the service that the test has made sees this question.
+void LetItBeCopied(const std::string& path) {
+  const int fd = open((path + ".copied").c_str(), O_RDONLY);
+  if (fd >= 0) close(fd);
+}
+void AnyCall() { close(-1); }
+
+long Bare(long number, long a, long b) {
+  long result = number;
+#if defined(__x86_64__)
+  __asm__ volatile("syscall" : "+a"(result) : "D"(a), "S"(b) : "rcx", "r11", "memory");
+#else
+  result = syscall(number, a, b);
+#endif
+  return result;
+}
+
+bool IsAdvisedRandom(const char* at) {
+  std::ifstream maps("/proc/self/smaps");
+  char start[40];
+  std::snprintf(start, sizeof(start), "%lx-", reinterpret_cast<unsigned long>(at));
+  bool inside = false;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.starts_with(start)) inside = true;
+    if (inside && line.starts_with("VmFlags:")) return line.find(" rr") != std::string::npos;
+  }
+  return false;
+}
+
+// A mapping of a file of 's', whose copy, once it is there, has 'c'. What is done before decides
+// whether the mapping moves.
+int MappingOf(const Arguments& a) {
+  const std::string& path = a[0];
+  const std::string& how = a[1];
+  int wrong = 0;
+  const auto expect = [&](bool good, const char* what) {
+    if (good) return;
+    ++wrong;
+    std::printf("wrong: %s (errno %d)\n", what, errno);
+  };
+  const bool writes = how == "written";
+  const int fd = open(path.c_str(), O_RDONLY);
+  const long offset = how == "offset" ? 8192 : 0;
+  const size_t bytes = kMapped - static_cast<size_t>(offset);
+  auto* const map = static_cast<char*>(
+      mmap(nullptr, bytes, writes ? PROT_READ | PROT_WRITE : PROT_READ,
+           how == "shared" || how == "threads" ? MAP_SHARED : MAP_PRIVATE, fd, offset));
+  expect(map != MAP_FAILED && AllAre(map, bytes, 's'), "the source is mapped");
+  close(fd);
+  AnyCall();
+  expect(AllAre(map, bytes, 's'), "it stays");
+  char* const half = map + bytes / 2;
+  const auto anonymous = [&](size_t length) {
+    void* const got = mmap(half, length, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+    expect(got == half, "memory in its place");
+    if (got == half) std::memset(half, 'x', length);
+  };
+
+  if (how == "shared" || how == "private" || how == "offset") {
+    LetItBeCopied(path);
+    AnyCall();
+    expect(AllAre(map, bytes, 'c'), "it has moved");
+    expect(munmap(map, bytes) == 0, "munmap");
+  } else if (how == "threads") {
+    std::atomic<bool> stop = false;
+    std::atomic<int> bad = 0;
+    std::atomic<size_t> copied = 0;
+    std::vector<std::thread> threads;
+    for (unsigned t = 0; t < 4; ++t) {
+      threads.emplace_back([&, t] {
+        unsigned seed = t + 1;
+        while (!stop) {
+          seed = seed * 1103515245 + 12345;
+          const char letter = static_cast<volatile char*>(map)[(seed >> 8) % bytes];
+          if (letter == 'c') ++copied;
+          if (letter != 's' && letter != 'c') ++bad;
+          if (t == 3) AnyCall();
+        }
+      });
+    }
+    threads.emplace_back([&] {
+      // Others map and unmap all the time.
+      while (!stop) {
+        void* const other =
+            mmap(nullptr, 1 << 16, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        static_cast<char*>(other)[0] = 'x';
+        munmap(other, 1 << 16);
+      }
+    });
+    LetItBeCopied(path);
+    for (int i = 0; i < 2000 && copied < 100'000; ++i) usleep(1000);
+    stop = true;
+    for (auto& thread : threads) thread.join();
+    expect(bad == 0, "nobody finds a gap");
+    expect(AllAre(map, bytes, 'c'), "it has moved");
+  } else if (how == "written") {
+    map[5] = 'w';
+    LetItBeCopied(path);
+    AnyCall();
+    expect(map[5] == 'w' && map[512] == 's', "what was written stays");
+  } else if (how == "cut") {
+    expect(munmap(half, bytes / 2) == 0, "munmap");
+    anonymous(bytes / 2);
+    LetItBeCopied(path);
+    AnyCall();
+    expect(AllAre(map, bytes / 2, 's') && AllAre(half, bytes / 2, 'x'), "what is left");
+  } else if (how == "cut behind us") {
+    expect(Bare(SYS_munmap, reinterpret_cast<long>(half), static_cast<long>(bytes / 2)) == 0,
+           "munmap");
+    anonymous(4096);
+    LetItBeCopied(path);
+    AnyCall();
+    expect(AllAre(map, bytes / 2, 's') && AllAre(half, 4096, 'x'), "what is left");
+  } else if (how == "replaced behind us") {
+    expect(Bare(SYS_munmap, reinterpret_cast<long>(map), static_cast<long>(bytes)) == 0, "munmap");
+    expect(mmap(map, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) ==
+               map,
+           "memory in its place");
+    LetItBeCopied(path);
+    AnyCall();
+    expect(AllAre(map, bytes, 0), "memory stays");
+  } else if (how == "covered") {
+    expect(mmap(half, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
+                0) == half,
+           "memory over it");
+    half[0] = 'x';
+    LetItBeCopied(path);
+    AnyCall();
+    expect(half[0] == 'x' && map[0] == 's', "memory over it stays");
+  } else if (how == "protected") {
+    expect(mprotect(half, 4096, PROT_READ | PROT_WRITE) == 0, "mprotect");
+    half[0] = 'x';
+    LetItBeCopied(path);
+    AnyCall();
+    expect(half[0] == 'x' && map[0] == 's', "what was written stays");
+  } else if (how == "moved") {
+    auto* const other = static_cast<char*>(mremap(map, bytes, bytes + 4096, MREMAP_MAYMOVE));
+    expect(other != MAP_FAILED, "mremap");
+    LetItBeCopied(path);
+    AnyCall();
+    expect(AllAre(other, bytes, 's'), "what was moved stays");
+  } else if (how == "advised") {
+    expect(madvise(map, bytes, MADV_RANDOM) == 0, "madvise");
+    LetItBeCopied(path);
+    AnyCall();
+    expect(AllAre(map, bytes, 'c') && IsAdvisedRandom(map), "it has moved, with its advice");
+  } else if (how == "forked") {
+    const pid_t child = fork();
+    if (child == 0) {
+      LetItBeCopied(path);
+      AnyCall();
+      _exit(AllAre(map, bytes, 'c') ? 0 : 1);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    expect(status == 0, "the child's has moved");
+    expect(AllAre(map, bytes, 's'), "ours has not");
+    AnyCall();
+    expect(AllAre(map, bytes, 'c'), "but does");
+  } else if (how == "again") {
+    LetItBeCopied(path);
+    const int other = open(path.c_str(), O_RDONLY);
+    const auto* const copy =
+        static_cast<char*>(mmap(nullptr, bytes, PROT_READ, MAP_SHARED, other, 0));
+    expect(copy != MAP_FAILED && AllAre(copy, bytes, 'c'), "the copy is mapped");
+  }
+  std::printf("%d wrong\n", wrong);
+  return wrong;
+}
+
 int main(int argc, char** argv) {
   const std::map<std::string, int (*)(const Arguments&)> all = {
-      {"read", Read},       {"stat", Stat},       {"fstat", FstatOf},
-      {"exec", Exec},       {"change", Change},   {"around", ChangeAround},
-      {"threads", Threads}, {"signals", Signals}, {"fill", Fill},
-      {"range", Range},     {"large", Large},     {"numbers", Numbers},
-      {"bad", Bad},         {"keep", Keep}};
+      {"read", Read},     {"stat", Stat},           {"fstat", FstatOf},   {"exec", Exec},
+      {"change", Change}, {"around", ChangeAround}, {"threads", Threads}, {"signals", Signals},
+      {"fill", Fill},     {"range", Range},         {"large", Large},     {"numbers", Numbers},
+      {"bad", Bad},       {"keep", Keep},           {"stream", StreamOf}, {"mapping", MappingOf}};
   if (argc < 3) return 2;
   const auto found = all.find(argv[1]);
   if (found == all.end()) return 2;
