@@ -114,7 +114,7 @@ class ServiceImpl final : public Service, private BookActions {
   void Forget(std::string_view path) override {
     if (options_.supply != nullptr) options_.supply->Forget(std::string(path));
   }
-  uint64_t Progress(int64_t process, int64_t fd) override {
+  ReadProgress Progress(int64_t process, int64_t fd) override {
     const auto id = static_cast<pid_t>(process);
     return fd < 0 ? MappingProgress(id) : DescriptorProgress(id, fd);
   }
