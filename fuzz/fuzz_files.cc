@@ -149,8 +149,10 @@ class World : public BookActions {
   void Forget(std::string_view) override {}
   bool Exists(const FileKey& key) override { return key.low % 2 == 0; }
   bool Link(const FileKey&, const FileKey&) override { return true; }
-  uint64_t Progress(int64_t process, int64_t) override {
-    return process == 3 ? 0 : static_cast<uint64_t>(now_ / kSecond) + 1;
+  ReadProgress Progress(int64_t process, int64_t) override {
+    if (process == 3) return {};
+    return {.mark = static_cast<uint64_t>(now_ / kSecond) + 1,
+            .bytes = static_cast<uint64_t>(now_)};
   }
   void Say(const std::string&) override {}
 

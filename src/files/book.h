@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "files/copy_job.h"
 #include "files/message.h"
+#include "files/read_progress.h"
 #include "files/table.h"
 #include "metrics/registry.h"
 
@@ -34,9 +35,8 @@ class BookActions {
   virtual bool Exists(const FileKey& key) = 0;      // the copy
   virtual void Forget(std::string_view path) = 0;   // all that was read of a file that changes
   virtual bool Link(const FileKey& alias, const FileKey& copy) = 0;
-  // A number that is another one whenever the process has read by that descriptor or, with -1, it
-  // or one that it has forked through a mapping; 0: who read is gone.
-  virtual uint64_t Progress(int64_t process, int64_t fd) = 0;
+  // Of the process, by that descriptor or, with -1, by mappings.
+  virtual ReadProgress Progress(int64_t process, int64_t fd) = 0;
   virtual void Say(const std::string& what) = 0;
 };
 
@@ -156,7 +156,7 @@ class Book {
   struct DirectReader {
     int64_t process;
     int64_t fd;
-    uint64_t progress;
+    ReadProgress seen;
   };
   Entry* Find(std::string_view path);
   struct Run;
@@ -166,6 +166,7 @@ class Book {
   bool CopiesAll(const Entry& entry) const;
   bool NextAhead(Entry& entry);
   void LookAtDirect(Nanos now);
+  bool HasPaidForMapped() const;
   Nanos PumpIdle(Nanos now);
   // False: there is no room.
   bool StartBlock(Entry& entry, size_t block, bool urgent);
@@ -213,9 +214,10 @@ class Book {
   std::vector<Entry*> retained_;                      // with an open file of the source
   std::vector<Entry*> large_;                         // being copied
   std::vector<DirectReader> direct_;                  // of those, past the service
-  bool sequential_ = false;  // the last one that was read in part was read from its start on
-  Nanos last_read_ = 0;      // of the source, for somebody who waits
-  Nanos looked_ = 0;         // at who reads directly
+  bool sequential_ = false;    // the last one that was read in part was read from its start on
+  Nanos last_read_ = 0;        // of the source, for somebody who waits
+  Nanos looked_ = 0;           // at who reads directly
+  uint64_t mapped_bytes_ = 0;  // that were read through mappings, about
   std::map<std::string, Folder, std::less<>> folders_;
   std::vector<Folder*> reading_;                   // those in which reading goes on
   std::unordered_map<uint64_t, Folder*> listing_;  // by job

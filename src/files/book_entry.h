@@ -41,6 +41,7 @@ struct Book::Large {
   bool whole = false;               // its reader is likely to want all of it
   bool grows = false;               // room is reserved block by block
   bool full = false;                // and there is no more
+  bool mapped = false;              // by somebody who reads past the service
   uint64_t passed = 0;              // bytes that readers were sent to the source for
   std::vector<uint32_t> passed_of;  // the same of each block
   std::vector<Run> runs;

@@ -232,11 +232,22 @@ void Book::LookAtDirect(Nanos now) {
   if (now - looked_ < kLookAtDirect) return;
   looked_ = now;
   std::erase_if(direct_, [&](DirectReader& reader) {
-    const uint64_t progress = actions_.Progress(reader.process, reader.fd);
-    if (progress != 0 && progress != reader.progress) last_read_ = now;
-    reader.progress = progress;
-    return progress == 0;
+    const ReadProgress progress = actions_.Progress(reader.process, reader.fd);
+    if (progress.mark != 0 && progress.mark != reader.seen.mark) last_read_ = now;
+    if (reader.seen.mark != 0 && progress.bytes > reader.seen.bytes) {
+      mapped_bytes_ += progress.bytes - reader.seen.bytes;
+    }
+    reader.seen = progress;
+    return progress.mark == 0;
   });
+}
+
+// Whether as much was read through mappings as they have bytes: those who never rest are about to
+// read them again.
+bool Book::HasPaidForMapped() const {
+  uint64_t bytes = 0;
+  for (const Entry* entry : large_) bytes += entry->large()->mapped ? entry->large()->size : 0;
+  return bytes > 0 && mapped_bytes_ >= bytes;
 }
 
 // The rest of large files, while nobody reads the source: few blocks at a time at first, since
@@ -245,10 +256,10 @@ Nanos Book::PumpIdle(Nanos now) {
   if (large_.empty()) return 0;
   LookAtDirect(now);
   const Nanos idle = now - last_read_;
-  if (idle < options_.idle) {
+  if (idle < options_.idle && !HasPaidForMapped()) {
     return direct_.empty() ? options_.idle - idle : std::min(options_.idle - idle, kLookAtDirect);
   }
-  const auto steps = std::min<Nanos>((idle - options_.idle) / kIdleStep, 3);
+  const auto steps = std::clamp<Nanos>((idle - options_.idle) / kIdleStep, 0, 3);
   const size_t most = std::min(options_.in_flight, kFewestIdle << steps);
   // What does not fit as a whole is copied as it is read.
   const auto next = [this](Entry* entry) { return !entry->large()->grows && NextBlock(*entry); };
@@ -269,10 +280,12 @@ void Book::Direct(std::string_view path, int64_t process, int64_t fd, uint64_t w
     return HurryLarge(*entry);
   }
   last_read_ = now;
+  large->mapped = large->mapped || fd < 0;
+  if (direct_.empty()) mapped_bytes_ = 0;
   const bool known = std::any_of(direct_.begin(), direct_.end(), [&](const DirectReader& reader) {
     return reader.process == process && reader.fd == fd;
   });
-  if (process != 0 && !known) direct_.push_back({process, fd, 0});
+  if (process != 0 && !known) direct_.push_back({process, fd, {}});
   actions_.Answer(waiter, Answer::kSource, 0);
 }
 

@@ -151,7 +151,7 @@ class BookTest : public ::testing::Test, public BookActions {
     copy_links_[Id(alias)] = Id(copy);
     return true;
   }
-  uint64_t Progress(int64_t process, int64_t) override { return progress_[process]; }
+  ReadProgress Progress(int64_t process, int64_t) override { return progress_[process]; }
   void Say(const std::string& what) override { said_.push_back(what); }
   // Blocks of jobs that have not ended.
   std::vector<size_t> Blocks() const {
@@ -188,7 +188,7 @@ class BookTest : public ::testing::Test, public BookActions {
   std::map<std::string, uint64_t> sizes_;
   std::map<std::string, int> reads_;
   std::map<uint64_t, enum Answer> answers_;
-  std::map<int64_t, uint64_t> progress_;
+  std::map<int64_t, ReadProgress> progress_;
   std::vector<std::string> said_;
   size_t opens_ = 0;
   size_t parts_removed_ = 0;
@@ -479,11 +479,11 @@ TEST_F(BookTest, ALongRunInTheMiddleIsCopied) {
 
 TEST_F(BookTest, WhileAMappingIsReadNothingIsCopied) {
   OpenLarge(100 << 20);
-  progress_[77] = 5;
+  progress_[77].mark = 5;
   book_->Direct(Path(0), 77, -1, 50, now_);
   EXPECT_EQ(answers_[50], Answer::kSource);
   for (int i = 0; i < 50; ++i) {
-    ++progress_[77];
+    ++progress_[77].mark;
     now_ += 200 * kMilli;
     EXPECT_GT(book_->Pump(now_), 0);
     EXPECT_TRUE(jobs_.empty());
@@ -505,6 +505,22 @@ TEST_F(BookTest, WhileAMappingIsReadNothingIsCopied) {
   EXPECT_EQ(answers_[51], Answer::kReady);
   book_->Direct(Path(0), 77, -1, 52, now_);
   EXPECT_EQ(answers_[52], Answer::kReady);
+}
+
+TEST_F(BookTest, AMappingThatIsReadWithoutRestIsCopiedWhenItIsReadAgain) {
+  OpenLarge(100 << 20);
+  progress_[77] = {.mark = 1, .bytes = 1 << 30};
+  book_->Direct(Path(0), 77, -1, 50, now_);
+  for (int i = 0; i < 300 && State(Path(0)) != FileState::kKept; ++i) {
+    now_ += 100 * kMilli;
+    book_->Pump(now_);
+    if (i < 100) {
+      EXPECT_TRUE(jobs_.empty()) << i;  // for the first time
+    }
+    while (!jobs_.empty()) Finish();
+    progress_[77] = {.mark = progress_[77].mark + 1, .bytes = progress_[77].bytes + (1 << 20)};
+  }
+  EXPECT_EQ(State(Path(0)), FileState::kKept);
 }
 
 TEST_F(BookTest, AFileLargerThanTheRoomIsKeptInPart) {

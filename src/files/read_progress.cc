@@ -80,26 +80,30 @@ uint64_t Mixed(uint64_t sum, uint64_t value) {
 
 }  // namespace
 
-uint64_t MappingProgress(pid_t process) {
+ReadProgress MappingProgress(pid_t process) {
   std::vector<pid_t> all = {process};
   uint64_t sum = 0;
+  uint64_t bytes = 0;
   for (size_t i = 0; i < all.size(); ++i) {
     const std::string folder = StrCat("/proc/", all[i]);
     bool alive = false;
     const uint64_t faults = Faults(Contents(folder + "/stat"), &alive);
-    if (!alive && i == 0) return 0;
+    if (!alive && i == 0) return {};
     if (!alive) continue;
     sum = Mixed(sum, static_cast<uint64_t>(all[i]));
     sum = Mixed(sum, faults);
-    sum = Mixed(sum, NumberOf(Contents(folder + "/status"), "RssFile:"));
+    const uint64_t resident = NumberOf(Contents(folder + "/status"), "RssFile:") << 10;
+    bytes += resident;
+    sum = Mixed(sum, resident);
     AddForked(folder, &all);
   }
-  return sum | 1;
+  return {.mark = sum | 1, .bytes = bytes};
 }
 
-uint64_t DescriptorProgress(pid_t process, int64_t fd) {
+ReadProgress DescriptorProgress(pid_t process, int64_t fd) {
   const std::string text = Contents(StrCat("/proc/", process, "/fdinfo/", fd));
-  return text.empty() ? 0 : NumberOf(text, "pos:") + 1;
+  if (text.empty()) return {};
+  return {.mark = NumberOf(text, "pos:") + 1, .bytes = 0};
 }
 
 }  // namespace forebay::files

@@ -1,4 +1,4 @@
-// What the kernel counts of a process that reads files by itself.
+// What the kernel counts of a process that reads files by itself, without the file service.
 #pragma once
 
 #include <sys/types.h>
@@ -7,10 +7,14 @@
 
 namespace forebay::files {
 
-// A number that is another one whenever the process, or one that it has forked, has touched pages
-// of files through mappings that it had not touched before. 0: it is gone, or cannot be seen.
-uint64_t MappingProgress(pid_t process);
-// The same for the place in the file that a descriptor of the process has come to. 0: it is closed.
-uint64_t DescriptorProgress(pid_t process, int64_t fd);
+struct ReadProgress {
+  uint64_t mark = 0;   // another one whenever something was read; 0: who read is gone
+  uint64_t bytes = 0;  // of files that are in the memory of the readers
+};
+
+// Of the process, and those that it has forked, in mappings: pages that it had not touched before.
+ReadProgress MappingProgress(pid_t process);
+// Of a descriptor of the process: the place in the file that it has come to.
+ReadProgress DescriptorProgress(pid_t process, int64_t fd);
 
 }  // namespace forebay::files

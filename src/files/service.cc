@@ -115,7 +115,7 @@ class ServiceImpl final : public Service, private BookActions {
   }
   bool Link(const FileKey& alias, const FileKey& copy) override;
   void Forget(std::string_view path) override { options_.supply->Forget(std::string(path)); }
-  uint64_t Progress(int64_t process, int64_t fd) override {
+  ReadProgress Progress(int64_t process, int64_t fd) override {
     const auto id = static_cast<pid_t>(process);
     return fd < 0 ? MappingProgress(id) : DescriptorProgress(id, fd);
   }
