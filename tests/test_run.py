@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import forebay
 import pytest
 from forebay import cli
 from forebay._errors import ArgumentError, MissingError
@@ -122,6 +123,43 @@ def test_cache_that_stays(old: Path, local: Path, tmp_path: Path) -> None:
         assert (done.returncode, done.stdout.split()[0]) == (0, wanted)
         assert expected in done.stderr
     assert len(os.listdir(cache / "run" / "copies")) == 8
+
+
+READING = """
+import os, sys
+for folder, _, names in os.walk(sys.argv[1]):
+    for name in names:
+        with open(os.path.join(folder, name), "rb") as file:
+            sys.stdout.write(f"{name} {sum(file.read())} ")
+"""
+
+
+@needs_library
+def test_what_others_have_copied_is_not_read_again(local: Path, tmp_path: Path) -> None:
+    """`forebay cache warm`, a loader and a run share copies, in both directions."""
+    data, cache = tmp_path / "data", str(tmp_path / "cache")
+    data.mkdir()
+    for i in range(20):
+        (data / f"{i}.bin").write_bytes(bytes([1]) * (8000 + i))  # small ones share a file
+    time.sleep(3.2)
+    program = [sys.executable, "-c", READING, str(data)]
+    command = ["--cache", cache, "--source", str(data), "--", *program]
+    plain = subprocess.run(program, capture_output=True, text=True, check=True)
+    assert cli.main(["cache", "warm", cache, str(data)]) == 0
+    done = run(*command)
+    assert (done.returncode, done.stdout) == (0, plain.stdout)
+    assert "0 B read from the source in 0 reads" in done.stderr
+    # A file that changes is one new copy, for the loader, too.
+    (data / "3.bin").write_bytes(bytes([1]) * 4000)
+    time.sleep(3.2)
+    done = run(*command)
+    assert "3.bin 4000 " in done.stdout
+    assert "read from the source in 1 reads" in done.stderr
+    assert cli.main(["index", "--rebuild", str(data)]) == 0
+    with forebay.DataLoader(data, 1, cache_dir=cache, memory="64M", epochs=1) as loader:
+        sums = {int(batch[0].sum()) for batch in loader}
+        assert loader.engine.metrics()["forebay_source_reads_total"] == 0
+    assert sums == {4000, *(8000 + i for i in range(20) if i != 3)}
 
 
 @needs_library

@@ -143,6 +143,7 @@ void Book::StartCopy(Entry& entry, bool urgent) {
   rare.owner = job.owner;
   owners_.emplace(job.owner, &entry);
   entry.copying = true;
+  entry.looked = looks_;
   Submit(std::move(job));
 }
 
@@ -160,6 +161,7 @@ void Book::Get(std::string_view path, uint64_t waiter, Nanos now) {
     if (entry->changed) Change(named);
   }
   if (named.changed || entry->refused || entry->too_large) return leave();
+  ForgetUnlooked(*entry);
   if (entry->place != Place::kNone) {
     if (actions_.Exists(named.key)) return actions_.Answer(waiter, Answer::kReady, 0);
     if (entry == &named || !actions_.Exists(entry->key)) {
@@ -288,6 +290,18 @@ void Book::Forget(Entry& entry) {
   entry.wanted = entry.opened = 0;
 }
 
+void Book::LookAgain() {
+  ++looks_;
+  CloseIdle();  // a path may lead to another file by now
+  for (auto& [path, entry] : entries_) {
+    if (entry.place != Place::kNone) (void)SetState(entry, FileState::kKnown);
+  }
+}
+
+void Book::ForgetUnlooked(Entry& entry) {
+  if (entry.place != Place::kNone && entry.looked != looks_) Forget(entry);
+}
+
 void Book::MaybeErase(Entry& entry) {
   if (entry.slot != nullptr || entry.copying || entry.announced > 0 || entry.changed ||
       entry.place != Place::kNone || (entry.rare != nullptr && !entry.rare->waiters.empty()) ||
@@ -384,6 +398,7 @@ void Book::Placed(Entry& entry, CopyResult& result) {
   }
   entry.place = job.place;
   entry.bytes = job.reserved;
+  if (entry.looked != looks_) (void)SetState(entry, FileState::kKnown);
   if (!result.stored) (kept ? metrics_.kept : metrics_.staged).Add(1);
   average_ = average_ == 0 ? entry.bytes : (average_ * 15 + entry.bytes) / 16;
   if (kept) {

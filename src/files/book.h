@@ -82,6 +82,9 @@ class Book {
   void SetCache(std::string folder) { cache_ = std::move(folder); }
   void SetInFlight(size_t jobs) { options_.in_flight = jobs; }
   void RoomChanged() { full_ = false; }  // it is found out anew
+  // Somebody has come who knows nothing of what was told of changes before: each copy is compared
+  // with its source once more, when it is next asked for, or ahead of that.
+  void LookAgain();
 
   void Get(std::string_view path, uint64_t waiter, Nanos now);
   void Range(std::string_view path, uint64_t offset, uint64_t bytes, uint64_t waiter, Nanos now);
@@ -136,6 +139,8 @@ class Book {
   void Change(Entry& entry);
   void Forget(Entry& entry);
   void MaybeErase(Entry& entry);
+  // Gives up a copy that has not been compared since LookAgain: what is stored is found again.
+  void ForgetUnlooked(Entry& entry);
   void Refuse(Entry& entry);
   void Retain(Entry& entry, std::shared_ptr<SourceFile> source);
   void Drop(Entry& entry);
@@ -225,6 +230,7 @@ class Book {
   size_t unknown_ = 0;    // of those, files whose size is not known yet
   uint64_t average_ = 0;  // size of a copy, roughly
   uint64_t changes_ = 0;
+  uint32_t looks_ = 0;  // grows with LookAgain
   uint64_t opened_ = 0;
   bool full_ = false;
   bool stalled_ = false;

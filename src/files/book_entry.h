@@ -74,6 +74,7 @@ struct Book::Entry {
   uint32_t early = 0;      // readers that came before the stream did
   uint32_t announced = 0;  // streams that have it among their names
   uint32_t staging = 0;    // grows when a copy goes
+  uint32_t looked = 0;     // looks_ when the source was last looked at for its copy
   Place place = Place::kNone;
   bool copying = false;
   bool changed = false;

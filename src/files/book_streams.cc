@@ -180,6 +180,7 @@ bool Book::PumpStream(Stream& stream, Nanos now) {
   if (stream.done()) return true;
   Entry* entry = stream.names[stream.order[stream.cursor - stream.first]];
   if (entry != nullptr && entry->real != nullptr) entry = entry->real;
+  if (entry != nullptr) ForgetUnlooked(*entry);
   bool skip = entry == nullptr || entry->changed || entry->refused || entry->too_large ||
               entry->place == Place::kKept || now < entry->retry_at;
   if (!skip && entry->early > 0) {

@@ -430,6 +430,7 @@ void ServiceImpl::Handle(uint64_t id, std::span<const std::byte> packet) {
     case Kind::kHello:
       if (!folder_.InPlace()) return FolderGone(id);
       if (!connection.session) ++sessions_;
+      if (!connection.session && had_session_) book_.LookAgain();
       connection.session = had_session_ = true;
       for (const std::string_view source : question.paths) AddSource(source);
       return Send(id, Answer::kReady, 0, folder_.path());

@@ -470,6 +470,27 @@ TEST_F(FileServiceTest, CopiesOfAnEarlierRunAreComparedWithTheSource) {
   EXPECT_EQ(Value("kept_bytes"), 3 * 4096);
 }
 
+TEST_F(FileServiceTest, ARunThatComesLaterGetsWhatTheSourceHolds) {
+  const std::string same = Write("same", "same bytes");
+  const std::string changed = Write("changed", "old bytes");
+  const std::string longer = Write("longer", "short");
+  Start();
+  for (const std::string& path : {same, changed, longer}) EXPECT_NE(Read(path), "source");
+  // By somebody who does not tell, while the service lives on.
+  Write("changed.new", "NEW bytes");
+  std::filesystem::rename(Path("changed.new"), changed);
+  Write("longer", "longer than before");
+  auto next = Session::Connect(options_.socket, 10 * kSecond);
+  ASSERT_TRUE(next);
+  ASSERT_TRUE((*next)->Hello({}).ok());
+  const uint64_t before = Value("source_reads_total");
+  EXPECT_EQ(Read(same), "same bytes");
+  EXPECT_EQ(Value("source_reads_total"), before);
+  EXPECT_EQ(Read(changed), "NEW bytes");
+  EXPECT_EQ(Read(longer), "longer than before");
+  EXPECT_EQ(Value("source_reads_total"), before + 2);
+}
+
 TEST_F(FileServiceTest, AFullDiskLeavesFilesToTheSource) {
   const std::string large = Write("large", Pattern(200'000));
   const std::string small = Write("small", Pattern(2000));
