@@ -413,6 +413,8 @@ void Copier::Copy(CopyResult& result, std::byte* buffer) {
       unlinkat(options_.copies, name.c_str(), 0);
       return;
     }
+    // Whose part it is, for those who read it meanwhile; the last word is Publish()'s.
+    (void)WriteIdentity(copy.get(), IdentityOf(*job.source, job.path, 0));
     // Blocks are read by several threads: what the kernel reads ahead for one of them would be read
     // twice.
     (void)posix_fadvise(job.source->fd.get(), 0, 0, POSIX_FADV_RANDOM);
