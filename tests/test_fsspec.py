@@ -7,6 +7,7 @@ import importlib.metadata
 import io
 import os
 import pickle
+import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,3 +160,38 @@ def test_pandas_and_pyarrow(tmp_path: Path, service: forebay.files.Service) -> N
     assert pq.read_table(f"{tmp_path}/x.parquet", filesystem=fs).num_rows == 1000
     found = dataset.dataset(f"{tmp_path}/x.parquet", filesystem=fs, format="parquet")
     assert found.to_table(columns=["a"])["a"].to_pylist() == list(range(1000))
+
+
+def test_a_large_file_is_read_while_it_is_copied(
+    tmp_path: Path, service: forebay.files.Service
+) -> None:
+    path = tmp_path / "large.bin"
+    data = random.Random(1).randbytes(24 << 20)
+    path.write_bytes(data)
+    url = f"forebay://{path}"
+    with fsspec.open(url) as file:
+        assert file.read(100) == data[:100]
+        for at in (5 << 20, 7, (24 << 20) - 10, 12_345_678):
+            file.seek(at)
+            assert file.read(300_000) == data[at : at + 300_000]
+        file.seek(0)
+        assert file.read() == data
+        assert file.read() == b"" and file.tell() == len(data)
+    # Another file of that name, while there is some of the first.
+    path.write_bytes(data[::-1])
+    for _ in range(2):
+        with fsspec.open(url) as file:
+            assert file.read(2 << 20) == data[::-1][: 2 << 20]
+
+
+def test_what_was_copied_of_a_file_that_changes_is_not_read(
+    tmp_path: Path, service: forebay.files.Service
+) -> None:
+    path = tmp_path / "large.bin"
+    path.write_bytes(b"a" * (24 << 20))
+    url = f"forebay://{path}"
+    with fsspec.open(url) as file:
+        assert set(file.read(1 << 20)) == set(b"a")
+        path.write_bytes(b"b" * (24 << 20))
+        with fsspec.open(url) as other:
+            assert set(other.read(1 << 20)) == set(b"b")

@@ -168,6 +168,28 @@ def test_a_block_of_a_large_file_is_one_request_of_the_source(
         assert forebay("unmount", shown).returncode == 0
 
 
+def test_a_file_larger_than_the_cache_is_kept_in_part(
+    source: Path, mount: Mount, tmp_path: Path
+) -> None:
+    size, piece = 20 << 20, 128 << 10
+    data = (source / "large.bin").read_bytes()
+    with SlowFs(source) as slow:
+        shown = mount(slow.path, "--cache", tmp_path / "cache", "--cache-size", "10M")
+        read = []
+        for number in range(3):
+            places = list(range(0, size, piece))
+            random.Random(number).shuffle(places)
+            before = slow.stats()["bytes_read"]
+            fd = os.open(shown / "large.bin", os.O_RDONLY)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            for at in places:
+                assert os.pread(fd, piece, at) == data[at : at + piece]
+            os.close(fd)
+            read.append(slow.stats()["bytes_read"] - before)
+        assert read[0] <= 1.6 * size and read[2] <= 0.6 * size, read
+        assert forebay("unmount", shown).returncode == 0
+
+
 def test_goes_on_without_its_service_and_shows_the_sources_errors(
     source: Path, mount: Mount, tmp_path: Path
 ) -> None:

@@ -39,6 +39,20 @@ struct FileClient {
   bool on = false;
 };
 
+// A file of the source that is being copied: what is there of the copy is read from it.
+struct PartialFile {
+  const files::Client* client;
+  std::string path;
+  int fd;  // of the source; whoever made this closes it
+  files::Client::Seen seen;
+};
+
+ssize_t ReadPartial(PartialFile& file, void* out, size_t bytes, uint64_t offset) {
+  bytes = files::Client::Piece(offset, bytes);
+  const int64_t got = file.client->ReadPart(file.path, out, bytes, offset, &file.seen);
+  return got >= 0 ? got : pread(file.fd, out, bytes, static_cast<off_t>(offset));
+}
+
 }  // namespace
 
 void BindFiles(nb::module_& m) {
@@ -143,10 +157,50 @@ void BindFiles(nb::module_& m) {
             if (!self.on || length == 0 || !self.client->Covers({normal.data(), length})) return -1;
             return Unlocked([&] {
               auto found = files::Client::Found::kSource;
-              return files::OpenCurrentCopy(*self.client, normal.data(), O_CLOEXEC, &found);
+              const int fd = files::OpenCurrentCopy(*self.client, normal.data(), O_CLOEXEC, &found);
+              return fd < 0 && found == files::Client::Found::kPartial ? -2 : fd;
             });
           },
-          nb::arg("path"), "As open(), but not the copy of a file that has changed since.");
+          nb::arg("path"),
+          "As open(), but not the copy of a file that has changed since. -2: open the source, and "
+          "read it with a PartialFile.");
+  nb::class_<PartialFile>(m, "PartialFile", "Reads a large file that is being copied.")
+      .def_static(
+          "of",
+          [](const FileClient& self, const nb::bytes& path,
+             int fd) -> std::unique_ptr<PartialFile> {
+            const std::string text = Text(path);
+            std::array<char, 4096> normal;
+            const size_t length = files::NormalPath({}, text, normal.data(), normal.size());
+            if (!self.on || length == 0) return nullptr;
+            normal[length] = 0;
+            if (!Unlocked([&] { return files::IsCurrentPart(*self.client, normal.data(), fd); })) {
+              return nullptr;
+            }
+            return std::unique_ptr<PartialFile>(
+                new PartialFile{self.client.get(), std::string(normal.data(), length), fd, {}});
+          },
+          nb::arg("client"), nb::arg("path"), nb::arg("fd"), nb::keep_alive<0, 1>(),
+          "None: the file has changed since. `fd` is the source's, and stays open as long.")
+      .def(
+          "read_into",
+          [](PartialFile& self, const nb::object& buffer, uint64_t offset) {
+            Py_buffer view;
+            if (PyObject_GetBuffer(buffer.ptr(), &view, PyBUF_WRITABLE) != 0) {
+              throw nb::python_error();
+            }
+            const ssize_t got = Unlocked(
+                [&] { return ReadPartial(self, view.buf, static_cast<size_t>(view.len), offset); });
+            const int error = errno;
+            PyBuffer_Release(&view);
+            if (got < 0) {
+              errno = error;
+              PyErr_SetFromErrno(PyExc_OSError);
+              throw nb::python_error();
+            }
+            return got;
+          },
+          nb::arg("buffer"), nb::arg("offset"), "Bytes read, which may be fewer; 0: the end.");
   m.def(
       "why_not_preload",
       [](const nb::bytes& program) {

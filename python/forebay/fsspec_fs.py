@@ -86,7 +86,7 @@ class _File(LocalFileOpener):
 
     def _open(self) -> None:
         if self.f is None or self.f.closed:
-            self.f = os.fdopen(url.open_fd(self.path), "rb")
+            self.f = url.open_file(self.path)
             self.size = os.fstat(self.f.fileno()).st_size
             if self.compression:
                 from fsspec.compression import compr

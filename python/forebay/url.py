@@ -8,6 +8,8 @@ lie in a new folder that goes with the service.
 
 from __future__ import annotations
 
+import errno
+import io
 import logging
 import os
 import threading
@@ -64,17 +66,68 @@ def preloaded() -> bool:
     return "libforebay_posix" in os.environ.get("LD_PRELOAD", "")
 
 
-def open_fd(path: str) -> int:
-    """A descriptor of the file's copy while the file is what was copied, or of the file."""
+class _PartialFile(io.RawIOBase):
+    """A large file that is being copied. Its descriptor is the source's, for who asks for one."""
+
+    def __init__(self, part: Any, fd: int) -> None:
+        self._part = part
+        self._fd = fd
+        self._at = 0
+
+    def readinto(self, buffer: Any) -> int:
+        got = self._part.read_into(buffer, self._at) if len(buffer) > 0 else 0
+        self._at += got
+        return got
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        if whence == os.SEEK_CUR:
+            offset += self._at
+        elif whence == os.SEEK_END:
+            offset += os.fstat(self._fd).st_size
+        if offset < 0:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        self._at = offset
+        return offset
+
+    def tell(self) -> int:
+        return self._at
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def close(self) -> None:
+        if not self.closed:
+            os.close(self._fd)
+        super().close()
+
+
+def _connected() -> Any:
     global _client
-    if not preloaded():
-        found = settings()
-        if found is not None:
-            client = _client
-            if client is None or client[0] != found:
-                client = (found, _forebay.FileClient(*(os.fsencode(text) for text in found)))
-                _client = client
-            fd = client[1].open_current(os.fsencode(os.path.abspath(path)))
-            if fd >= 0:
-                return fd
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    found = None if preloaded() else settings()
+    if found is None:
+        return None
+    client = _client
+    if client is None or client[0] != found:
+        client = (found, _forebay.FileClient(*(os.fsencode(text) for text in found)))
+        _client = client
+    return client[1]
+
+
+def open_file(path: str) -> io.BufferedReader:
+    """The file's copy while the file is what was copied, or the file."""
+    client = _connected()
+    name = os.fsencode(os.path.abspath(path))
+    fd = client.open_current(name) if client is not None else -1
+    if fd >= 0:
+        return os.fdopen(fd, "rb")
+    source = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    part = _forebay.PartialFile.of(client, name, source) if fd == -2 else None
+    if part is None:
+        return os.fdopen(source, "rb")
+    return io.BufferedReader(_PartialFile(part, source), 1 << 17)

@@ -80,6 +80,10 @@ class Client {
   // Copies of large files that are complete: grows with each.
   uint64_t large_copies() const { return on() ? table_.large() : 0; }
 
+  // The name of what is there of a file that is being copied.
+  bool PartPath(std::string_view path, char* out, size_t size) const {
+    return on() && CopyName(KeyOf(path), ".part", out, size) > 0;
+  }
   // The copy's name when there is one right now; asks nobody.
   bool CopyPath(std::string_view path, char* out, size_t size) const;
 

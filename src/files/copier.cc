@@ -349,6 +349,8 @@ void Copier::PrepareLarge(CopyResult& result) {
     unlinkat(options_.copies, NameIn(job.key, kPart).c_str(), 0);
     return;
   }
+  // Whose part it is, for those who read it meanwhile; the last word is Publish()'s.
+  (void)WriteIdentity(copy.get(), IdentityOf(*job.source, job.path, 0));
   // Blocks are read by several threads: what the kernel reads ahead for one of them would be read
   // twice.
   (void)posix_fadvise(job.source->fd.get(), 0, 0, POSIX_FADV_RANDOM);

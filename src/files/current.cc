@@ -3,6 +3,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
+
 #include "files/identity.h"
 
 namespace forebay::files {
@@ -30,6 +32,22 @@ int OpenCurrentCopy(const Client& client, const char* path, int flags, Client::F
   *found = Client::Found::kSource;
   if (there) client.FileChanged(path);
   return -1;
+}
+
+bool IsCurrentPart(const Client& client, const char* path, int source) {
+  char name[Client::kMostCopyPath];
+  Identity identity;
+  struct stat now = {};
+  if (fstat(source, &now) != 0 || !client.PartPath(path, name, sizeof name)) return false;
+  int unknown = ReadIdentityAt(name, &identity);
+  // Complete by now.
+  if (unknown == ENOENT && client.CopyPath(path, name, sizeof name)) {
+    unknown = ReadIdentityAt(name, &identity);
+  }
+  if (unknown != 0) return false;
+  if (SameFile(identity.stat, now)) return true;
+  client.FileChanged(path);
+  return false;
 }
 
 }  // namespace forebay::files

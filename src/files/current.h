@@ -13,6 +13,10 @@ namespace forebay::files {
 // changed, and the source is to be opened; likewise where it cannot be asked.
 int OpenCurrentCopy(const Client& client, const char* path, int flags, Client::Found* found);
 
+// Whether what is there of a file that is being copied, or its copy, is of the file that `source`
+// is open of; otherwise the service is told of the change.
+bool IsCurrentPart(const Client& client, const char* path, int source);
+
 // Whether nothing was written in between: sizes and times agree. Not the number: file systems in
 // user space may give another one each time.
 bool SameFile(const struct stat& a, const struct stat& b);

@@ -202,7 +202,8 @@ struct Tree::Operation {
         fuse_reply_err(request, errno);
         return;
       }
-      file->partial = found == files::Client::Found::kPartial;
+      file->partial = found == files::Client::Found::kPartial &&
+                      files::IsCurrentPart(tree.client_, path->c_str(), file->fd.get());
       if (file->partial) file->path = *path;
     }
     // The kernel drops what it holds when the attributes change.
