@@ -21,10 +21,12 @@
 #include <vector>
 
 #include "files/client.h"
+#include "files/engine_supply.h"
 #include "files/fake_service.h"
 #include "files/identity.h"
 #include "files/service.h"
 #include "files/table.h"
+#include "stage/engine.h"
 
 namespace forebay::posix {
 namespace {
@@ -52,6 +54,8 @@ class PreloadTest : public testing::Test {
   void TearDown() override {
     service_.reset();
     real_.reset();
+    supply_.reset();
+    engine_.reset();
     if (mapping_ != nullptr) munmap(mapping_, bytes_);
     fs::remove_all(root_);
   }
@@ -71,7 +75,19 @@ class PreloadTest : public testing::Test {
   }
   // The real service, in this process.
   void StartReal(uint64_t partial_bytes = 16 << 20) {
+    EngineOptions node;
+    node.memory = 64 << 20;
+    node.cache_folder = root_ + "/store";
+    node.cache_bytes = 64 << 20;
+    Result<EnginePtr> engine = Engine::Create(node);
+    ASSERT_TRUE(engine) << engine.error().ToString();
+    engine_ = *std::move(engine);
+    ASSERT_TRUE(engine_->registry().SetKnob("hedge_one_in", 0).ok());  // reads are counted
+    supply_ = std::make_unique<files::EngineSupply>(*engine_, "test");
     files::ServiceOptions options;
+    options.supply = supply_.get();
+    options.registry = &engine_->registry();
+    options.store = node.cache_folder;
     options.cache = root_ + "/cache";
     options.socket = root_ + "/s";
     options.sources = {data_};
@@ -85,7 +101,8 @@ class PreloadTest : public testing::Test {
   }
   uint64_t Value(const std::string& name) const {
     for (const auto& sample : real_->registry().Snapshot()) {
-      if (sample.name == "forebay_files_" + name) return sample.value;
+      const bool of_engine = name.starts_with("source_read");
+      if (sample.name == (of_engine ? "forebay_" : "forebay_files_") + name) return sample.value;
     }
     ADD_FAILURE() << name;
     return 0;
@@ -228,6 +245,8 @@ class PreloadTest : public testing::Test {
   FileTable table_;
   std::mutex mutex_;
   std::unique_ptr<FakeService> service_;
+  EnginePtr engine_;
+  std::unique_ptr<files::EngineSupply> supply_;
   std::unique_ptr<files::Service> real_;
 };
 
