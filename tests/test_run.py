@@ -125,6 +125,14 @@ def test_cache_that_stays(old: Path, local: Path, tmp_path: Path) -> None:
     assert len(os.listdir(cache / "run" / "copies")) == 8
 
 
+@needs_library
+def test_a_cache_among_the_data_is_refused(old: Path, local: Path) -> None:
+    done = run("--cache", str(old / "sub"), "--source", str(old), "--", "true")
+    assert done.returncode != 0
+    assert "lies in the data folder" in done.stderr and "--cache" in done.stderr
+    assert not (old / "sub").exists()
+
+
 READING = """
 import os, sys
 for folder, _, names in os.walk(sys.argv[1]):

@@ -100,10 +100,14 @@ class Service:
             where = shared_folder(shared) if shared else fresh_folder()
         else:
             where = os.path.realpath(os.fspath(cache))  # type: ignore[arg-type]
+            check_outside(where, folders)
             try:
                 os.makedirs(where, mode=0o700, exist_ok=True)
             except OSError as error:
-                raise AccessError(f"the cache folder {where}: {error.strerror}") from error
+                raise AccessError(
+                    f"the cache folder {where}: {error.strerror}; name one on a local disk that "
+                    "you may write to with --cache"
+                ) from error
         if fresh:
             settings["temporary"] = 1
         try:
@@ -198,6 +202,16 @@ def differences(wanted: Mapping[str, Any], status: Mapping[str, Any]) -> list[st
         has = theirs.get("cluster") or "none"
         out.append(f"peers: {cluster or 'none'} (it has {has})")
     return out
+
+
+def check_outside(cache: str, sources: Iterable[str]) -> None:
+    """The cache folder must not be a part of the data: programs would list it with them."""
+    for source in map(os.path.realpath, sources):
+        if cache == source or cache.startswith(source.rstrip("/") + "/"):
+            raise ArgumentError(
+                f"the cache folder {cache} lies in the data folder {source}, where programs would "
+                "find it among the data; name one elsewhere with --cache"
+            )
 
 
 def data_folders(sources: Iterable[str | os.PathLike]) -> list[str]:

@@ -23,7 +23,10 @@ def _open(folder: str, change: bool = False) -> CacheFolder:
     try:
         return CacheFolder.open(folder, change)
     except StorageError as error:  # another process has the lock
-        raise StorageError(f"{error}\nwait for it to end, or stop it, and try again") from None
+        raise StorageError(
+            f"{error}\nwait for it to end (a daemon goes 5 s after its last run or loader, "
+            "that of a mount with `forebay unmount`), and try again"
+        ) from None
     except MissingError as error:
         raise MissingError(f"{error}; name the folder given as cache_dir=") from None
 
@@ -107,7 +110,9 @@ def run_warm(arguments: argparse.Namespace) -> int:
             memory=arguments.memory, keep=False, cache_dir=folder, cache_bytes=arguments.size
         )
         if engine.cache_status:
-            raise StorageError(f"{engine.cache_status}\nwait for it to end, or stop it")
+            raise StorageError(
+                f"{engine.cache_status}\nwait for it to end (a daemon goes 5 s after the last run)"
+            )
         with (
             counting(f"reading {arguments.path}") as progress,
             DataLoader(catalog, 64, engine=engine, epochs=1, rank=0, world_size=1) as loader,

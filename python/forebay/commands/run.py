@@ -109,9 +109,13 @@ def sources_of(given: Sequence[str], command: Sequence[str]) -> tuple[list[str],
     """The data folders, and whether they were only found among the arguments."""
     named = list(given) or found_sources(command)
     if not named:
+        missing = [
+            a for a in command[1:] if "/" in a and not os.path.lexists(a.partition("=")[2] or a)
+        ]
         raise ArgumentError(
-            "no data folder: none of the command's arguments is one\n"
-            f"try: forebay run --source /path/to/data -- {shlex.join(command)}"
+            "no data folder: none of the command's arguments is one"
+            + (f" ({', '.join(missing[:3])}: no such file)\n" if missing else "\n")
+            + f"try: forebay run --source /path/to/data -- {shlex.join(command)}"
         )
     sources: list[str] = []
     for path in named:
@@ -250,6 +254,7 @@ def job_settings(name: str | None) -> dict[str, Any]:
 
 def run(arguments: argparse.Namespace) -> int:
     from .. import ranks
+    from ..files import check_outside
     from ..launcher import shared_job
 
     command = list(arguments.command)
@@ -266,6 +271,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     given, names = named_sources(arguments.source)
     sources, guessed = sources_of(given, command)
+    if arguments.cache:
+        check_outside(os.path.realpath(arguments.cache), sources)
     cache_bytes = parse_bytes(arguments.cache_size, "--cache-size") or None
     ahead_bytes = parse_bytes(arguments.ahead, "--ahead") or None
     # One of a node's tasks says what holds for all.
