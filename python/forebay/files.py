@@ -207,7 +207,9 @@ def differences(wanted: Mapping[str, Any], status: Mapping[str, Any]) -> list[st
 def check_outside(cache: str, sources: Iterable[str]) -> None:
     """The cache folder must not be a part of the data: programs would list it with them."""
     for source in map(os.path.realpath, sources):
-        if cache == source or cache.startswith(source.rstrip("/") + "/"):
+        if source == "/":
+            continue  # forebay:// serves whatever is named
+        if cache == source or cache.startswith(source + "/"):
             raise ArgumentError(
                 f"the cache folder {cache} lies in the data folder {source}, where programs would "
                 "find it among the data; name one elsewhere with --cache"

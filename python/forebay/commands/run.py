@@ -305,7 +305,8 @@ def run(arguments: argparse.Namespace) -> int:
                 names=names,
                 **more,
             )
-        status = service.status()
+        if arguments.cache:  # else nobody used it before, and what tasks beside this one do counts
+            status = service.status()
         warned = tell(service) if leads else []
         env = environment(service.environment(), not arguments.no_hook)
     except Exception as error:  # noqa: BLE001 - whatever it is, the program runs
