@@ -52,7 +52,6 @@ class World : public BookActions {
     book_ = std::make_unique<Book>(FileTable::Make(memory_.data(), 64), options, room_, metrics_,
                                    *this);
     book_->AddSource("/d");
-    book_->AddOld(KeyOf("/d/a"), 4096);
   }
 
   void Ask(std::span<const std::byte> packet, uint64_t who) {
@@ -65,6 +64,9 @@ class World : public BookActions {
                                     : PathsPacket(header.kind, question->paths, header.a, header.b);
     FUZZ_EXPECT(again.size() == packet.size());
     switch (header.kind) {
+      case Kind::kHello:
+        book_->LookAgain();
+        break;
       case Kind::kGet:
         if (!question->paths.empty()) book_->Get(question->paths[0], waiter, now_);
         break;
