@@ -76,7 +76,7 @@ run_pytest() {
   # A file of tests to each. The folder's name is short, since sockets lie below it.
   local folder rc=0
   folder="$(mktemp -d /tmp/fb.XXXXXX)"
-  timeout --foreground --kill-after=20 1200 python -m pytest tests -q -p no:cacheprovider -n "$at_once" --dist loadfile --no-loadscope-reorder \
+  timeout --foreground --kill-after=20 1200 python -m pytest tests -q -p no:cacheprovider -n "$at_once" --dist loadfile \
     --basetemp="$folder/t" -o junit_family=xunit1 --junitxml="$reports/pytest.xml" || rc=$?
   rm -rf "$folder"
   return "$rc"

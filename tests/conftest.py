@@ -333,18 +333,3 @@ def engine():
     import forebay
 
     return forebay.Engine(memory="64M")
-
-
-# Files that take longest, so that none of them is the last one on its own (make test runs three at
-# a time, with --no-loadscope-reorder).
-_LONGEST = (
-    "test_bench", "test_transparent_identity", "test_examples", "test_processes",
-    "test_accelerate", "test_accelerate_run", "test_interrupts", "test_run", "test_run_peers",
-    "test_peer_faults", "test_bench_guards", "test_demo", "test_run_daemons", "test_cache_dir",
-    "test_sizes_later", "test_large",
-)  # fmt: skip
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = {name: place for place, name in enumerate(_LONGEST)}
-    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
