@@ -46,7 +46,10 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, s
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Path:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    # No daemon of a test that runs beside this one is asked for its knobs.
+    (tmp_path / "r").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "r"))
     file = tmp_path / "site.toml"
     file.write_text(SITE)
     return file
