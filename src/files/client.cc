@@ -25,6 +25,7 @@ constexpr int64_t kQuietMs = 30'000;
 constexpr int64_t kChangePatienceMs = 5'000;
 // What one question asks for at most. More would wait for all of it before the first byte.
 constexpr uint64_t kMostAsked = 4 << 20;
+constexpr int kMostParts = 3;  // that end while they are read
 
 constexpr std::string_view kCopies = "/copies/";
 
@@ -286,6 +287,15 @@ size_t Client::Piece(uint64_t offset, size_t bytes) {
 int64_t Client::ReadPart(std::string_view path, void* out, size_t bytes, uint64_t offset,
                          Seen* seen) const {
   if (!on() || bytes == 0 || offset > UINT64_MAX / 4) return -EAGAIN;
+  // A part that ended meanwhile most often is complete now: the source would read it once more.
+  int64_t got = -ESTALE;
+  for (int i = 0; i < kMostParts && got == -ESTALE; ++i) got = TryPart(path, out, bytes, offset, seen);
+  return got == -ESTALE ? -EAGAIN : got;
+}
+
+// -ESTALE: what was read is of a part that is no more.
+int64_t Client::TryPart(std::string_view path, void* out, size_t bytes, uint64_t offset,
+                        Seen* seen) const {
   const FileKey key = KeyOf(path);
   const FileSlot* slot = table_.Find(key);
   if (slot == nullptr) return -EAGAIN;
@@ -326,7 +336,7 @@ int64_t Client::ReadPart(std::string_view path, void* out, size_t bytes, uint64_
       done += static_cast<size_t>(got);
     }
     CloseFd(fd);
-    if (part && slot->parts.load(std::memory_order_acquire) != parts) return -EAGAIN;
+    if (part && slot->parts.load(std::memory_order_acquire) != parts) return -ESTALE;
     return done > 0 ? static_cast<int64_t>(done) : -EAGAIN;
   }
   return -EAGAIN;

@@ -107,6 +107,8 @@ class Client {
                    Seen* seen = nullptr) const;
 
  private:
+  int64_t TryPart(std::string_view path, void* out, size_t bytes, uint64_t offset,
+                  Seen* seen) const;
   // One question and its answer; kBad when there is none in time. `a` and `b` go out and come back.
   Answer Ask(Kind kind, std::string_view path, uint64_t* a, uint64_t* b) const;
   size_t CopyName(const FileKey& key, const char* ending, char* out, size_t size) const;

@@ -262,6 +262,21 @@ TEST_F(FileClientTest, AnotherPartOfTheSameNameIsAskedAbout) {
   EXPECT_EQ(client_.ReadPart("/data/b", out, sizeof(out), 0, &seen), -EAGAIN);
 }
 
+TEST_F(FileClientTest, APartThatIsCompletedWhileItIsReadIsNotReadFromTheSource) {
+  FileSlot* slot = table_.Add(KeyOf("/data/a"), FileState::kComing);
+  Put("/data/a", std::string(8192, 'x'), ".part");
+  Put("/data/a", std::string(8192, 'y'));
+  FakeService service(socket_, [&](const FakeService::Question&) {
+    slot->parts.fetch_add(1);
+    FileTable::Set(*slot, FileState::kKept);
+    return Say(Answer::kReady);
+  });
+  char out[4096];
+  EXPECT_EQ(client_.ReadPart("/data/a", out, sizeof(out), 0, nullptr), 4096);
+  EXPECT_EQ(out[0], 'y');
+  EXPECT_EQ(service.questions().size(), 1U);
+}
+
 TEST_F(FileClientTest, AServiceThatKeptSomebodyWaitingIsLeftAlone) {
   FakeService service(socket_, [](const FakeService::Question&) { return Say(Answer::kSource); });
   EXPECT_EQ(client_.OpenCopy("/data/a", 0, &found_), -1);
