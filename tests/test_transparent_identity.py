@@ -12,14 +12,11 @@ import signal
 import subprocess
 import sys
 import time
-import xml.etree.ElementTree as ElementTree
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from conftest import seed_count
 from forebay.slowfs import SlowFs
-from transparent import cpython
 from transparent.under import LIBRARY, SERVICE, FileService, plain_environment, run
 
 HERE = Path(__file__).resolve().parent
@@ -31,69 +28,6 @@ pytestmark = pytest.mark.skipif(
     not (os.access(SERVICE, os.X_OK) and LIBRARY.exists()),
     reason="this build has no forebayd or no libforebay_posix.so",
 )
-
-
-# ---- CPython's own tests
-
-
-def outcomes(
-    python: str, tests: list[str], folder: Path, environment: dict[str, str]
-) -> dict[str, str]:
-    """Result of each test by name. They work in `folder`, and keep their files there."""
-    folder.mkdir()
-    report = folder.parent / f"{folder.name}.xml"
-    done = run(
-        [python, "-m", "test", "--tempdir", str(folder), "--junit-xml", str(report), *tests],
-        environment | {"TMPDIR": str(folder)},
-        folder,
-        timeout=3000,
-    )
-    assert report.exists(), done.stdout.decode()[-3000:] + done.stderr.decode()[-3000:]
-    found = {}
-    for case in ElementTree.parse(report).getroot().iter("testcase"):
-        kinds = {child.tag for child in case} & {"error", "failure", "skipped"}
-        found[case.get("name", "")] = " ".join(sorted(kinds)) or "passed"
-    shutil.rmtree(folder, ignore_errors=True)
-    return found
-
-
-def check_cpython(tests: list[str], tmp_path: Path, young_ms: int) -> None:
-    python, library = cpython.find()
-    if python is None:
-        pytest.skip("no Python here has its own tests (package libpython3.11-testsuite)")
-    tests = cpython.there(tests, library)
-    data = tmp_path / "data"
-    data.mkdir()
-    with (
-        FileService([data, library], young_ms=young_ms) as service,
-        ThreadPoolExecutor(1) as meanwhile,
-    ):
-        without = meanwhile.submit(outcomes, python, tests, data / "plain", plain_environment())
-        served = outcomes(python, tests, data / "served", service.environment())
-        plain = without.result()
-        assert service.copies() > len(tests)
-        # What depends on the machine's mood gets another try, alone, both ways.
-        different = {n for n in plain.keys() | served.keys() if plain.get(n) != served.get(n)}
-        again = sorted({".".join(name.split(".")[1:2]) for name in different} & set(tests))
-        if again:
-            plain |= outcomes(python, again, data / "plain2", plain_environment())
-            served |= outcomes(python, again, data / "served2", service.environment())
-    different = {n for n in plain.keys() | served.keys() if plain.get(n) != served.get(n)}
-    assert not {n: (plain.get(n), served.get(n)) for n in different}
-    assert len(plain) > 5 * len(tests)
-    assert sum(result == "passed" for result in plain.values()) > len(plain) / 2
-
-
-def test_cpythons_own_tests(tmp_path: Path) -> None:
-    check_cpython(cpython.SHORT, tmp_path, young_ms=0)
-
-
-if "FOREBAY_SOAK" in os.environ:  # takes many minutes: make soak
-
-    @pytest.mark.seeds
-    @pytest.mark.parametrize("young_ms", [0, 3000])
-    def test_all_of_cpythons_tests_of_files(tmp_path: Path, young_ms: int) -> None:
-        check_cpython(cpython.SHORT + cpython.LONG, tmp_path, young_ms)
 
 
 # ---- tools

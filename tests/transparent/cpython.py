@@ -14,12 +14,15 @@ SHORT = [
     "test_fileinput", "test_univnewlines", "test_largefile", "test_gzip",
     "test_dbm_dumb", "test_pathlib", "test_os",
 ]  # fmt: skip
+# These mostly wait, so they are run beside each other; in every make test, too.
+WAITING = [
+    "test_multiprocessing_fork", "test_subprocess", "test_io", "test_zipfile", "test_tarfile",
+]  # fmt: skip
 # With these it takes minutes: make soak.
 LONG = [
-    "test_tempfile", "test_lzma", "test_import",
-    "test_io", "test_posix", "test_zipfile", "test_tarfile", "test_subprocess",
-    "test_multiprocessing_fork", "test_multiprocessing_spawn", "test_bz2", "test_sqlite3",
-    "test_select", "test_poll", "test_signal", "test_dbm", "test_mailbox", "test_filecmp",
+    "test_tempfile", "test_lzma", "test_import", "test_posix", "test_multiprocessing_spawn",
+    "test_bz2", "test_sqlite3", "test_select", "test_poll", "test_signal", "test_dbm",
+    "test_mailbox", "test_filecmp",
     "test_linecache", "test_netrc", "test_zipimport", "test_runpy", "test_py_compile",
     "test_compileall", "test_configparser", "test_csv", "test_pickle", "test_shelve", "test_fork1",
     "test_wait3", "test_wait4", "test_popen", "test_pty", "test_concurrent_futures",
