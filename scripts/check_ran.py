@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Reads the test reports and fails when a test that should have run did not.
 
-    check_ran.py build/reports cpp-dev cpp-asan-ubsan cpp-tsan pytest
-    check_ran.py build/reports cpp-dev pytest --update
+    check_ran.py build/reports cpp-dev cpp-asan-ubsan cpp-tsan pytest-rest
+    check_ran.py build/reports cpp-dev pytest-rest --update
 
 A test that was skipped and may not be (no may-skip line names it) is a failure;
 FOREBAY_STRICT_SKIPS=0 lets it pass, on a machine that lacks something.

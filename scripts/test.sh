@@ -3,15 +3,15 @@
 # the duration of each, what did not run, and one line of counts.
 #
 #   make test                           all phases
-#   make test PHASES="checks dev"       some of: build checks dev bench-check pytest asan-build asan-ubsan
-#                                       tsan-build tsan fuzz
+#   make test PHASES="checks dev"       some of: build checks dev bench-check pytest programs asan-build
+#                                       asan-ubsan tsan-build tsan fuzz
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 cd "$ROOT"
 use_venv
 
 # The build is first: mypy reads the stub that it makes.
-all_phases=(build checks dev bench-check pytest asan-build asan-ubsan tsan-build tsan fuzz)
+all_phases=(build checks dev bench-check pytest programs asan-build asan-ubsan tsan-build tsan fuzz)
 # Tests wait about as much as they compute.
 at_once=$((JOBS + 1))
 read -ra phases <<<"${PHASES:-${all_phases[*]}}"
@@ -71,16 +71,22 @@ run_bench-check() {
 }
 run_dev() { cpp_tests dev; }
 run_build() { build_package; }
-run_pytest() {
+# Tests of programs that know nothing of Forebay are a phase of their own.
+programs=(tests/test_{accelerate_run,cpython,files,fsspec,hook,large,libraries,mount,run,run_*,tensorflow,transparent_*}.py)
+# python_tests NAME ARGUMENT...: with a report of that name
+python_tests() {
+  local report="$1" folder rc=0
+  shift
   build_package # never against an older build
   # A file of tests to each. The folder's name is short, since sockets lie below it.
-  local folder rc=0
   folder="$(mktemp -d /tmp/fb.XXXXXX)"
-  timeout --foreground --kill-after=20 1200 python -m pytest tests -q -p no:cacheprovider -n "$at_once" --dist loadfile \
-    --basetemp="$folder/t" -o junit_family=xunit1 --junitxml="$reports/pytest.xml" || rc=$?
+  timeout --foreground --kill-after=20 1200 python -m pytest -q -p no:cacheprovider -n "$at_once" --dist loadfile \
+    --basetemp="$folder/t" -o junit_family=xunit1 --junitxml="$reports/$report.xml" "$@" || rc=$?
   rm -rf "$folder"
   return "$rc"
 }
+run_pytest() { python_tests pytest-rest tests "${programs[@]/#/--ignore=}"; }
+run_programs() { python_tests pytest-programs "${programs[@]}"; }
 run_asan-build() { cpp_build asan-ubsan; }
 run_asan-ubsan() { cpp_tests asan-ubsan; }
 run_tsan-build() {
@@ -103,7 +109,9 @@ for phase in "${phases[@]}"; do
   esac
   case "$phase" in
     dev | asan-ubsan | tsan) expected_reports+=("cpp-$phase") ;;
-    pytest | bench-check) expected_reports+=("$phase") ;;
+    pytest) expected_reports+=(pytest-rest) ;;
+    programs) expected_reports+=(pytest-programs) ;;
+    bench-check) expected_reports+=("$phase") ;;
   esac
   say "test: $phase"
   start=$SECONDS
