@@ -289,7 +289,8 @@ int64_t Client::ReadPart(std::string_view path, void* out, size_t bytes, uint64_
   if (!on() || bytes == 0 || offset > UINT64_MAX / 4) return -EAGAIN;
   // A part that ended meanwhile most often is complete now: the source would read it once more.
   int64_t got = -ESTALE;
-  for (int i = 0; i < kMostParts && got == -ESTALE; ++i) got = TryPart(path, out, bytes, offset, seen);
+  for (int i = 0; i < kMostParts && got == -ESTALE; ++i)
+    got = TryPart(path, out, bytes, offset, seen);
   return got == -ESTALE ? -EAGAIN : got;
 }
 
