@@ -388,7 +388,7 @@ void Leases::AskMissing(Lease& lease) {
     }
     if (e.state == SampleState::kAbsent && !(e.flags & Residency::kFailedNow) &&
         !stores_.Awaits(lease.dataset, s)) {
-      const bool from_source = !(e.flags & Residency::kInTier) && !dataset.Elsewhere(s);
+      const bool from_source = !(e.flags & Residency::kInTier) && !dataset.Remote(s);
       if ((!in_turn && from_source) || !lookahead_.MayRead(lease.dataset, s, job)) {
         lease.throttled = true;
         ++i;

@@ -90,7 +90,7 @@ void Reads::Start(const ReadAction& action, std::vector<ReadAction>* out) {
   if (started.place == Place::kTier) {
     if (dataset.entries[action.sample].flags & Residency::kInTier) {
       started.likely = Place::kTier;
-    } else if (dataset.Elsewhere(action.sample)) {
+    } else if (dataset.Remote(action.sample)) {
       started.likely = Place::kPeer;
     }
   }
@@ -129,7 +129,7 @@ class Reads::Group {
 
   // Whether `s`, which lies before or behind, may join.
   bool IsNear(SampleId s) const {
-    if (members_.size() >= most_members_ || dataset_.Elsewhere(s)) return false;
+    if (members_.size() >= most_members_ || dataset_.Remote(s)) return false;
     const Extent e = dataset_.layout->extent(s);
     if (e.object != extent_.object) return false;
     const bool before = e.offset + e.length <= begin_;
@@ -182,7 +182,7 @@ void Reads::StartGroup(StreamId id, const ReadAction& action, size_t* budget,
   const Residency::Dataset& dataset = residency_.dataset(action.dataset);
   const bool in_tier = (dataset.entries[action.sample].flags & Residency::kInTier) != 0;
   if (dataset.layout == nullptr || dataset.costs.merge_bytes <= action.length || in_tier ||
-      dataset.Elsewhere(action.sample) || dataset.layout->extent(action.sample).whole_object) {
+      dataset.Remote(action.sample) || dataset.layout->extent(action.sample).whole_object) {
     Start(action, out);
     return;
   }

@@ -46,6 +46,8 @@ HeldChanges Residency::Dataset::TakeHeldChanges() {
 DatasetId Residency::Add(Dataset dataset) {
   dataset.crcs.resize(dataset.entries.size());
   dataset.uncovered = dataset.entries.size();
+  dataset.id = static_cast<DatasetId>(datasets_.size());
+  dataset.remote = remote_;
   datasets_.push_back(std::move(dataset));
   ChooseStaging();
   return static_cast<DatasetId>(datasets_.size() - 1);

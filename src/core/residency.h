@@ -19,7 +19,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <span>
@@ -28,6 +27,7 @@
 #include "catalog/catalog.h"
 #include "core/actions.h"
 #include "core/arena.h"
+#include "core/remote_samples.h"
 
 namespace forebay {
 
@@ -66,9 +66,6 @@ class Residency {
   // Entry 24, checksum 4, allocator node 40, two epochs' orders and the permutation being made 12.
   static constexpr uint64_t kBytesPerSample = 80;
 
-  // Tells which samples a read would ask another node for.
-  using IsElsewhere = std::function<bool(SampleId)>;
-
   struct Dataset {
     static Dataset Sized(std::span<const uint32_t> lengths);
     // `samples` whose lengths OnLengths will tell; until it has told some, they count as `guess`
@@ -92,8 +89,9 @@ class Residency {
     TierShape tier;
     ReadCosts costs;
     std::shared_ptr<const Catalog> layout;
-    IsElsewhere elsewhere;       // empty: nothing is
-    std::vector<uint8_t> share;  // KeepShare by sample; empty: all may be kept
+    DatasetId id = 0;
+    const RemoteSamples* remote = nullptr;  // null: nothing is remote
+    std::vector<uint8_t> share;             // KeepShare by sample; empty: all may be kept
 
     // `shares`: of the samples at the end; empty: they live here.
     void Resize(size_t samples, std::span<const uint8_t> shares = {});
@@ -109,8 +107,8 @@ class Residency {
     HeldChanges TakeHeldChanges();
     // Its part in Held() may have changed.
     void Touch(SampleId s);
-    // Whether a read would ask another node for it.
-    bool Elsewhere(SampleId s) const { return elsewhere && elsewhere(s); }
+    // Whether a read would ask another node for it; that is no load on the source.
+    bool Remote(SampleId s) const { return remote != nullptr && remote->IsRemote(id, s); }
     KeepShare ShareOf(SampleId s) const {
       return share.empty() ? KeepShare::kHome : static_cast<KeepShare>(share[s]);
     }
@@ -138,8 +136,9 @@ class Residency {
     uint64_t storing = 0;  // of samples that are in memory only because their copy waits
   };
 
-  Residency(const SchedulerOptions& options, Arena& arena, SchedulerCommon& common)
-      : options_(options), arena_(arena), common_(common) {}
+  Residency(const SchedulerOptions& options, Arena& arena, SchedulerCommon& common,
+            const RemoteSamples* remote)
+      : options_(options), arena_(arena), common_(common), remote_(remote) {}
 
   DatasetId Add(Dataset dataset);
   // More samples at the data set's end.
@@ -226,6 +225,7 @@ class Residency {
   SchedulerOptions options_;  // keep_bytes changes while running
   Arena& arena_;
   SchedulerCommon& common_;
+  const RemoteSamples* const remote_;
   std::vector<Dataset> datasets_;
   uint64_t staging_bytes_ = 0;
   Bytes bytes_;

@@ -14,9 +14,9 @@ constexpr StreamId kYoungest = ~StreamId{0};
 
 }  // namespace
 
-Scheduler::Scheduler(const Options& options)
+Scheduler::Scheduler(const Options& options, const RemoteSamples* remote)
     : arena_(options.arena_bytes),
-      residency_(options, arena_, common_),
+      residency_(options, arena_, common_, remote),
       stores_(options.copy_patience, residency_, common_),
       lookahead_(arena_, residency_, stores_, common_),
       reads_(options.max_samples, arena_, residency_, stores_, lookahead_, common_),
@@ -143,7 +143,7 @@ void Scheduler::MarkWaiting() {
         l.throttled || std::any_of(l.missing.begin(), l.missing.end(), [&](SampleId s) {
           const Entry& e = dataset.entries[s];
           return e.state == SampleState::kReading && !(e.flags & Residency::kInTier) &&
-                 !dataset.Elsewhere(s);
+                 !dataset.Remote(s);
         });
     if (waits) common_.jobs.MarkWaiting(lookahead_.streams()[l.stream].job);
   }
@@ -219,7 +219,7 @@ StallCause Scheduler::CauseOf(const Lease& l) const {
     if (e.state != SampleState::kReading) continue;
     if (e.flags & Residency::kInTier) {
       from_tier = true;
-    } else if (dataset.Elsewhere(s)) {
+    } else if (dataset.Remote(s)) {
       from_peer = true;
     } else {
       return StallCause::kSource;

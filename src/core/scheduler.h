@@ -57,7 +57,8 @@ class Scheduler {
   using Take = Leases::Take;
   using Handout = Leases::Handout;
 
-  explicit Scheduler(const Options& options);
+  // `remote` outlives it; null: every sample is read here.
+  explicit Scheduler(const Options& options, const RemoteSamples* remote = nullptr);
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
 
@@ -118,10 +119,6 @@ class Scheduler {
   // Whoever fetches its samples keeps them: the memory tier does not, and the second tier only what
   // other nodes asked for. Before the first stream over it.
   void SetPassing(DatasetId dataset) { residency_.dataset(dataset).passing = true; }
-  // Tells which samples a read would ask another node for. Such reads are no load on the source.
-  void SetElsewhere(DatasetId dataset, Residency::IsElsewhere elsewhere) {
-    residency_.dataset(dataset).elsewhere = std::move(elsewhere);
-  }
   // What may be kept: one KeepShare a sample, or empty for everything. What is kept against it goes
   // when room is needed, before anything else does.
   void SetShare(DatasetId dataset, std::vector<uint8_t> share) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <set>
@@ -21,11 +22,17 @@ constexpr auto kNone = static_cast<uint8_t>(KeepShare::kNone);
 constexpr auto kHome = static_cast<uint8_t>(KeepShare::kHome);
 constexpr auto kReplica = static_cast<uint8_t>(KeepShare::kReplica);
 
+class Remote final : public RemoteSamples {
+ public:
+  bool IsRemote(DatasetId, SampleId s) const override { return rule && rule(s); }
+  std::function<bool(SampleId)> rule;
+};
+
 // One node whose samples are all of one size; reads end in a random order.
 class Node {
  public:
   Node(uint32_t n, uint64_t keep, uint64_t arena, uint64_t seed = 1)
-      : rng(seed), scheduler({.arena_bytes = arena * kSize, .keep_bytes = keep * kSize}) {
+      : rng(seed), scheduler({.arena_bytes = arena * kSize, .keep_bytes = keep * kSize}, &remote) {
     dataset = scheduler.AddDataset(std::vector<uint32_t>(n, kSize));
   }
 
@@ -86,6 +93,7 @@ class Node {
   }
 
   SplitMix64 rng;
+  Remote remote;
   Scheduler scheduler;
   DatasetId dataset = 0;
   size_t limit = 8;
@@ -444,10 +452,11 @@ TEST(Serving, AConsumerWithoutRoomGoesFirst) {
 
 // Two nodes whose consumers wait for memory that reads from each other hold must serve each other.
 TEST(Serving, GoesOnWhileAConsumerWithoutRoomWaitsForPeers) {
-  Scheduler scheduler({.arena_bytes = 32 * kSize, .keep = false});
+  Remote remote;
+  remote.rule = [](SampleId s) { return s == 1; };
+  Scheduler scheduler({.arena_bytes = 32 * kSize, .keep = false}, &remote);
   const DatasetId d =
       scheduler.AddDataset(std::vector<uint32_t>{14 * kSize, 10 * kSize, 10 * kSize, kSize, kSize});
-  scheduler.SetElsewhere(d, [](SampleId s) { return s == 1; });
   const StreamId serving = scheduler.OpenStream({.dataset = d, .serving = true});
   const StreamId id = scheduler.OpenStream({.dataset = d, .batch_size = 2});
   scheduler.ExtendOrder(id, scheduler.generation(id), 0, {0, 4, 1, 2}, false);
@@ -505,7 +514,7 @@ TEST(Serving, GoesOnWhileAConsumerWithoutRoomWaitsForPeers) {
 
 TEST(Elsewhere, SuchReadsAreThePeersAndNotTheSources) {
   Node node(100, 60, 90);
-  node.scheduler.SetElsewhere(node.dataset, [](SampleId s) { return s % 2 == 0; });
+  node.remote.rule = [](SampleId s) { return s % 2 == 0; };
   StreamShape shape{.dataset = node.dataset, .batch_size = 2, .job = "j"};
   const StreamId id = node.scheduler.OpenStream(shape);
   node.Declare(id, 0, {0, 2, 4, 6});
@@ -530,7 +539,7 @@ TEST(Elsewhere, SuchReadsAreThePeersAndNotTheSources) {
 
 TEST(Elsewhere, ConsumersOfOneStreamWaitEachForTheirOwn) {
   Node node(100, 60, 90);
-  node.scheduler.SetElsewhere(node.dataset, [](SampleId s) { return s % 2 == 0; });
+  node.remote.rule = [](SampleId s) { return s % 2 == 0; };
   const StreamId id =
       node.scheduler.OpenStream({.dataset = node.dataset, .batch_size = 1, .itemised = true});
   Scheduler::Handout out;
@@ -562,7 +571,7 @@ TEST(Share, RandomWorlds) {
     node.fail_permille = rng.Below(3) == 0 ? 50 : 0;
     node.limit = 1 + rng.Below(12);
     const uint64_t remote = rng.Below(4);
-    node.scheduler.SetElsewhere(node.dataset, [&](SampleId s) { return s % 4 < remote; });
+    node.remote.rule = [&](SampleId s) { return s % 4 < remote; };
     const StreamId serving = node.Serve();
     std::vector<StreamId> streams;
     for (uint64_t i = 0; i < 1 + rng.Below(3); ++i) {

@@ -189,7 +189,8 @@ Engine::Engine(const EngineOptions& options, uint64_t budget, uint64_t arena_byt
       scheduler_({.arena_bytes = arena_bytes,
                   .keep = options.keep,
                   .keep_bytes = std::min(options.memory_tier, arena_bytes),
-                  .max_samples = options.max_in_flight * PosixSourceOptions::kReadsPerOp}),
+                  .max_samples = options.max_in_flight * PosixSourceOptions::kReadsPerOp},
+                 &remote_),
       tuner_(MakeTuner(TunerOptions(options, arena_bytes))),
       decode_pool_(registry_, DecodeThreads(options, budget)) {
   for (size_t i = 0; i < kStallCauses; ++i) {
@@ -430,9 +431,7 @@ Result<DatasetId> Engine::Add(std::shared_ptr<const Catalog> catalog,
   const DatasetId id = sizer == nullptr ? scheduler_.AddDataset(lengths)
                                         : scheduler_.AddUnsized(lengths.size(), kGuessedBytes);
   scheduler_.SetLayout(id, catalog);
-  if (shared) {
-    scheduler_.SetElsewhere(id, [s = source.get()](SampleId x) { return s->Elsewhere(x) >= 0; });
-  }
+  remote_.Add(shared ? source.get() : nullptr);
   if (tiered != nullptr) {
     scheduler_.SetTier(id, ShapeOf(*tiered, bytes, lengths.size(), growing != nullptr));
     for (const SampleId s : copied) scheduler_.OnStored(id, s);

@@ -42,6 +42,7 @@
 #include "source/source.h"
 #include "stage/mechanisms.h"
 #include "stage/peer_report.h"
+#include "stage/shared_sources.h"
 #include "tier/folder_tier.h"
 #include "tier/tiered_source.h"
 
@@ -459,6 +460,7 @@ class Engine {
   std::function<ClusterReport()> report_ GUARDED_BY(report_mutex_);
 
   mutable Mutex mutex_;
+  SharedSources remote_ GUARDED_BY(mutex_);
   Scheduler scheduler_ GUARDED_BY(mutex_);
   const std::unique_ptr<Tuner> tuner_ GUARDED_BY(mutex_);
   TuneMeter meter_ GUARDED_BY(mutex_);
