@@ -46,10 +46,11 @@ Arena::Block Leases::MakeRegion(const StreamShape& shape) {
   return Arena::kNone;
 }
 
-void Leases::Open(StreamId id, Arena::Block region) {
+void Leases::Open(StreamId id, const StreamShape& shape) {
   Consumer consumer;
-  consumer.region = region;
-  if (region != Arena::kNone) consumer.copies = ArenaAllocator(arena_.size(region));
+  consumer.region = MakeRegion(shape);
+  if (consumer.region != Arena::kNone)
+    consumer.copies = ArenaAllocator(arena_.size(consumer.region));
   if (id == consumers_.size()) {
     consumers_.push_back(std::move(consumer));
     return;

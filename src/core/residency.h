@@ -17,6 +17,7 @@
 // everything, a sample lies in one of them only, so that they cover the most.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -76,7 +77,7 @@ class Residency {
     std::vector<uint32_t> crcs;
     uint64_t rounded_bytes = 0;  // of samples without a length: as if they had the others' mean
     uint64_t mean_rounded = 0;
-    size_t unsized = 0;
+    size_t unsized = 0;          // samples without a length
     size_t dead = 0;             // samples that were invalidated; no sum here counts them
     uint64_t sized_bytes = 0;    // rounded, of the others
     uint64_t allotted = 0;       // samples that were given memory so far
@@ -85,10 +86,12 @@ class Residency {
     uint64_t uncovered = 0;
     SampleId clock_hand = 0;  // where the search for a kept sample to give up goes on
     uint32_t tier_skips = 0;  // reads sent past a slow second tier since the last that was not
-    bool passing = false;     // see Scheduler::SetPassing
-    TierShape tier;
+    // Whoever fetches its samples keeps them: the memory tier does not, and the second tier only
+    // what other nodes asked for. Set before the first stream over it.
+    bool passing = false;
+    TierShape tier;  // set before the first stream over it, and once more when it has grown
     ReadCosts costs;
-    std::shared_ptr<const Catalog> layout;
+    std::shared_ptr<const Catalog> layout;  // for grouped reads; set before the first stream
     DatasetId id = 0;
     const RemoteSamples* remote = nullptr;  // null: nothing is remote
     std::vector<uint8_t> share;             // KeepShare by sample; empty: all may be kept
@@ -96,6 +99,13 @@ class Residency {
     // `shares`: of the samples at the end; empty: they live here.
     void Resize(size_t samples, std::span<const uint8_t> shares = {});
     void UpdateMean();
+    bool Dead(SampleId s) const { return entries[s].dead; }
+    // Of samples with a length, how many were not used yet; fewer where samples are read
+    // repeatedly.
+    size_t SizedAhead() const {
+      const uint64_t sized = entries.size() - unsized;
+      return static_cast<size_t>(sized - std::min(sized, allotted));
+    }
     // Whether the memory tier or the folder has the sample.
     bool Held(SampleId s) const {
       const Entry& e = entries[s];
@@ -146,13 +156,15 @@ class Residency {
   // The sample, which has no copy for the second tier under way, is dead from now on.
   void Invalidate(DatasetId d, SampleId s);
   const std::vector<Dataset>& datasets() const { return datasets_; }
+  const Dataset& dataset(DatasetId d) const { return datasets_[d]; }
   Dataset& dataset(DatasetId d) { return datasets_[d]; }
   // True: some could not be had.
   bool OnLengths(DatasetId d, std::span<const SampleLength> lengths);
 
-  // What may be kept: one KeepShare a sample, or empty for everything.
+  // What may be kept: one KeepShare a sample, or empty for everything. What is kept against it goes
+  // when room is needed, before anything else does.
   void SetShare(DatasetId d, std::vector<uint8_t> share);
-  // Changes SchedulerOptions::keep_bytes.
+  // Changes SchedulerOptions::keep_bytes; a tier that holds more gives up what is not in use.
   void SetKeepBytes(uint64_t bytes);
   // After a change of streams, or of what is set aside: how much the memory tier leaves to staging.
   void ChooseStaging();

@@ -160,7 +160,7 @@ class Engine {
   // under its name. Batches on loan stay as they are. The file, as it is then, is appended anew.
   // kUnavailable: the cache folder hangs and may still have a copy.
   Status Invalidate(DatasetId dataset, SampleId first, uint32_t count);
-  // Scheduler::SetPassing; before the first stream over it.
+  // Residency::Dataset::passing; before the first stream over it.
   Status SetPassing(DatasetId dataset);
   Result<StreamId> OpenStream(const StreamOptions& options);
   // Until every length of the data set was looked up.
@@ -291,7 +291,7 @@ class Engine {
   // A thread that waits for one sample.
   struct FetchWaiter {
     LeaseId lease = kNoLease;
-    uint64_t seen = 0;  // of Scheduler::LeaseChanges
+    uint64_t seen = 0;  // of Leases::Changes
     std::condition_variable ready;
   };
   struct StreamState {
@@ -305,7 +305,7 @@ class Engine {
     Nanos last_ask = 0;
     Nanos blocked_since = -1;   // across calls: a caller may wait in short slices
     EpochStats at_start;        // the data set's reads when the epoch began
-    uint64_t told_changes = 0;  // serving: of Scheduler::Changes
+    uint64_t told_changes = 0;  // serving: of Leases::Consumer::changes
     // Where it was opened or sought to: the scheduler counts batches from there.
     uint64_t start_epoch = 0;
     uint64_t start_index = 0;
