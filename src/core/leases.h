@@ -11,6 +11,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -105,6 +106,25 @@ class Leases {
     bool Misses(DatasetId d, SampleId s) const {
       return dataset == d && std::find(missing.begin(), missing.end(), s) != missing.end();
     }
+    static constexpr bool MayFollow(State from, State to) {
+      switch (from) {
+        case State::kGathering:
+          return to == State::kGathering || to == State::kCopying || to == State::kReady;
+        case State::kCopying:
+          return to == State::kReady || to == State::kCancelled;
+        case State::kCancelled:
+          return to == State::kCancelled;
+        case State::kReady:
+          return to == State::kGathering || to == State::kHandedOut;
+        case State::kHandedOut:  // it was asked for once more
+          return to == State::kHandedOut;
+      }
+      return false;
+    }
+    void MoveTo(State to) {
+      assert(MayFollow(state, to));
+      state = to;
+    }
     void SetBlocked(bool blocked) {
       if (wanted()) demand = blocked ? Demand::kBlocked : Demand::kWanted;
     }
@@ -115,7 +135,7 @@ class Leases {
       BecomeReady();
     }
     void BecomeReady() {
-      if (missing.empty() && kind != Kind::kContiguous) state = State::kReady;
+      if (missing.empty() && kind != Kind::kContiguous) MoveTo(State::kReady);
     }
   };
 
