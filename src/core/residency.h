@@ -128,8 +128,8 @@ class Residency {
     }
 
    private:
-    // What TakeHeldChanges has told, and what may differ from it since; empty: never asked.
-    std::vector<bool> told_;
+    // What TakeHeldChanges has returned, and what may differ from it since; empty: never asked.
+    std::vector<bool> announced_;
     std::vector<bool> is_touched_;
     std::vector<SampleId> touched_;
   };
@@ -183,7 +183,7 @@ class Residency {
   Arena::Block ReplaceBlock(DatasetId d, SampleId s, Arena::Block block);
   // A read has succeeded, from where is known. True: the sample is resident. False: its bytes
   // differ from an earlier read's, and are to be read once more.
-  bool Accept(const ReadAction& read, uint32_t crc, Place from);
+  bool Accept(const ReadAction& read, uint32_t crc, Origin from);
   // The block, which was set aside, holds the sample's bytes. It is kept where that is allowed,
   // else given up.
   void Adopt(DatasetId d, SampleId s, Arena::Block block, uint32_t crc);
@@ -211,7 +211,7 @@ class Residency {
  private:
   Entry& entry(DatasetId d, SampleId s) { return datasets_[d].entries[s]; }
   const Entry& entry(DatasetId d, SampleId s) const { return datasets_[d].entries[s]; }
-  void NoteOrigin(const ReadAction& read, Place from);
+  void NoteOrigin(const ReadAction& read, Origin from);
   void SetResident(DatasetId d, SampleId s, uint32_t crc);
   // Not covered by a tier, though it may be.
   static bool Uncovered(const Entry& e) { return !e.dead && !(e.flags & (kKept | kInTier)); }

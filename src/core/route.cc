@@ -57,7 +57,7 @@ void PeerCost::OnTimeout(uint64_t bytes, size_t depth, Nanos waited, Nanos now) 
   OnAnswer(bytes, depth, waited, now);
 }
 
-bool PeerCost::Avoid(uint64_t bytes, const PlaceModel& source, size_t source_depth, Nanos now) {
+bool PeerCost::Avoid(uint64_t bytes, const OriginModel& source, size_t source_depth, Nanos now) {
   if (refused_ == kMostRefused) return !Probe(now);
   if (!source.known()) return false;
   Nanos expected = model_.known() ? model_.Expect(bytes, in_flight_ + 1) : 0;

@@ -142,7 +142,7 @@ void Scheduler::MarkWaiting() {
   }
 }
 
-void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place from) {
+void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Origin from) {
   const Reads::Outcome outcome = reads_.OnDone(read, ok, crc, from);
   if (outcome == Reads::Outcome::kNone) return;
   leases_.OnRead(read.dataset, read.sample, outcome == Reads::Outcome::kArrived);

@@ -123,7 +123,7 @@ class Scheduler {
   // Time passes: call it before NextReads, which hands out what has become due.
   void Advance(Nanos now);
   // `from` is where the bytes came from in the end.
-  void OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place from);
+  void OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Origin from);
   // Some lengths of a data set are known. Where one cannot be had, the batch that needs it fails,
   // and the next ask tries again.
   void OnLengths(DatasetId dataset, std::span<const SampleLength> lengths);

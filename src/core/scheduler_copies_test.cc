@@ -80,10 +80,10 @@ class Node {
       flying_.erase(read);
       now = done.at;
       const ReadAction& action = done.action;
-      const bool hit = action.place == Place::kTier && folder.contains(action.sample);
+      const bool hit = action.origin == Origin::kTier && folder.contains(action.sample);
       memory_[action.offset] = action.sample;
       if (!hit) ++source_reads;
-      scheduler.OnReadDone(action, true, action.sample + 1, hit ? Place::kTier : Place::kSource);
+      scheduler.OnReadDone(action, true, action.sample + 1, hit ? Origin::kTier : Origin::kSource);
     } else {
       now += 100 * kMilli;
     }
@@ -299,13 +299,13 @@ TEST(Copies, TheWinnerOfARaceIsCopied) {
   ASSERT_FALSE(reads.empty());
   ReadAction second;
   ASSERT_TRUE(scheduler.Hedge(reads[0], &second));
-  scheduler.OnReadDone(second, true, 7, Place::kSource);
+  scheduler.OnReadDone(second, true, 7, Origin::kSource);
   StoreAction store;
   ASSERT_TRUE(scheduler.stores().First(&store));
   EXPECT_EQ(store.offset, second.offset);
   EXPECT_EQ(store.crc, 7u);
   scheduler.stores().Begin(store);
-  scheduler.OnReadDone(reads[0], true, 7, Place::kSource);
+  scheduler.OnReadDone(reads[0], true, 7, Origin::kSource);
   EXPECT_FALSE(scheduler.stores().First(&store)) << "the loser is not";
   EXPECT_EQ(CheckInvariants(scheduler), "");
 }

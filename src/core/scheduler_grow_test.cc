@@ -33,7 +33,7 @@ std::vector<ReadAction> Reads(Scheduler& scheduler, size_t limit = 16) {
 }
 
 void End(Scheduler& scheduler, const ReadAction& read) {
-  scheduler.OnReadDone(read, true, read.sample * 7 + 1, Place::kSource);
+  scheduler.OnReadDone(read, true, read.sample * 7 + 1, Origin::kSource);
   ASSERT_EQ(CheckInvariants(scheduler), "");
 }
 
@@ -464,8 +464,8 @@ class RandomNode {
     const ReadAction read = flying_[i];
     flying_.erase(flying_.begin() + static_cast<ptrdiff_t>(i));
     memory_[read.offset] = read.sample;
-    const bool hit = read.place == Place::kTier && folder_.contains(read.sample);
-    scheduler_.OnReadDone(read, true, read.sample * 7 + 1, hit ? Place::kTier : Place::kSource);
+    const bool hit = read.origin == Origin::kTier && folder_.contains(read.sample);
+    scheduler_.OnReadDone(read, true, read.sample * 7 + 1, hit ? Origin::kTier : Origin::kSource);
   }
 
   void StoreStep() {

@@ -32,7 +32,7 @@ TEST(Leases, ASampleThatGoesAgainAsItArrivesIsReadOnceMoreForTheNext) {
   LeaseId lease = kNoLease;
   ASSERT_EQ(scheduler.leases().FetchSample(single, 4, &lease, &out), Take::kPending);
   for (const ReadAction& read : Reads(scheduler)) {
-    scheduler.OnReadDone(read, true, 1, Place::kSource);
+    scheduler.OnReadDone(read, true, 1, Origin::kSource);
   }
   ASSERT_EQ(scheduler.leases().FetchSample(single, 4, &lease, &out), Take::kReady);
 
@@ -42,13 +42,13 @@ TEST(Leases, ASampleThatGoesAgainAsItArrivesIsReadOnceMoreForTheNext) {
   LeaseId other = kNoLease;
   ASSERT_EQ(scheduler.leases().FetchSample(single, 3, &other, &out), Take::kPending);
   for (const ReadAction& read : Reads(scheduler)) {
-    scheduler.OnReadDone(read, true, 1, Place::kSource);
+    scheduler.OnReadDone(read, true, 1, Origin::kSource);
     EXPECT_EQ(CheckInvariants(scheduler), "");
   }
   scheduler.leases().Release(lease);
   for (int i = 0; i < 10; ++i) {
     for (const ReadAction& read : Reads(scheduler)) {
-      scheduler.OnReadDone(read, true, 1, Place::kSource);
+      scheduler.OnReadDone(read, true, 1, Origin::kSource);
     }
     for (const CopyAction& copy : scheduler.leases().TakeCopies())
       scheduler.leases().OnCopyDone(copy.lease);

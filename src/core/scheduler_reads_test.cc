@@ -63,7 +63,7 @@ class Node {
     flying_.erase(it);
     now_ = read.end;
     const ReadAction& r = read.action;
-    const bool hit = r.place == Place::kTier && folder.contains(r.sample);
+    const bool hit = r.origin == Origin::kTier && folder.contains(r.sample);
     const bool ok = hit || fail_permille == 0 || rng.Below(1000) >= fail_permille;
     // A failing read may have written something, too.
     memory_[r.offset] = {r.sample, ok};
@@ -71,7 +71,7 @@ class Node {
       ++source_reads;
       source_bytes += r.length;
     }
-    scheduler.OnReadDone(r, ok, r.sample * 7 + 1, hit ? Place::kTier : Place::kSource);
+    scheduler.OnReadDone(r, ok, r.sample * 7 + 1, hit ? Origin::kTier : Origin::kSource);
     StoreDue();
     return true;
   }
@@ -270,13 +270,13 @@ TEST(TwoTiers, AMuchSlowerFolderIsPassedByAndTriedNowAndThen) {
   node.scheduler.residency().dataset(node.dataset).costs = {.tier = 50, .source = 10};
   node.RunEpoch(2);
   const auto from_folder = std::count_if(node.started.begin(), node.started.end(),
-                                         [](auto& r) { return r.place == Place::kTier; });
+                                         [](auto& r) { return r.origin == Origin::kTier; });
   EXPECT_GT(from_folder, 0);
   EXPECT_LT(from_folder, 20);
   node.started.clear();
   node.scheduler.residency().dataset(node.dataset).costs = {.tier = 12, .source = 10};
   node.RunEpoch(3);
-  for (const ReadAction& r : node.started) EXPECT_EQ(r.place, Place::kTier);
+  for (const ReadAction& r : node.started) EXPECT_EQ(r.origin, Origin::kTier);
 }
 
 TEST(TwoTiers, AWaitForTheFolderIsNotTheSources) {
@@ -318,18 +318,18 @@ TEST(Race, TheSecondReadEndsTheWait) {
   const ReadAction hanging = node.started.front();
   ReadAction second;
   ASSERT_TRUE(node.scheduler.Hedge(hanging, &second));
-  EXPECT_EQ(second.place, Place::kSource);
+  EXPECT_EQ(second.origin, Origin::kSource);
   EXPECT_NE(second.offset, hanging.offset);
   ReadAction third;
   EXPECT_FALSE(node.scheduler.Hedge(hanging, &third)) << "raced already";
   const uint64_t used = node.scheduler.arena().used();
-  node.scheduler.OnReadDone(second, true, 1, Place::kSource);
+  node.scheduler.OnReadDone(second, true, 1, Origin::kSource);
   EXPECT_EQ(CheckInvariants(node.scheduler), "");
   EXPECT_EQ(node.scheduler.arena().used(), used) << "the loser may still write";
   EXPECT_FALSE(node.scheduler.Hedge(hanging, &third)) << "has lost already";
   ASSERT_EQ(node.scheduler.leases().TakeBatch(node.stream, &h), Take::kReady);
   EXPECT_EQ(h.offsets[0], second.offset);
-  node.scheduler.OnReadDone(hanging, true, 1, Place::kSource);
+  node.scheduler.OnReadDone(hanging, true, 1, Origin::kSource);
   EXPECT_EQ(CheckInvariants(node.scheduler), "");
   EXPECT_LT(node.scheduler.arena().used(), used);
   EXPECT_EQ(node.scheduler.counters().hedged, 1u);
@@ -347,10 +347,10 @@ TEST(Race, AFailingReadLeavesTheOtherToDecide) {
     ASSERT_TRUE(node.scheduler.Hedge(first, &second));
     const ReadAction& failing = second_fails ? second : first;
     const ReadAction& other = second_fails ? first : second;
-    node.scheduler.OnReadDone(failing, false, 0, Place::kSource);
+    node.scheduler.OnReadDone(failing, false, 0, Origin::kSource);
     EXPECT_EQ(CheckInvariants(node.scheduler), "");
     EXPECT_EQ(node.scheduler.leases().TakeBatch(node.stream, &h), Take::kPending);
-    node.scheduler.OnReadDone(other, true, 1, Place::kSource);
+    node.scheduler.OnReadDone(other, true, 1, Origin::kSource);
     EXPECT_EQ(node.scheduler.leases().TakeBatch(node.stream, &h), Take::kReady);
     EXPECT_EQ(h.offsets[0], other.offset);
     EXPECT_EQ(CheckInvariants(node.scheduler), "");
@@ -417,7 +417,7 @@ TEST(Race, LosersHoldNoMoreThanAnEighthOfTheMemory) {
   ReadAction second;
   for (size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(node.scheduler.Hedge(node.started[i], &second), i < 2) << i;
-    if (i == 0) node.scheduler.OnReadDone(second, true, 1, Place::kSource);
+    if (i == 0) node.scheduler.OnReadDone(second, true, 1, Origin::kSource);
   }
   EXPECT_EQ(CheckInvariants(node.scheduler), "");
 }

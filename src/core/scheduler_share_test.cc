@@ -63,7 +63,7 @@ class Node {
     const ReadAction read = flying[i];
     flying.erase(flying.begin() + static_cast<int64_t>(i));
     const bool ok = fail_permille == 0 || rng.Below(1000) >= fail_permille;
-    const Place from = read.likely == Place::kPeer ? Place::kPeer : Place::kSource;
+    const Origin from = read.likely == Origin::kPeer ? Origin::kPeer : Origin::kSource;
     scheduler.OnReadDone(read, ok, Crc(read.sample), from);
     return true;
   }
@@ -478,7 +478,7 @@ TEST(Serving, GoesOnWhileAConsumerWithoutRoomWaitsForPeers) {
     scheduler.leases().NextReads(8, &reads);
     for (const ReadAction& read : reads) flying[read.sample] = read;
   };
-  const auto end = [&](SampleId s, Place from) {
+  const auto end = [&](SampleId s, Origin from) {
     ASSERT_TRUE(flying.contains(s)) << s;
     scheduler.OnReadDone(flying[s], true, 0, from);
     flying.erase(s);
@@ -486,8 +486,8 @@ TEST(Serving, GoesOnWhileAConsumerWithoutRoomWaitsForPeers) {
   Scheduler::Handout first;
   ASSERT_EQ(scheduler.leases().TakeBatch(id, &first), Take::kPending);
   pump();
-  end(0, Place::kSource);
-  end(4, Place::kSource);
+  end(0, Origin::kSource);
+  end(4, Origin::kSource);
   ASSERT_EQ(scheduler.leases().TakeBatch(id, &first), Take::kReady);
   // The next batch has 10 of its 20; 7 are free.
   Scheduler::Handout second;
@@ -499,11 +499,11 @@ TEST(Serving, GoesOnWhileAConsumerWithoutRoomWaitsForPeers) {
   ASSERT_EQ(scheduler.leases().FetchSample(serving, 3, &lease, &out), Take::kPending);
   pump();
   EXPECT_TRUE(flying.contains(3)) << "the other node may wait for it as this one does";
-  if (flying.contains(3)) end(3, Place::kSource);
+  if (flying.contains(3)) end(3, Origin::kSource);
   EXPECT_EQ(scheduler.leases().FetchSample(serving, 3, &lease, &out), Take::kReady);
   scheduler.leases().Release(lease);
   // Once nothing is to come from peers, the consumer goes first.
-  end(1, Place::kPeer);
+  end(1, Origin::kPeer);
   ASSERT_EQ(scheduler.leases().TakeBatch(id, &second), Take::kPending);
   lease = kNoLease;
   ASSERT_EQ(scheduler.leases().FetchSample(serving, 3, &lease, &out), Take::kPending);
@@ -537,7 +537,7 @@ TEST(Elsewhere, SuchReadsAreThePeersAndNotTheSources) {
   const std::vector<ReadAction> reads = node.Pump();
   ASSERT_GE(reads.size(), 2u);
   for (const ReadAction& read : reads) {
-    EXPECT_EQ(read.likely, Place::kPeer);
+    EXPECT_EQ(read.likely, Origin::kPeer);
     EXPECT_EQ(read.charged, 0u);
   }
   EXPECT_EQ(Waits(node.scheduler).CauseOfStream(id), StallCause::kPeer);

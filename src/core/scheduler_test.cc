@@ -21,7 +21,7 @@ namespace {
 void EndRead(Scheduler& scheduler, DatasetId d, SampleId s, bool ok, uint32_t crc) {
   const Residency::Entry& e = scheduler.residency().dataset(d).entries[s];
   const ReadAction read{.dataset = d, .sample = s, .offset = e.offset, .length = e.length};
-  scheduler.OnReadDone(read, ok, crc, Place::kSource);
+  scheduler.OnReadDone(read, ok, crc, Origin::kSource);
 }
 
 using Take = Scheduler::Take;
@@ -862,7 +862,7 @@ TEST(ReadLimit, AWaitingBatchGoesFirstAndWithinIt) {
   for (size_t i = 0; i < 200 && scheduler.leases().TakeBatch(id, &h) == Take::kPending; ++i) {
     ASSERT_FALSE(reads.empty());
     EXPECT_LT(reads.front().sample, 32u) << "look-ahead waits for the batch's own reads";
-    scheduler.OnReadDone(reads.front(), true, 1, Place::kSource);
+    scheduler.OnReadDone(reads.front(), true, 1, Origin::kSource);
     reads.erase(reads.begin());
     scheduler.leases().NextReads(4, &reads, false);
     EXPECT_LE(scheduler.reads().requests(), 7u);

@@ -168,7 +168,7 @@ std::vector<uint8_t> Book::GrowingShares() const {
     for (SampleId s = at; s < shares.size() && s - at < kAtOnce; ++s) {
       const uint32_t home = LocateLocked(s).home;
       const bool here = home == self || home == kNoNode;
-      shares[s] = static_cast<uint8_t>(here ? Share::kHome : Share::kReplica);
+      shares[s] = static_cast<uint8_t>(here ? KeepShare::kHome : KeepShare::kReplica);
     }
   }
   return shares;

@@ -79,7 +79,7 @@ class PeerSource final : public Source {
   uint32_t last_group_ = 0;
   size_t asked_ = 0;        // slots at peers
   size_t inner_depth_ = 0;  // slots at the inner source
-  PlaceModel source_model_;
+  OriginModel source_model_;
   std::vector<std::unique_ptr<PeerCost>> costs_;  // by node; null: never asked
   WakeFd wake_;
   std::unique_ptr<Source> inner_;

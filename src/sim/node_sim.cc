@@ -167,7 +167,7 @@ void Node::Start(const ReadAction& action) {
     processor_free_at_ = std::max(now_, processor_free_at_) + SpanOf(1, sc_.reads_per_s);
     begin = processor_free_at_;
   }
-  if (action.place == Place::kTier && folder_.Has(action.sample)) {
+  if (action.origin == Origin::kTier && folder_.Has(action.sample)) {
     read.from_folder = true;
     At(folder_.Read(action.length, begin), index);
     return;
@@ -216,7 +216,7 @@ void Node::Finish(uint32_t index) {
   }
   meter_.OnBytes(bytes);
   meter_.OnRequest(now_ - read.start);
-  scheduler_.OnReadDone(read.action, true, 0, read.from_folder ? Place::kTier : Place::kSource);
+  scheduler_.OnReadDone(read.action, true, 0, read.from_folder ? Origin::kTier : Origin::kSource);
   reads_.Free(index);
 }
 

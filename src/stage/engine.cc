@@ -877,8 +877,8 @@ void Engine::SignalServing() {
   bool changed = false;
   for (const StreamId id : serving_) {
     const uint64_t changes = scheduler_.leases().consumer(id).changes;
-    changed |= streams_[id].told_changes != changes;
-    streams_[id].told_changes = changes;
+    changed |= streams_[id].announced_changes != changes;
+    streams_[id].announced_changes = changes;
   }
   if (!changed) return;
   const uint64_t one = 1;

@@ -285,8 +285,8 @@ class Engine {
     uint64_t peer_bytes = 0;
     // Loop thread only.
     std::deque<ReadAction> backlog;
-    PlaceModel source_model;
-    PlaceModel tier_model;
+    OriginModel source_model;
+    OriginModel tier_model;
   };
   // A thread that waits for one sample.
   struct FetchWaiter {
@@ -303,9 +303,9 @@ class Engine {
     std::vector<FetchWaiter*> fetches;
     EpochLog epochs;
     Nanos last_ask = 0;
-    Nanos blocked_since = -1;   // across calls: a caller may wait in short slices
-    EpochStats at_start;        // the data set's reads when the epoch began
-    uint64_t told_changes = 0;  // serving: of Leases::Consumer::changes
+    Nanos blocked_since = -1;        // across calls: a caller may wait in short slices
+    EpochStats at_start;             // the data set's reads when the epoch began
+    uint64_t announced_changes = 0;  // serving: of Leases::Consumer::changes
     // Where it was opened or sought to: the scheduler counts batches from there.
     uint64_t start_epoch = 0;
     uint64_t start_index = 0;
@@ -368,7 +368,7 @@ class Engine {
   void RunCopier(std::stop_token stop);
   // `arrived_crc` is of the bytes in the arena; only with options.verify.
   void Finished(DatasetState& dataset, const ReadAction& read, SourceDone& done,
-                uint32_t arrived_crc, Place from) REQUIRES(mutex_);
+                uint32_t arrived_crc, Origin from) REQUIRES(mutex_);
   // Loop thread: takes what has arrived, starts what is due, races what hangs.
   bool ReapInto(std::span<DatasetState* const> datasets, ReadsUnderWay& under_way, bool* arrived);
   // Takes over lengths that have become known.
@@ -377,7 +377,7 @@ class Engine {
   // Planner thread: appends what has gathered to the log.
   void WriteTunerLog();
   void Learn(DatasetState& dataset, const ReadsUnderWay::Read& read, const SourceDone& done,
-             Place from);
+             Origin from);
   void UpdateCosts(DatasetId id, DatasetState& dataset, const ReadsUnderWay& under_way)
       REQUIRES(mutex_);
   bool StoreDue(std::span<DatasetState* const> datasets, bool* arrived);

@@ -36,7 +36,7 @@ uint64_t RequestBytes(const ReadAction& read) {
 }  // namespace
 
 void Engine::Finished(DatasetState& dataset, const ReadAction& read, SourceDone& done,
-                      uint32_t arrived_crc, Place from) {
+                      uint32_t arrived_crc, Origin from) {
   read_retries_total_.Add(done.retries);
   if (options_.verify && done.status.ok()) {
     if (arrived_crc != done.crc) {
@@ -59,12 +59,12 @@ void Engine::Finished(DatasetState& dataset, const ReadAction& read, SourceDone&
     if (!scheduler_.residency().dataset(read.dataset).Dead(read.sample)) {
       failures_.insert_or_assign({read.dataset, read.sample}, done.status);
     }
-  } else if (from == Place::kPeer) {
+  } else if (from == Origin::kPeer) {
     ++dataset.peer_reads;
     dataset.peer_bytes += read.length;
     peer_reads_total_.Add(1);
     peer_read_bytes_total_.Add(read.length);
-  } else if (from == Place::kSource) {
+  } else if (from == Origin::kSource) {
     ++dataset.reads;
     const uint64_t bytes = read.length + done.gap_bytes;
     dataset.read_bytes += bytes;
@@ -104,12 +104,12 @@ void Engine::StepTuner(Nanos now) {
 }
 
 void Engine::Learn(DatasetState& dataset, const ReadsUnderWay::Read& read, const SourceDone& done,
-                   Place from) {
-  // Where a warm folder was not known to have the sample, the depth is of another place. Peers have
-  // models of their own.
+                   Origin from) {
+  // Where a warm folder was not known to have the sample, the depth is of another origin. Peers
+  // have models of their own.
   if (!done.status.ok() || from != read.action.likely || !read.first) return;
-  if (from == Place::kPeer) return;
-  PlaceModel& model = from == Place::kTier ? dataset.tier_model : dataset.source_model;
+  if (from == Origin::kPeer) return;
+  OriginModel& model = from == Origin::kTier ? dataset.tier_model : dataset.source_model;
   // A group that failed was read one by one.
   const uint64_t bytes = done.group_size > 1 ? RequestBytes(read.action) : read.action.length;
   model.OnRead(bytes, read.depth, done.latency_ns);
@@ -117,7 +117,7 @@ void Engine::Learn(DatasetState& dataset, const ReadsUnderWay::Read& read, const
 
 void Engine::UpdateCosts(DatasetId id, DatasetState& dataset, const ReadsUnderWay& under_way) {
   ReadCosts costs;
-  const size_t depth = std::max<size_t>(1, under_way.depth(Place::kSource));
+  const size_t depth = std::max<size_t>(1, under_way.depth(Origin::kSource));
   if (dataset.source_model.known()) {
     costs.merge_bytes = dataset.source_model.MergeBytes(depth);
     costs.merge_gap = dataset.source_model.MergeGap(depth);
@@ -156,8 +156,8 @@ bool Engine::ReapInto(std::span<DatasetState* const> datasets, ReadsUnderWay& un
     busy |= n == done.size();
     *arrived = true;
     auto from = [&](size_t i) {
-      if (dataset.tiered != nullptr && dataset.tiered->FromTier(i)) return Place::kTier;
-      return done[i].peer >= 0 ? Place::kPeer : Place::kSource;
+      if (dataset.tiered != nullptr && dataset.tiered->FromTier(i)) return Origin::kTier;
+      return done[i].peer >= 0 ? Origin::kPeer : Origin::kSource;
     };
     for (size_t i = 0; i < n; ++i) {
       reads[i] = under_way.Remove(done[i].tag);
@@ -236,7 +236,7 @@ void Engine::SubmitBacklog(DatasetState& dataset, ReadsUnderWay& under_way) {
     out.sample = read.sample;
     out.dest = {arena_.data() + read.offset, read.length};
     out.group = read.group;
-    out.skip_tier = read.place == Place::kSource;
+    out.skip_tier = read.origin == Origin::kSource;
     out.urgent = read.urgent;
     batch.push_back(out);
   }
@@ -258,13 +258,13 @@ Nanos Engine::HedgeHanging(std::span<DatasetState* const> datasets, ReadsUnderWa
   for (ReadsUnderWay::Read& read : under_way.all()) {
     if (!read.live || read.looked_at) continue;
     const DatasetState& dataset = *datasets[read.action.dataset];
-    const PlaceModel& model =
-        read.action.likely == Place::kTier ? dataset.tier_model : dataset.source_model;
+    const OriginModel& model =
+        read.action.likely == Origin::kTier ? dataset.tier_model : dataset.source_model;
     Nanos tail = model.Tail(RequestBytes(read.action), read.depth);
-    if (tail == PlaceModel::kNever) continue;
+    if (tail == OriginModel::kNever) continue;
     tail = std::max(tail, kLookLatest);
     // A peer that does not answer is left to those who asked it, for a while.
-    if (read.action.likely == Place::kPeer) tail += kPeerPatience;
+    if (read.action.likely == Origin::kPeer) tail += kPeerPatience;
     if (now - read.start < tail) {
       next = std::min(next, read.start + tail);
       continue;

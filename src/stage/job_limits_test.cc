@@ -106,7 +106,7 @@ class Node {
   Nanos now = 0;
   size_t slots = 64;                   // requests at once, a millisecond each
   Nanos service = 0;                   // of a source that does one after the other
-  Place from = Place::kSource;         // where reads turn out to come from
+  Origin from = Origin::kSource;       // where reads turn out to come from
   std::map<StreamId, uint64_t> bytes;  // handed out
   std::map<SampleId, int> started_of;
   uint64_t started = 0;
@@ -184,7 +184,7 @@ TEST(JobLimits, ASampleThatTwoJobsWantIsChargedOnce) {
 TEST(JobLimits, WhatTheFolderHasIsFree) {
   for (const bool known : {true, false}) {
     Node node;
-    node.from = Place::kTier;
+    node.from = Origin::kTier;
     const DatasetId d = node.AddDataset(4'000);
     node.scheduler.residency().dataset(d).tier = {.present = true, .holds_all = true};
     for (SampleId s = 0; known && s < 4'000; ++s) node.scheduler.residency().SetInTier(d, s, true);
