@@ -12,9 +12,9 @@ namespace forebay::peer {
 
 // What a node can be asked for, of one data set.
 enum class Reach : uint8_t {
-  kNone,      // dead, or its connection is gone
-  kExpected,  // alive, and not yet connected or without the data set so far
-  kUntold,    // can be asked; it has not said yet what it holds
+  kNone,         // dead, or its connection is gone
+  kExpected,     // alive, and not yet connected or without the data set so far
+  kUnannounced,  // can be asked; it has not said yet what it holds
   kReady,
 };
 
@@ -64,7 +64,7 @@ class PeerCost {
   const Nanos healthy_;
   OriginModel model_;
   size_t in_flight_ = 0;
-  Nanos heard_ = 0;  // the last answer, or the first ask after none was under way
+  Nanos active_at_ = 0;  // the last answer, or the first ask after none was under way
   Nanos probed_ = 0;
   int refused_ = 0;  // since the last answer
 };

@@ -21,14 +21,14 @@ TEST(RouteTest, TheHomeIsAskedThenAHolderThenTheSource) {
   EXPECT_EQ(Choose({}, 0, all, true).to, To::kSource);
 
   // Its own, and somebody has yet to say what it holds.
-  for (const Reach reach : {Reach::kExpected, Reach::kUntold}) {
+  for (const Reach reach : {Reach::kExpected, Reach::kUnannounced}) {
     const std::vector<Reach> soon = {Reach::kNone, Reach::kReady, reach};
     EXPECT_EQ(Choose({.home = 0, .holder = kNoNode}, 0, soon, true).to, To::kWait);
     EXPECT_EQ(Choose({.home = 0, .holder = kNoNode}, 0, soon, false).to, To::kSource);
     EXPECT_EQ(Choose({.home = 0, .holder = 1}, 0, soon, true).to, To::kPeer);
   }
-  const std::vector<Reach> untold = {Reach::kNone, Reach::kUntold, Reach::kReady};
-  EXPECT_EQ(Choose({.home = 1, .holder = kNoNode}, 0, untold, true).to, To::kPeer);
+  const std::vector<Reach> unannounced = {Reach::kNone, Reach::kUnannounced, Reach::kReady};
+  EXPECT_EQ(Choose({.home = 1, .holder = kNoNode}, 0, unannounced, true).to, To::kPeer);
 
   const std::vector<Reach> some = {Reach::kNone, Reach::kExpected, Reach::kReady};
   EXPECT_EQ(Choose({.home = 1, .holder = kNoNode}, 0, some, true).to, To::kWait);
