@@ -460,7 +460,7 @@ TEST(Serving, AConsumerWithoutRoomGoesFirst) {
   ASSERT_EQ(CheckInvariants(node.scheduler), "");
 }
 
-// Two nodes whose consumers wait for memory that reads from each other hold must serve each other.
+// Otherwise two nodes deadlock: each consumer needs memory that is pinned by a read from the other.
 TEST(Serving, GoesOnWhileAConsumerWithoutRoomWaitsForPeers) {
   Remote remote;
   remote.rule = [](SampleId s) { return s == 1; };
