@@ -9,6 +9,7 @@
 #include "base/nanos.h"
 #include "catalog/catalog.h"
 #include "core/job_table.h"
+#include "core/keep_share.h"
 
 namespace forebay {
 
@@ -17,14 +18,8 @@ using StreamId = uint32_t;
 using LeaseId = uint64_t;
 inline constexpr LeaseId kNoLease = 0;
 
-enum class Place : uint8_t { kSource, kTier, kPeer };
-
-// What a node of a cluster may keep of a data set, by sample: see SetShare.
-enum class KeepShare : uint8_t {
-  kNone = 0,     // others need the room
-  kHome = 1,     // it lives here
-  kReplica = 2,  // where room is left beside all that lives here
-};
+// Where a sample is read from.
+enum class Origin : uint8_t { kSource, kTier, kPeer };
 
 // What a node's tiers have taken and given up.
 struct HeldChanges {
@@ -37,17 +32,17 @@ struct ReadAction {
   SampleId sample = 0;
   uint64_t offset = 0;  // in the arena
   uint32_t length = 0;
-  uint32_t serial = 0;            // tells the two reads of a race apart
-  uint32_t group = 0;             // not 0: one request with its neighbours in `out` of that group
-  uint64_t request_bytes = 0;     // of the file that its request reads; 0: `length`
-  Place place = Place::kTier;     // kTier: from the folder if that has it, else from the source
-  Place likely = Place::kSource;  // where it will come from, as far as is known
-  bool store = false;             // what comes from the source is to be copied into the folder
-  JobId job = kNoJob;             // whose share of the source it takes
-  uint64_t charged = 0;           // of that share, in bytes; a group's first read has it all
-  bool store_spare = false;       // `store`, though it does not live here
-  bool urgent = false;            // a consumer waits for it
-  bool serving = false;           // for other nodes: outside of the limit of reads at once
+  uint32_t serial = 0;              // tells the two reads of a race apart
+  uint32_t group = 0;               // not 0: one request with its neighbours in `out` of that group
+  uint64_t request_bytes = 0;       // of the file that its request reads; 0: `length`
+  Origin origin = Origin::kTier;    // kTier: from the folder if that has it, else from the source
+  Origin likely = Origin::kSource;  // where it will come from, as far as is known
+  bool store = false;               // what comes from the source is to be copied into the folder
+  JobId job = kNoJob;               // whose share of the source it takes
+  uint64_t charged = 0;             // of that share, in bytes; a group's first read has it all
+  bool store_spare = false;         // `store`, though it does not live here
+  bool urgent = false;              // a consumer waits for it
+  bool serving = false;             // for other nodes: outside of the limit of reads at once
 };
 
 // The second tier of a data set.

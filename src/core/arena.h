@@ -37,6 +37,10 @@ class Arena {
   // A block that was set aside is a sample's from now on.
   void Adopt(Block block) { set_aside_ -= size(block); }
 
+  // Whether so much could be set aside, and `leave` be left, were nothing pinned or being read.
+  bool MaySetAside(uint64_t bytes, uint64_t leave = 0) const {
+    return leave <= usable() && bytes <= usable() - leave;
+  }
   bool Fits(uint64_t bytes) {
     const Block block = blocks_.Allocate(bytes);
     if (block == kNone) return false;

@@ -36,7 +36,7 @@ Nanos ToNanos(double latency) {
 
 }  // namespace
 
-void PlaceModel::Bucket::Feed(double read_bytes, double read_depth, double read_latency) {
+void OriginModel::Bucket::Feed(double read_bytes, double read_depth, double read_latency) {
   weight = std::min(weight + 1, kMemory);
   const double share = 1 / weight;
   const double more_bytes = read_bytes - bytes;
@@ -49,19 +49,19 @@ void PlaceModel::Bucket::Feed(double read_bytes, double read_depth, double read_
   cov = (1 - share) * (cov + share * more_bytes * more_latency);
 }
 
-void PlaceModel::Bucket::Scale(double factor) {
+void OriginModel::Bucket::Scale(double factor) {
   latency *= factor;
   cov *= factor;
   var_latency *= factor * factor;
   weight = std::min(weight, kAfterChange);
 }
 
-bool PlaceModel::Bucket::SizesDiffer() const {
+bool OriginModel::Bucket::SizesDiffer() const {
   constexpr double kLeast = 0.05;
   return weight >= 8 && var_bytes > kLeast * bytes * kLeast * bytes;
 }
 
-double PlaceModel::Bucket::Slope() const {
+double OriginModel::Bucket::Slope() const {
   if (!SizesDiffer()) return 0;
   const double slope = cov / var_bytes;
   const double error = std::sqrt(std::max(0.0, var_latency - slope * cov) / (var_bytes * weight));
@@ -69,7 +69,7 @@ double PlaceModel::Bucket::Slope() const {
   return std::min(slope, latency / bytes);
 }
 
-double PlaceModel::Bucket::SlopeHigh() const {
+double OriginModel::Bucket::SlopeHigh() const {
   const double all = latency / std::max(bytes, 1.0);
   if (!SizesDiffer()) return all;
   const double slope = cov / var_bytes;
@@ -77,11 +77,11 @@ double PlaceModel::Bucket::SlopeHigh() const {
   return std::clamp(slope + error, 1e-9, std::max(all, 1e-9));
 }
 
-double PlaceModel::Bucket::At(double read_bytes) const {
+double OriginModel::Bucket::At(double read_bytes) const {
   return std::max(1.0, latency + Slope() * (read_bytes - bytes));
 }
 
-void PlaceModel::Ratios::Add(double log2_ratio) {
+void OriginModel::Ratios::Add(double log2_ratio) {
   const double at = std::clamp((log2_ratio - kLowest) * kBinsPerOctave, 0.0, kBins - 1.0);
   bins_[static_cast<size_t>(at)] += static_cast<float>(step_);
   sum_ += step_;
@@ -96,14 +96,14 @@ void PlaceModel::Ratios::Add(double log2_ratio) {
   step_ = 1;
 }
 
-void PlaceModel::Ratios::Clear() {
+void OriginModel::Ratios::Clear() {
   bins_.fill(0);
   step_ = 1;
   sum_ = 0;
   count_ = 0;
 }
 
-double PlaceModel::Ratios::Quantile(double share) const {
+double OriginModel::Ratios::Quantile(double share) const {
   double left = share * sum_;
   size_t bin = 0;
   for (; bin + 1 < kBins && left > bins_[bin]; ++bin) left -= bins_[bin];
@@ -111,7 +111,7 @@ double PlaceModel::Ratios::Quantile(double share) const {
   return kLowest + (static_cast<double>(bin) + within) / kBinsPerOctave;
 }
 
-const PlaceModel::Bucket* PlaceModel::Nearest(double depth) const {
+const OriginModel::Bucket* OriginModel::Nearest(double depth) const {
   const Bucket* nearest = nullptr;
   double distance = 0;
   for (const Bucket& bucket : buckets_) {
@@ -124,7 +124,7 @@ const PlaceModel::Bucket* PlaceModel::Nearest(double depth) const {
   return nearest;
 }
 
-double PlaceModel::Predict(double bytes, double depth) const {
+double OriginModel::Predict(double bytes, double depth) const {
   if (known_ == 0) return 0;
   const size_t at = BucketOf(depth);
   const bool here = (known_ >> at & 1) != 0;
@@ -141,7 +141,7 @@ double PlaceModel::Predict(double bytes, double depth) const {
   return from + std::clamp(share, 0.0, 1.0) * (beyond.At(bytes) - from);
 }
 
-void PlaceModel::Feed(const Seen& seen) {
+void OriginModel::Feed(const Seen& seen) {
   const size_t at = BucketOf(seen.depth);
   Bucket& bucket = buckets_[at];
   double latency = seen.latency;
@@ -157,7 +157,7 @@ void PlaceModel::Feed(const Seen& seen) {
   known_ |= uint32_t{1} << at;
 }
 
-void PlaceModel::OnRead(uint64_t bytes, size_t depth, Nanos latency) {
+void OriginModel::OnRead(uint64_t bytes, size_t depth, Nanos latency) {
   ++reads_;
   Seen seen{.bytes = static_cast<double>(bytes),
             .latency = static_cast<double>(std::max<Nanos>(latency, 1)),
@@ -178,13 +178,13 @@ void PlaceModel::OnRead(uint64_t bytes, size_t depth, Nanos latency) {
 }
 
 // A read leaves the window: it belongs to the storage as it is.
-void PlaceModel::Settle(const Seen& seen) {
+void OriginModel::Settle(const Seen& seen) {
   if (!seen.fed) Feed(seen);
   typical_.Add(seen.log2_ratio);
   all_.Add(seen.log2_ratio);
 }
 
-void PlaceModel::FindTypical() {
+void OriginModel::FindTypical() {
   for (size_t i = 0; i < kBuckets; ++i) {
     if (buckets_[i].weight == 0 || reads_ - buckets_[i].last < kStale) continue;
     buckets_[i] = Bucket();
@@ -208,7 +208,7 @@ void PlaceModel::FindTypical() {
   }
 }
 
-void PlaceModel::FollowChange() {
+void OriginModel::FollowChange() {
   if (window_size_ <= kWindow / 2) return;
   const auto slow = static_cast<float>(slow_);
   const auto fast = static_cast<float>(fast_);
@@ -222,7 +222,7 @@ void PlaceModel::FollowChange() {
   if (faster > kWindow / 2) Rescale(false);
 }
 
-void PlaceModel::Rescale(bool slower) {
+void OriginModel::Rescale(bool slower) {
   // More than half of the window is off, a few of it by chance: the youngest are new.
   constexpr size_t kYoung = 12;
   std::array<double, kYoung> ratios{};
@@ -248,17 +248,17 @@ void PlaceModel::Rescale(bool slower) {
   FindTypical();
 }
 
-Nanos PlaceModel::Expect(uint64_t bytes, size_t depth) const {
+Nanos OriginModel::Expect(uint64_t bytes, size_t depth) const {
   return ToNanos(Predict(static_cast<double>(bytes), static_cast<double>(depth)));
 }
 
-double PlaceModel::Rate(uint64_t bytes, size_t depth) const {
+double OriginModel::Rate(uint64_t bytes, size_t depth) const {
   const double latency =
       std::max(1.0, Predict(static_cast<double>(bytes), static_cast<double>(depth)));
   return static_cast<double>(bytes) * static_cast<double>(depth) / latency * kSecond;
 }
 
-Nanos PlaceModel::Tail(uint64_t bytes, size_t depth) const {
+Nanos OriginModel::Tail(uint64_t bytes, size_t depth) const {
   if (tail_ratio_ == 0) return kNever;
   return ToNanos(tail_ratio_ * Predict(static_cast<double>(bytes), static_cast<double>(depth)));
 }
@@ -270,7 +270,7 @@ Nanos PlaceModel::Tail(uint64_t bytes, size_t depth) const {
 // it: what counts is the fixed part at the smallest depth known. Where the others' bytes are what
 // is waited for, the place moves as many bytes as it can, and unwanted ones only take room: told by
 // a fixed part that grew, and by a rate of all reads near that of one read's own bytes.
-std::optional<double> PlaceModel::Balance(const Bucket& bucket) const {
+std::optional<double> OriginModel::Balance(const Bucket& bucket) const {
   if (!bucket.SizesDiffer()) return std::nullopt;
   const double slope = bucket.SlopeHigh();
   const double fixed = std::max(0.0, bucket.latency - slope * bucket.bytes);
@@ -288,13 +288,13 @@ std::optional<double> PlaceModel::Balance(const Bucket& bucket) const {
   return idle * idle * least / slope;
 }
 
-uint64_t PlaceModel::MergeGap(size_t depth) const {
+uint64_t OriginModel::MergeGap(size_t depth) const {
   const Bucket* bucket = Nearest(static_cast<double>(depth));
   if (bucket == nullptr) return kMinGap;
   return Bounded(Balance(*bucket).value_or(0), kMinGap, kMaxGap);
 }
 
-uint64_t PlaceModel::MergeBytes(size_t depth) const {
+uint64_t OriginModel::MergeBytes(size_t depth) const {
   const Bucket* bucket = Nearest(static_cast<double>(depth));
   if (bucket == nullptr) return kMinMerge;
   return Bounded(Balance(*bucket).value_or(2 * bucket->bytes), kMinMerge, kMaxMerge);

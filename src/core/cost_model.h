@@ -1,4 +1,4 @@
-// PlaceModel: what a read from one place (the source, a cache folder, a peer) costs, learned from
+// OriginModel: what a read from one origin (the source, a cache folder, a peer) costs, learned from
 // the reads that were made there. Nothing about any storage is written by hand.
 //
 // Latency is a fixed part and a part for each byte, both learned for each power of two of reads
@@ -18,7 +18,7 @@
 namespace forebay {
 
 // Pure: no clock, thread or I/O. Not safe for concurrent use. About 3 KiB.
-class PlaceModel {
+class OriginModel {
  public:
   static constexpr Nanos kNever = std::numeric_limits<Nanos>::max();
   // What MergeGap and MergeBytes lie between.

@@ -45,7 +45,7 @@ double Cached(SplitMix64& rng) {
 
 uint64_t AnySize(SplitMix64& rng) { return 16 * kKiB + rng.Below(368 * kKiB); }
 
-void Train(PlaceModel& model, const Simple& storage, size_t depth, int reads, SplitMix64& rng) {
+void Train(OriginModel& model, const Simple& storage, size_t depth, int reads, SplitMix64& rng) {
   for (int i = 0; i < reads; ++i) {
     const uint64_t bytes = AnySize(rng);
     model.OnRead(bytes, depth, storage.Draw(bytes, depth, rng));
@@ -65,7 +65,7 @@ struct Shared {
   double ns_per_op = 0;    // between two operations
   bool bytes_after_latency = false;
 
-  void Run(PlaceModel& model, size_t depth, int reads, SplitMix64& rng,
+  void Run(OriginModel& model, size_t depth, int reads, SplitMix64& rng,
            const std::function<uint64_t(SplitMix64&)>& size = AnySize) const {
     struct Flight {
       double end, begin;
@@ -101,38 +101,38 @@ struct Shared {
   }
 };
 
-TEST(PlaceModel, KnowsNothingAtFirst) {
-  PlaceModel model;
+TEST(OriginModel, KnowsNothingAtFirst) {
+  OriginModel model;
   EXPECT_FALSE(model.known());
-  EXPECT_EQ(model.Tail(1000, 4), PlaceModel::kNever);
-  EXPECT_EQ(model.MergeGap(4), PlaceModel::kMinGap);
-  EXPECT_EQ(model.MergeBytes(4), PlaceModel::kMinMerge);
+  EXPECT_EQ(model.Tail(1000, 4), OriginModel::kNever);
+  EXPECT_EQ(model.MergeGap(4), OriginModel::kMinGap);
+  EXPECT_EQ(model.MergeBytes(4), OriginModel::kMinMerge);
   model.OnRead(1000, 1, kMilli);
   EXPECT_TRUE(model.known());
   EXPECT_EQ(model.Expect(1000, 1), kMilli);
   EXPECT_EQ(model.Expect(5000, 64), kMilli);
   EXPECT_DOUBLE_EQ(model.Rate(1000, 2), 2e6);
-  EXPECT_EQ(model.Tail(1000, 1), PlaceModel::kNever);
+  EXPECT_EQ(model.Tail(1000, 1), OriginModel::kNever);
 }
 
-TEST(PlaceModel, TakesAnyNumbers) {
-  PlaceModel model;
+TEST(OriginModel, TakesAnyNumbers) {
+  OriginModel model;
   for (int i = 0; i < 300; ++i) {
     model.OnRead(0, 0, 0);
-    model.OnRead(~uint64_t{0}, ~size_t{0}, PlaceModel::kNever);
+    model.OnRead(~uint64_t{0}, ~size_t{0}, OriginModel::kNever);
   }
   EXPECT_GE(model.Expect(0, 0), 1);
   EXPECT_GE(model.Expect(~uint64_t{0}, ~size_t{0}), 1);
   EXPECT_GE(model.Tail(~uint64_t{0}, 1), 1);
-  EXPECT_GE(model.MergeGap(0), PlaceModel::kMinGap);
+  EXPECT_GE(model.MergeGap(0), OriginModel::kMinGap);
 }
 
-TEST(PlaceModel, FindsTheFixedPartAndThatOfAByte) {
+TEST(OriginModel, FindsTheFixedPartAndThatOfAByte) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     SCOPED_TRACE(seed);
     SplitMix64 rng(seed);
     const Simple storage{.fixed = 2e6, .per_byte = 10, .noise = Uniform};
-    PlaceModel model;
+    OriginModel model;
     Train(model, storage, 1, 500, rng);
     Train(model, storage, 8, 3000, rng);
     const double small = AsDouble(model.Expect(32 * kKiB, 8));
@@ -145,26 +145,26 @@ TEST(PlaceModel, FindsTheFixedPartAndThatOfAByte) {
   }
 }
 
-TEST(PlaceModel, MeanUnderExponentialNoise) {
+TEST(OriginModel, MeanUnderExponentialNoise) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     SCOPED_TRACE(seed);
     SplitMix64 rng(seed);
     const Simple storage{.fixed = 1e6, .per_byte = 5, .noise = Exponential};
-    PlaceModel model;
+    OriginModel model;
     Train(model, storage, 4, 5000, rng);
     ExpectClose(AsDouble(model.Expect(200 * kKiB, 4)), storage.Mean(200 * kKiB, 4), 0.15);
   }
 }
 
-TEST(PlaceModel, ReadsOfOneSizeDoNotTellTheCostOfAByte) {
-  PlaceModel model;
+TEST(OriginModel, ReadsOfOneSizeDoNotTellTheCostOfAByte) {
+  OriginModel model;
   SplitMix64 rng(5);
   const Simple storage{.fixed = 1e6, .per_byte = 5, .noise = Uniform};
   for (int i = 0; i < 2000; ++i) {
     model.OnRead(100 * kKiB, 1, storage.Draw(100 * kKiB, 1, rng));
   }
   EXPECT_EQ(model.Expect(kKiB, 1), model.Expect(1000 * kKiB, 1));
-  EXPECT_EQ(model.MergeGap(1), PlaceModel::kMinGap);
+  EXPECT_EQ(model.MergeGap(1), OriginModel::kMinGap);
   EXPECT_EQ(model.MergeBytes(1), 200 * kKiB);  // one step, which shows it
   for (int i = 0; i < 2000; ++i) {
     const uint64_t bytes = (i % 4 == 0 ? 200 : 100) * kKiB;
@@ -173,10 +173,10 @@ TEST(PlaceModel, ReadsOfOneSizeDoNotTellTheCostOfAByte) {
   ExpectClose(static_cast<double>(model.MergeBytes(1)), 200000, 0.3);
 }
 
-TEST(PlaceModel, LatencyThatGrowsWithDepth) {
+TEST(OriginModel, LatencyThatGrowsWithDepth) {
   SplitMix64 rng(7);
   const Simple storage{.fixed = 1e6, .per_byte = 2, .per_depth = 5e5, .noise = Uniform};
-  PlaceModel model;
+  OriginModel model;
   for (int round = 0; round < 30; ++round) {
     for (const size_t depth : {1, 3, 4, 6, 16, 20, 64, 80}) Train(model, storage, depth, 60, rng);
   }
@@ -191,10 +191,10 @@ TEST(PlaceModel, LatencyThatGrowsWithDepth) {
   EXPECT_EQ(model.Expect(100 * kKiB, 4000), model.Expect(100 * kKiB, 300));
 }
 
-TEST(PlaceModel, APipeThatIsFullGivesNoMoreToMoreReads) {
+TEST(OriginModel, APipeThatIsFullGivesNoMoreToMoreReads) {
   SplitMix64 rng(8);
   const Shared storage{.latency = 5e6, .ns_per_byte = 5};  // 200 MB/s
-  PlaceModel model;
+  OriginModel model;
   for (const size_t depth : {1, 2, 4, 8, 16, 32, 64}) storage.Run(model, depth, 1000, rng);
   ExpectClose(model.Rate(200 * kKiB, 2), 2 * 200 * kKiB / 5e6 * 1e9, 0.1);
   ExpectClose(model.Rate(200 * kKiB, 32), 200e6, 0.1);
@@ -204,24 +204,24 @@ TEST(PlaceModel, APipeThatIsFullGivesNoMoreToMoreReads) {
   EXPECT_GT(model.MergeGap(1), 200 * kKiB);
 }
 
-TEST(PlaceModel, ReadsThatEachHaveTheirOwnPipeAreMerged) {
+TEST(OriginModel, ReadsThatEachHaveTheirOwnPipeAreMerged) {
   SplitMix64 rng(9);
   const Simple storage{.fixed = 1e7, .per_byte = 10, .noise = Uniform};  // an object store
-  PlaceModel model;
+  OriginModel model;
   for (const size_t depth : {1, 4, 16, 64}) Train(model, storage, depth, 1000, rng);
   EXPECT_GT(model.MergeGap(64), 500 * kKiB);
   EXPECT_GT(model.MergeBytes(64), 500 * kKiB);
 }
 
-TEST(PlaceModel, ALimitOfOperationsIsWorthMerging) {
+TEST(OriginModel, ALimitOfOperationsIsWorthMerging) {
   SplitMix64 rng(10);
   const Shared storage{.latency = 1e6, .ns_per_byte = 0.1, .ns_per_op = 1e6};
-  PlaceModel model;
+  OriginModel model;
   for (const size_t depth : {1, 4, 16, 64}) storage.Run(model, depth, 1000, rng);
   EXPECT_GT(model.MergeBytes(64), 1000 * kKiB);
 }
 
-TEST(PlaceModel, FollowsAChangeWithin64Reads) {
+TEST(OriginModel, FollowsAChangeWithin64Reads) {
   for (const auto& noise : {Uniform, Tailed}) {
     // Two reads of 64 that take ten times as long make up a quarter of the mean.
     const double close = noise == &Uniform ? 0.25 : 0.5;
@@ -230,7 +230,7 @@ TEST(PlaceModel, FollowsAChangeWithin64Reads) {
       SplitMix64 rng(seed);
       const Simple fast{.fixed = 1e6, .per_byte = 1, .per_depth = 1e5, .noise = noise};
       const Simple slow{.fixed = 2e7, .per_byte = 20, .per_depth = 2e6, .noise = noise};
-      PlaceModel model;
+      OriginModel model;
       Train(model, fast, 2, 500, rng);
       Train(model, fast, 16, 500, rng);
       Train(model, slow, 16, 64, rng);
@@ -248,11 +248,11 @@ TEST(PlaceModel, FollowsAChangeWithin64Reads) {
   }
 }
 
-TEST(PlaceModel, FollowsAChangeRightAfterAnother) {
+TEST(OriginModel, FollowsAChangeRightAfterAnother) {
   SplitMix64 rng(3);
   const Simple fast{.fixed = 1e6, .per_byte = 1, .noise = Uniform};
   const Simple slow{.fixed = 2e7, .per_byte = 1, .noise = Uniform};
-  PlaceModel model;
+  OriginModel model;
   Train(model, fast, 8, 60, rng);
   for (int round = 0; round < 10; ++round) {
     Train(model, slow, 8, 64, rng);
@@ -262,11 +262,11 @@ TEST(PlaceModel, FollowsAChangeRightAfterAnother) {
   }
 }
 
-TEST(PlaceModel, NoiseIsNoChange) {
+TEST(OriginModel, NoiseIsNoChange) {
   for (const auto& noise : {Uniform, Exponential, Tailed, Cached}) {
     SplitMix64 rng(4);
     const Simple storage{.fixed = 1e6, .per_byte = 2, .per_depth = 1e5, .noise = noise};
-    PlaceModel model;
+    OriginModel model;
     Train(model, storage, 1, 1000, rng);
     const double before = AsDouble(model.Expect(200 * kKiB, 1));
     // Every change that is believed by mistake would move what is known of the other depth.
@@ -275,10 +275,10 @@ TEST(PlaceModel, NoiseIsNoChange) {
   }
 }
 
-TEST(PlaceModel, ADepthThatIsNoLongerUsedIsForgottenAtLast) {
+TEST(OriginModel, ADepthThatIsNoLongerUsedIsForgottenAtLast) {
   SplitMix64 rng(6);
   const Simple storage{.fixed = 1e6, .per_byte = 0, .per_depth = 1e6};
-  PlaceModel model;
+  OriginModel model;
   Train(model, storage, 1, 100, rng);
   Train(model, storage, 32, 60000, rng);
   EXPECT_LT(model.Expect(kKiB, 1), 2 * kMilli);
@@ -286,13 +286,13 @@ TEST(PlaceModel, ADepthThatIsNoLongerUsedIsForgottenAtLast) {
   EXPECT_EQ(model.Expect(kKiB, 1), model.Expect(kKiB, 32));
 }
 
-TEST(PlaceModel, TheTailIsFarBeyondWhatReadsTake) {
+TEST(OriginModel, TheTailIsFarBeyondWhatReadsTake) {
   for (const auto& noise : {Uniform, Exponential, Tailed, Cached}) {
     for (uint64_t seed = 1; seed <= 5; ++seed) {
       SCOPED_TRACE(seed);
       SplitMix64 rng(seed);
       const Simple storage{.fixed = 1e6, .per_byte = 2, .noise = noise};
-      PlaceModel model;
+      OriginModel model;
       int beyond = 0;
       constexpr int kReads = 30000;
       for (int i = 0; i < kReads; ++i) {
@@ -314,7 +314,7 @@ TEST(PlaceModel, TheTailIsFarBeyondWhatReadsTake) {
 }
 
 // Whatever the storage, what the model says of a depth that it saw is near what the reads took.
-TEST(PlaceModel, RandomStorages) {
+TEST(OriginModel, RandomStorages) {
   for (uint64_t seed = 1; seed <= 60; ++seed) {
     SCOPED_TRACE(seed);
     SplitMix64 rng(seed);
@@ -322,11 +322,11 @@ TEST(PlaceModel, RandomStorages) {
                          .ns_per_byte = 0.05 * std::exp2(8 * rng.Uniform()),
                          .ns_per_op = rng.Below(3) == 0 ? 1e3 * std::exp2(8 * rng.Uniform()) : 0,
                          .bytes_after_latency = rng.Below(2) == 0};
-    PlaceModel model;
+    OriginModel model;
     for (int visit = 0; visit < 12; ++visit) {
       const auto depth = static_cast<size_t>(1 + rng.Below(uint64_t{2} << rng.Below(7)));
       storage.Run(model, depth, 800, rng);
-      PlaceModel alone;
+      OriginModel alone;
       storage.Run(alone, depth, 4000, rng);
       for (const uint64_t bytes : {64 * kKiB, 200 * kKiB, 350 * kKiB}) {
         const double wanted = AsDouble(alone.Expect(bytes, depth));
@@ -335,10 +335,10 @@ TEST(PlaceModel, RandomStorages) {
         EXPECT_GT(model.Tail(bytes, depth), 7 * model.Expect(bytes, depth));
       }
       for (const size_t any : {1, 7, 100}) {
-        EXPECT_GE(model.MergeGap(any), PlaceModel::kMinGap);
-        EXPECT_LE(model.MergeGap(any), PlaceModel::kMaxGap);
-        EXPECT_GE(model.MergeBytes(any), PlaceModel::kMinMerge);
-        EXPECT_LE(model.MergeBytes(any), PlaceModel::kMaxMerge);
+        EXPECT_GE(model.MergeGap(any), OriginModel::kMinGap);
+        EXPECT_LE(model.MergeGap(any), OriginModel::kMaxGap);
+        EXPECT_GE(model.MergeBytes(any), OriginModel::kMinMerge);
+        EXPECT_LE(model.MergeBytes(any), OriginModel::kMaxMerge);
       }
     }
   }

@@ -15,18 +15,12 @@
 #include <vector>
 
 #include "catalog/catalog.h"
+#include "core/keep_share.h"
 #include "core/view.h"
 
 namespace forebay::peer {
 
 inline constexpr uint32_t kNoNode = UINT32_MAX;
-
-// What the node's tiers may keep; one byte a sample (Engine::SetShare).
-enum class Share : uint8_t {
-  kNone = 0,     // others need the room
-  kHome = 1,     // it lives here
-  kReplica = 2,  // where room is left beside all that lives here
-};
 
 struct Found {
   uint32_t home = kNoNode;  // who reads it from the source; kNoNode: each for itself
@@ -63,10 +57,11 @@ class Directory {
     }
     return found;
   }
-  Share ShareOf(SampleId sample) const {
-    if (homes_[sample] == self_) return Share::kHome;
-    return lengths_[sample] <= spare_ ? Share::kReplica : Share::kNone;
+  KeepShare ShareOf(SampleId sample) const {
+    if (homes_[sample] == self_) return KeepShare::kHome;
+    return lengths_[sample] <= spare_ ? KeepShare::kReplica : KeepShare::kNone;
   }
+  // By sample, for Engine::SetShare.
   std::vector<uint8_t> Shares() const;
   uint32_t size() const { return static_cast<uint32_t>(lengths_.size()); }
   std::span<const uint32_t> lengths() const { return lengths_; }

@@ -68,7 +68,7 @@ TEST(Directory, HomesAreThePlainHashWhileThereIsRoom) {
   for (SampleId s = 0; s < lengths.size(); ++s) {
     const uint32_t home = directory.Locate(s).home;
     ASSERT_EQ(home, HomeOf(s, 4).node);
-    ASSERT_EQ(directory.ShareOf(s), home == 2 ? Share::kHome : Share::kReplica);
+    ASSERT_EQ(directory.ShareOf(s), home == 2 ? KeepShare::kHome : KeepShare::kReplica);
     if (home == 2) {
       bytes += lengths[s];
       ++samples;
@@ -188,7 +188,7 @@ TEST(Directory, WhoNeverCameCountsAsDead) {
   Directory directory(0, lengths);
   EXPECT_FALSE(directory.OnView(none));
   EXPECT_EQ(directory.homeless(), 1000u);
-  EXPECT_EQ(directory.ShareOf(0), Share::kNone);
+  EXPECT_EQ(directory.ShareOf(0), KeepShare::kNone);
 }
 
 // A job of four nodes is restarted with three, then with five: who stays keeps what it had.

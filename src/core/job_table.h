@@ -52,8 +52,8 @@ class JobTable {
 
   // A lower memory_bytes is for the caller to bring about.
   void SetLimits(JobId job, const JobLimits& limits, Nanos now);
-  // For all jobs together.
-  void SetNodeLimits(RateLimits limits, Nanos now) { node_.SetLimits(limits, now); }
+  // For all jobs together, from the last BeginRound on.
+  void SetNodeLimits(RateLimits limits) { node_.SetLimits(limits, at_); }
 
   // Whether reads of the job may have to wait.
   bool Limited(JobId job) const {

@@ -46,10 +46,11 @@ Arena::Block Leases::MakeRegion(const StreamShape& shape) {
   return Arena::kNone;
 }
 
-void Leases::Open(StreamId id, Arena::Block region) {
+void Leases::Open(StreamId id, const StreamShape& shape) {
   Consumer consumer;
-  consumer.region = region;
-  if (region != Arena::kNone) consumer.copies = ArenaAllocator(arena_.size(region));
+  consumer.region = MakeRegion(shape);
+  if (consumer.region != Arena::kNone)
+    consumer.copies = ArenaAllocator(arena_.size(consumer.region));
   if (id == consumers_.size()) {
     consumers_.push_back(std::move(consumer));
     return;
@@ -214,7 +215,7 @@ Leases::Take Leases::Finish(LeaseId id, Lease& lease, Handout* out) {
   StartCopyIfDue(id, lease);
   if (!lease.ready()) return Take::kPending;
   std::erase(pending_, id);
-  lease.state = State::kHandedOut;
+  lease.MoveTo(State::kHandedOut);
   out->lease = id;
   Fill(lease, out);
   return Take::kReady;
@@ -263,7 +264,7 @@ void Leases::Release(LeaseId id) {
   if (it == leases_.end()) return;
   Lease& lease = it->second;
   if (lease.copying()) {  // the copier still reads and writes: the end of the copy frees
-    lease.state = State::kCancelled;
+    lease.MoveTo(State::kCancelled);
     return;
   }
   if (!lease.copied()) Unpin(lease);
@@ -307,7 +308,7 @@ void Leases::Unpin(const Lease& lease) {
 void Leases::StartOver(Lease& lease) {
   Unpin(lease);
   lease.missing = lease.samples;
-  lease.state = State::kGathering;
+  lease.MoveTo(State::kGathering);
 }
 
 uint64_t Leases::BytesOf(const Lease& lease) const {
@@ -388,7 +389,7 @@ void Leases::AskMissing(Lease& lease) {
     }
     if (e.state == SampleState::kAbsent && !(e.flags & Residency::kFailedNow) &&
         !stores_.Awaits(lease.dataset, s)) {
-      const bool from_source = !(e.flags & Residency::kInTier) && !dataset.Elsewhere(s);
+      const bool from_source = !(e.flags & Residency::kInTier) && !dataset.Remote(s);
       if ((!in_turn && from_source) || !lookahead_.MayRead(lease.dataset, s, job)) {
         lease.throttled = true;
         ++i;
@@ -639,7 +640,7 @@ void Leases::StartCopyIfDue(LeaseId id, Lease& lease) {
     }
     lease.block = arena_.Allocate(bytes);
   }
-  lease.state = State::kCopying;
+  lease.MoveTo(State::kCopying);
   CopyAction copy;
   copy.lease = id;
   copy.dest = CopyOffset(lease);
@@ -689,7 +690,7 @@ void Leases::OnCopyDone(LeaseId id) {
     Drop(id);
     return;
   }
-  lease.state = State::kReady;
+  lease.MoveTo(State::kReady);
   MarkDue(lease);
 }
 

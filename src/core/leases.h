@@ -11,6 +11,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -105,6 +106,25 @@ class Leases {
     bool Misses(DatasetId d, SampleId s) const {
       return dataset == d && std::find(missing.begin(), missing.end(), s) != missing.end();
     }
+    static constexpr bool MayFollow(State from, State to) {
+      switch (from) {
+        case State::kGathering:
+          return to == State::kGathering || to == State::kCopying || to == State::kReady;
+        case State::kCopying:
+          return to == State::kReady || to == State::kCancelled;
+        case State::kCancelled:
+          return to == State::kCancelled;
+        case State::kReady:
+          return to == State::kGathering || to == State::kHandedOut;
+        case State::kHandedOut:  // it was asked for once more
+          return to == State::kHandedOut;
+      }
+      return false;
+    }
+    void MoveTo(State to) {
+      assert(MayFollow(state, to));
+      state = to;
+    }
     void SetBlocked(bool blocked) {
       if (wanted()) demand = blocked ? Demand::kBlocked : Demand::kWanted;
     }
@@ -115,7 +135,7 @@ class Leases {
       BecomeReady();
     }
     void BecomeReady() {
-      if (missing.empty() && kind != Kind::kContiguous) state = State::kReady;
+      if (missing.empty() && kind != Kind::kContiguous) MoveTo(State::kReady);
     }
   };
 
@@ -142,21 +162,28 @@ class Leases {
         reads_(reads),
         common_(common) {}
 
-  // The region for a stream that is yet to be opened; kNone: it has none.
-  Arena::Block MakeRegion(const StreamShape& shape);
-  // A new stream's, or that of a closed one whose number is used again.
-  void Open(StreamId id, Arena::Block region);
+  // For a new stream, or for one that has the number of a closed one. Contiguous: makes its region.
+  void Open(StreamId id, const StreamShape& shape);
   // Cancels leases that still wait.
   void CancelWaiting(StreamId id);
   void FreeRegionIfUnused(StreamId id);
   const Consumer& consumer(StreamId id) const { return consumers_[id]; }
 
+  // The stream's next batch. kPending: ask again after the next event (the lease is being filled).
+  // kEndOfEpoch is returned once between epochs. Fills `out` with kReady and kFailed; after kFailed
+  // the next call tries the same batch again.
   Take TakeBatch(StreamId id, Handout* out);
+  // One sample by number. `*lease` is kNoLease at first, and names the pending lease on later
+  // calls.
   Take FetchSample(StreamId id, SampleId sample, LeaseId* lease, Handout* out);
+  // Gives back a ready lease, or cancels a pending one.
   void Release(LeaseId id);
-  // Reads to start now, what leases miss first.
-  void NextReads(size_t limit, std::vector<ReadAction>* out, bool look_ahead);
+  // Appends reads to start now, at most `limit` requests under way in all, what leases miss first.
+  // Without `look_ahead` only that.
+  void NextReads(size_t limit, std::vector<ReadAction>* out, bool look_ahead = true);
+  // Moves out copies that have become due since the last call.
   std::vector<CopyAction> TakeCopies();
+  // Samples whose lengths consumers wait for, each until OnLengths tells it.
   std::vector<SizeAction> TakeSizes();
 
   // The sample has become resident, or could not be read.
@@ -168,7 +195,6 @@ class Leases {
   void OnLengths(DatasetId d, bool failed);
   // Its consumers look again: `id`'s, those of every pending lease, those who miss the sample.
   void MarkDue(StreamId id);
-  void MarkDue(Lease& lease);
   // Grows with every change that may end the wait for this lease; kNoLease: for one that is yet to
   // be asked for.
   uint64_t Changes(StreamId stream, LeaseId id) const;
@@ -194,6 +220,8 @@ class Leases {
   using Entry = Residency::Entry;
   using SampleState = Residency::State;
   Entry& entry(DatasetId d, SampleId s) { return residency_.dataset(d).entries[s]; }
+  Arena::Block MakeRegion(const StreamShape& shape);
+  void MarkDue(Lease& lease);
   LeaseId Add(Lease lease);
   uint64_t BytesOf(const Lease& lease) const;
   // Pins what is resident of a new lease; the rest is missing.

@@ -265,7 +265,7 @@ uint64_t Lookahead::batch_bytes() const {
 bool Lookahead::MayRead(DatasetId d, SampleId s, JobId job) {
   const Residency::Dataset& dataset = residency_.dataset(d);
   return (dataset.entries[s].flags & Residency::kInTier) || !common_.jobs.Limited(job) ||
-         dataset.Elsewhere(s) || common_.jobs.Ready(job, common_.now);
+         dataset.Remote(s) || common_.jobs.Ready(job, common_.now);
 }
 
 bool Lookahead::MayReadAhead(const Stream& stream, SampleId s) const {

@@ -71,6 +71,7 @@ class Lookahead {
   bool Extend(StreamId id, uint64_t generation, uint64_t epoch, std::vector<SampleId> order,
               bool last);
   void EndHorizon(StreamId id) { streams_[id].last_known = true; }
+  // Orders that have become due since the last call.
   std::vector<OrderAction> TakeOrders();
   const std::vector<Stream>& streams() const { return streams_; }
 
@@ -87,7 +88,9 @@ class Lookahead {
   void OnFetch(StreamId id, SampleId s);
   void UndoFetch(StreamId id, SampleId s);
 
-  // The most bytes that look-ahead may have in flight and ready together.
+  // The most bytes that look-ahead may have in flight and ready together, in all streams; streams
+  // share them evenly. Each may plan its next batch all the same, and samples that will be kept do
+  // not count: their memory is taken either way.
   void SetReadAheadBytes(uint64_t bytes) { read_ahead_bytes_ = bytes; }
   // The stream whose turn it is.
   StreamId NextTurn() { return next_turn_++ % static_cast<StreamId>(streams_.size()); }

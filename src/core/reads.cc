@@ -60,19 +60,19 @@ void Reads::StartAhead(size_t limit, std::vector<ReadAction>* out) {
 
 // The folder, unless it has become much slower than the source; every so often it is asked all the
 // same, so that its recovery is seen.
-Place Reads::ChoosePlace(DatasetId d, SampleId s) {
+Origin Reads::ChooseOrigin(DatasetId d, SampleId s) {
   constexpr double kMuchSlower = 4;
   constexpr uint32_t kProbeEvery = 32;
   Residency::Dataset& dataset = residency_.dataset(d);
   const ReadCosts& costs = dataset.costs;
   const uint8_t flags = dataset.entries[s].flags;
-  if (flags & Residency::kSuspect) return Place::kSource;  // what the folder has is in doubt
+  if (flags & Residency::kSuspect) return Origin::kSource;  // what the folder has is in doubt
   const bool slower = costs.source > 0 && costs.tier > kMuchSlower * costs.source;
   if (!slower || !(flags & Residency::kInTier) || ++dataset.tier_skips >= kProbeEvery) {
     dataset.tier_skips = 0;
-    return Place::kTier;
+    return Origin::kTier;
   }
-  return Place::kSource;
+  return Origin::kSource;
 }
 
 uint32_t Reads::NewSerial() {
@@ -86,12 +86,12 @@ void Reads::Start(const ReadAction& action, std::vector<ReadAction>* out) {
   out->push_back(action);
   ReadAction& started = out->back();
   started.serial = NewSerial();
-  started.place = ChoosePlace(action.dataset, action.sample);
-  if (started.place == Place::kTier) {
+  started.origin = ChooseOrigin(action.dataset, action.sample);
+  if (started.origin == Origin::kTier) {
     if (dataset.entries[action.sample].flags & Residency::kInTier) {
-      started.likely = Place::kTier;
-    } else if (dataset.Elsewhere(action.sample)) {
-      started.likely = Place::kPeer;
+      started.likely = Origin::kTier;
+    } else if (dataset.Remote(action.sample)) {
+      started.likely = Origin::kPeer;
     }
   }
   stores_.OnReadBegun(&started);
@@ -102,7 +102,7 @@ void Reads::Start(const ReadAction& action, std::vector<ReadAction>* out) {
   common_.counters.read_bytes += action.length;
   if (action.group == 0 || ++group_left_[action.group] == 1) {
     ++requests_;
-    if (started.likely == Place::kSource) {
+    if (started.likely == Origin::kSource) {
       ++common_.counters.requests;
       if (started.charged == 0) Charge(started);
     }
@@ -129,7 +129,7 @@ class Reads::Group {
 
   // Whether `s`, which lies before or behind, may join.
   bool IsNear(SampleId s) const {
-    if (members_.size() >= most_members_ || dataset_.Elsewhere(s)) return false;
+    if (members_.size() >= most_members_ || dataset_.Remote(s)) return false;
     const Extent e = dataset_.layout->extent(s);
     if (e.object != extent_.object) return false;
     const bool before = e.offset + e.length <= begin_;
@@ -182,7 +182,7 @@ void Reads::StartGroup(StreamId id, const ReadAction& action, size_t* budget,
   const Residency::Dataset& dataset = residency_.dataset(action.dataset);
   const bool in_tier = (dataset.entries[action.sample].flags & Residency::kInTier) != 0;
   if (dataset.layout == nullptr || dataset.costs.merge_bytes <= action.length || in_tier ||
-      dataset.Elsewhere(action.sample) || dataset.layout->extent(action.sample).whole_object) {
+      dataset.Remote(action.sample) || dataset.layout->extent(action.sample).whole_object) {
     Start(action, out);
     return;
   }
@@ -246,13 +246,13 @@ void Reads::Charge(ReadAction& read) {
 }
 
 // The charge was for what had been expected.
-void Reads::SettleCharge(const ReadAction& read, bool ok, Place from) {
+void Reads::SettleCharge(const ReadAction& read, bool ok, Origin from) {
   uint64_t bytes = read.charged;
-  if (from != Place::kSource) {
+  if (from != Origin::kSource) {
     if (bytes != 0) common_.jobs.GiveBack(read.job, bytes);
     return;
   }
-  if (bytes == 0 && read.likely != Place::kSource) {
+  if (bytes == 0 && read.likely != Origin::kSource) {
     bytes = read.length;
     common_.jobs.Charge(read.job, bytes);
   }
@@ -299,7 +299,7 @@ ReadAction Reads::Hedge(const ReadAction& hanging, Arena::Block block) {
                      .offset = arena_.offset(block),
                      .length = entry(hanging.dataset, hanging.sample).length};
   read.serial = NewSerial();
-  read.place = Place::kSource;
+  read.origin = Origin::kSource;
   read.job = hanging.job;
   read.store = hanging.store && !stores_.hangs();
   Charge(read);
@@ -338,7 +338,7 @@ bool Reads::SettleRace(const ReadAction& read, bool ok) {
 
 // ---- the end of a read ------------------------------------------------------------------------
 
-Reads::Outcome Reads::OnDone(const ReadAction& read, bool ok, uint32_t crc, Place from) {
+Reads::Outcome Reads::OnDone(const ReadAction& read, bool ok, uint32_t crc, Origin from) {
   --in_flight_;
   if (read.serving) --serving_requests_;
   if (FromPeer(read)) --peer_reads_;
@@ -362,7 +362,7 @@ Reads::Outcome Reads::OnDone(const ReadAction& read, bool ok, uint32_t crc, Plac
       Ask(again, false);
       return Outcome::kNone;
     }
-    if (from != Place::kTier && read.store) stores_.Add(read);
+    if (from != Origin::kTier && read.store) stores_.Add(read);
   } else {
     if (!e.dead) ++common_.counters.failed_reads;
     const bool urgent = (e.flags & Residency::kUrgent) != 0;

@@ -1,4 +1,4 @@
-// Reads: which reads are started, from which place and together with which others, and what comes
+// Reads: which reads are started, from which origin and together with which others, and what comes
 // of them. A part of Scheduler. Pure.
 //
 // What leases miss goes first, then look-ahead. Neighbours in one shard are read in one request (a
@@ -52,7 +52,7 @@ class Reads {
     kFailed,   // it is absent
     kNone,     // another read of the sample goes on, or has ended before
   };
-  Outcome OnDone(const ReadAction& read, bool ok, uint32_t crc, Place from);
+  Outcome OnDone(const ReadAction& read, bool ok, uint32_t crc, Origin from);
 
   // Whether a second read of a sample whose read hangs may start, but for its memory.
   bool MayHedge(const ReadAction& hanging) const;
@@ -85,10 +85,10 @@ class Reads {
   class Group;
   static uint64_t Key(DatasetId d, SampleId s) { return uint64_t{d} << 32 | s; }
   static bool FromPeer(const ReadAction& read) {
-    return !read.serving && read.likely == Place::kPeer;
+    return !read.serving && read.likely == Origin::kPeer;
   }
   Entry& entry(DatasetId d, SampleId s) { return residency_.dataset(d).entries[s]; }
-  Place ChoosePlace(DatasetId d, SampleId s);
+  Origin ChooseOrigin(DatasetId d, SampleId s);
   uint32_t NewSerial();
   void Start(const ReadAction& action, std::vector<ReadAction>* out);
   // Adds to a look-ahead read the neighbours worth reading with it.
@@ -99,7 +99,7 @@ class Reads {
   static bool MayJoin(const Residency::Dataset& dataset, SampleId s);
   bool FitsMemory() const;
   void Charge(ReadAction& read);
-  void SettleCharge(const ReadAction& read, bool ok, Place from);
+  void SettleCharge(const ReadAction& read, bool ok, Origin from);
   bool SettleRace(const ReadAction& read, bool ok);
 
   const size_t max_samples_;

@@ -18,7 +18,7 @@ class ReadsUnderWay {
   struct Read {
     ReadAction action;
     Nanos start = 0;
-    uint32_t depth = 0;      // requests to the same place when it began, itself included
+    uint32_t depth = 0;      // requests to the same origin when it began, itself included
     bool first = true;       // of its group
     bool looked_at = false;  // a second read was tried, or is one itself
     bool live = false;
@@ -34,10 +34,10 @@ class ReadsUnderWay {
   const Read& at(uint64_t tag) const { return reads_[tag]; }
 
   size_t size() const { return reads_.size() - free_.size(); }
-  // Requests to a place of any data set; groups count once.
-  size_t depth(Place place) const { return depth_[static_cast<size_t>(place)]; }
+  // Requests to an origin, of any data set; groups count once.
+  size_t depth(Origin origin) const { return depth_[static_cast<size_t>(origin)]; }
   // How long the oldest read from a folder had taken at the last FindOldest; 0: none is left.
-  Nanos oldest_tier_age() const { return depth(Place::kTier) == 0 ? 0 : oldest_tier_age_; }
+  Nanos oldest_tier_age() const { return depth(Origin::kTier) == 0 ? 0 : oldest_tier_age_; }
   void FindOldest(Nanos now);
   // Requests that had taken longer than kHangs at the last FindOldest.
   static constexpr Nanos kHangs = 500 * kMilli;
@@ -60,7 +60,7 @@ inline void ReadsUnderWay::FindOldest(Nanos now) {
   for (const Read& read : reads_) {
     if (!read.live) continue;
     if (read.first && now - read.start > kHangs) ++hanging_;
-    if (read.action.likely != Place::kTier) continue;
+    if (read.action.likely != Origin::kTier) continue;
     oldest_tier_age_ = std::max(oldest_tier_age_, now - read.start);
   }
 }

@@ -26,10 +26,10 @@ TEST(ReadsUnderWay, AGroupIsOneRequest) {
   const uint64_t other = reads.Add({.group = 7}, 0, false);
   const uint64_t alone = reads.Add({}, 0, true);
   EXPECT_EQ(reads.size(), 3u);
-  EXPECT_EQ(reads.depth(Place::kSource), 2u);
+  EXPECT_EQ(reads.depth(Origin::kSource), 2u);
   EXPECT_EQ(reads.at(alone).depth, 2u);
   for (const uint64_t tag : {other, first, alone}) (void)reads.Remove(tag);
-  EXPECT_EQ(reads.depth(Place::kSource), 0u);
+  EXPECT_EQ(reads.depth(Origin::kSource), 0u);
   EXPECT_EQ(reads.size(), 0u);
 }
 
@@ -50,7 +50,7 @@ TEST(ReadsUnderWay, RequestsThatHang) {
 TEST(ReadsUnderWay, TheOldestReadFromTheFolder) {
   ReadsUnderWay reads;
   ReadAction tier;
-  tier.likely = Place::kTier;
+  tier.likely = Origin::kTier;
   const uint64_t first = reads.Add(tier, 10 * kMilli, true);
   const uint64_t second = reads.Add(tier, 30 * kMilli, true);
   reads.Add(ReadAction(), 0, true);  // the source's do not count

@@ -9,7 +9,7 @@ namespace forebay {
 // ---- what a tier holds ------------------------------------------------------------------------
 
 void Residency::Dataset::Touch(SampleId s) {
-  if (told_.empty() || is_touched_[s]) return;
+  if (announced_.empty() || is_touched_[s]) return;
   is_touched_[s] = true;
   touched_.push_back(s);
 }
@@ -24,8 +24,8 @@ std::vector<std::byte> Residency::Dataset::HeldBits() const {
 }
 
 HeldChanges Residency::Dataset::TakeHeldChanges() {
-  if (told_.empty()) {
-    told_.resize(entries.size());
+  if (announced_.empty()) {
+    announced_.resize(entries.size());
     is_touched_.resize(entries.size());
     for (SampleId s = 0; s < entries.size(); ++s) Touch(s);
   }
@@ -33,8 +33,8 @@ HeldChanges Residency::Dataset::TakeHeldChanges() {
   for (const SampleId s : touched_) {
     is_touched_[s] = false;
     const bool held = Held(s);
-    if (held == told_[s]) continue;
-    told_[s] = held;
+    if (held == announced_[s]) continue;
+    announced_[s] = held;
     (held ? changes.got : changes.lost).push_back(s);
   }
   touched_.clear();
@@ -46,6 +46,8 @@ HeldChanges Residency::Dataset::TakeHeldChanges() {
 DatasetId Residency::Add(Dataset dataset) {
   dataset.crcs.resize(dataset.entries.size());
   dataset.uncovered = dataset.entries.size();
+  dataset.id = static_cast<DatasetId>(datasets_.size());
+  dataset.remote = remote_;
   datasets_.push_back(std::move(dataset));
   ChooseStaging();
   return static_cast<DatasetId>(datasets_.size() - 1);
@@ -75,8 +77,8 @@ Residency::Dataset Residency::Dataset::Unsized(size_t samples, uint32_t guess) {
 void Residency::Dataset::Resize(size_t samples, std::span<const uint8_t> shares) {
   entries.resize(samples);
   crcs.resize(samples);
-  if (!told_.empty()) {
-    told_.resize(samples);
+  if (!announced_.empty()) {
+    announced_.resize(samples);
     is_touched_.resize(samples);
   }
   // All of a data set have one, or none has.
@@ -355,7 +357,7 @@ Arena::Block Residency::ReplaceBlock(DatasetId d, SampleId s, Arena::Block block
   return before;
 }
 
-bool Residency::Accept(const ReadAction& read, uint32_t crc, Place from) {
+bool Residency::Accept(const ReadAction& read, uint32_t crc, Origin from) {
   NoteOrigin(read, from);
   Entry& e = entry(read.dataset, read.sample);
   uint32_t& known = datasets_[read.dataset].crcs[read.sample];
@@ -374,11 +376,11 @@ bool Residency::Accept(const ReadAction& read, uint32_t crc, Place from) {
 }
 
 // The tiers that have it are set right.
-void Residency::NoteOrigin(const ReadAction& read, Place from) {
+void Residency::NoteOrigin(const ReadAction& read, Origin from) {
   const DatasetId d = read.dataset;
   const SampleId s = read.sample;
   const Entry& e = entry(d, s);
-  if (from == Place::kTier) {
+  if (from == Origin::kTier) {
     SetInTier(d, s, true);
     // Memory is for what the folder lacks, until the two cover everything.
     if ((e.flags & kKept) && !datasets_[d].tier.holds_all && datasets_[d].uncovered > 0) {
@@ -386,7 +388,7 @@ void Residency::NoteOrigin(const ReadAction& read, Place from) {
     }
     return;
   }
-  if (read.place == Place::kTier) SetInTier(d, s, false);  // not there, or damaged
+  if (read.origin == Origin::kTier) SetInTier(d, s, false);  // not there, or damaged
   // Room that had been meant for what the folder turned out to have.
   if (!(e.flags & kKept)) KeepIfMay(d, s, read.job);
 }

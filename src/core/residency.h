@@ -17,9 +17,9 @@
 // everything, a sample lies in one of them only, so that they cover the most.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <memory>
 #include <span>
@@ -28,6 +28,7 @@
 #include "catalog/catalog.h"
 #include "core/actions.h"
 #include "core/arena.h"
+#include "core/remote_samples.h"
 
 namespace forebay {
 
@@ -66,9 +67,6 @@ class Residency {
   // Entry 24, checksum 4, allocator node 40, two epochs' orders and the permutation being made 12.
   static constexpr uint64_t kBytesPerSample = 80;
 
-  // Tells which samples a read would ask another node for.
-  using IsElsewhere = std::function<bool(SampleId)>;
-
   struct Dataset {
     static Dataset Sized(std::span<const uint32_t> lengths);
     // `samples` whose lengths OnLengths will tell; until it has told some, they count as `guess`
@@ -79,7 +77,7 @@ class Residency {
     std::vector<uint32_t> crcs;
     uint64_t rounded_bytes = 0;  // of samples without a length: as if they had the others' mean
     uint64_t mean_rounded = 0;
-    size_t unsized = 0;
+    size_t unsized = 0;          // samples without a length
     size_t dead = 0;             // samples that were invalidated; no sum here counts them
     uint64_t sized_bytes = 0;    // rounded, of the others
     uint64_t allotted = 0;       // samples that were given memory so far
@@ -88,16 +86,26 @@ class Residency {
     uint64_t uncovered = 0;
     SampleId clock_hand = 0;  // where the search for a kept sample to give up goes on
     uint32_t tier_skips = 0;  // reads sent past a slow second tier since the last that was not
-    bool passing = false;     // see Scheduler::SetPassing
-    TierShape tier;
+    // Whoever fetches its samples keeps them: the memory tier does not, and the second tier only
+    // what other nodes asked for. Set before the first stream over it.
+    bool passing = false;
+    TierShape tier;  // set before the first stream over it, and once more when it has grown
     ReadCosts costs;
-    std::shared_ptr<const Catalog> layout;
-    IsElsewhere elsewhere;       // empty: nothing is
-    std::vector<uint8_t> share;  // KeepShare by sample; empty: all may be kept
+    std::shared_ptr<const Catalog> layout;  // for grouped reads; set before the first stream
+    DatasetId id = 0;
+    const RemoteSamples* remote = nullptr;  // null: nothing is remote
+    std::vector<uint8_t> share;             // KeepShare by sample; empty: all may be kept
 
     // `shares`: of the samples at the end; empty: they live here.
     void Resize(size_t samples, std::span<const uint8_t> shares = {});
     void UpdateMean();
+    bool Dead(SampleId s) const { return entries[s].dead; }
+    // Of samples with a length, how many were not used yet; fewer where samples are read
+    // repeatedly.
+    size_t SizedAhead() const {
+      const uint64_t sized = entries.size() - unsized;
+      return static_cast<size_t>(sized - std::min(sized, allotted));
+    }
     // Whether the memory tier or the folder has the sample.
     bool Held(SampleId s) const {
       const Entry& e = entries[s];
@@ -109,8 +117,8 @@ class Residency {
     HeldChanges TakeHeldChanges();
     // Its part in Held() may have changed.
     void Touch(SampleId s);
-    // Whether a read would ask another node for it.
-    bool Elsewhere(SampleId s) const { return elsewhere && elsewhere(s); }
+    // Whether a read would ask another node for it; that is no load on the source.
+    bool Remote(SampleId s) const { return remote != nullptr && remote->IsRemote(id, s); }
     KeepShare ShareOf(SampleId s) const {
       return share.empty() ? KeepShare::kHome : static_cast<KeepShare>(share[s]);
     }
@@ -120,8 +128,8 @@ class Residency {
     }
 
    private:
-    // What TakeHeldChanges has told, and what may differ from it since; empty: never asked.
-    std::vector<bool> told_;
+    // What TakeHeldChanges has returned, and what may differ from it since; empty: never asked.
+    std::vector<bool> announced_;
     std::vector<bool> is_touched_;
     std::vector<SampleId> touched_;
   };
@@ -138,8 +146,9 @@ class Residency {
     uint64_t storing = 0;  // of samples that are in memory only because their copy waits
   };
 
-  Residency(const SchedulerOptions& options, Arena& arena, SchedulerCommon& common)
-      : options_(options), arena_(arena), common_(common) {}
+  Residency(const SchedulerOptions& options, Arena& arena, SchedulerCommon& common,
+            const RemoteSamples* remote)
+      : options_(options), arena_(arena), common_(common), remote_(remote) {}
 
   DatasetId Add(Dataset dataset);
   // More samples at the data set's end.
@@ -147,13 +156,15 @@ class Residency {
   // The sample, which has no copy for the second tier under way, is dead from now on.
   void Invalidate(DatasetId d, SampleId s);
   const std::vector<Dataset>& datasets() const { return datasets_; }
+  const Dataset& dataset(DatasetId d) const { return datasets_[d]; }
   Dataset& dataset(DatasetId d) { return datasets_[d]; }
   // True: some could not be had.
   bool OnLengths(DatasetId d, std::span<const SampleLength> lengths);
 
-  // What may be kept: one KeepShare a sample, or empty for everything.
+  // What may be kept: one KeepShare a sample, or empty for everything. What is kept against it goes
+  // when room is needed, before anything else does.
   void SetShare(DatasetId d, std::vector<uint8_t> share);
-  // Changes SchedulerOptions::keep_bytes.
+  // Changes SchedulerOptions::keep_bytes; a tier that holds more gives up what is not in use.
   void SetKeepBytes(uint64_t bytes);
   // After a change of streams, or of what is set aside: how much the memory tier leaves to staging.
   void ChooseStaging();
@@ -172,7 +183,7 @@ class Residency {
   Arena::Block ReplaceBlock(DatasetId d, SampleId s, Arena::Block block);
   // A read has succeeded, from where is known. True: the sample is resident. False: its bytes
   // differ from an earlier read's, and are to be read once more.
-  bool Accept(const ReadAction& read, uint32_t crc, Place from);
+  bool Accept(const ReadAction& read, uint32_t crc, Origin from);
   // The block, which was set aside, holds the sample's bytes. It is kept where that is allowed,
   // else given up.
   void Adopt(DatasetId d, SampleId s, Arena::Block block, uint32_t crc);
@@ -200,7 +211,7 @@ class Residency {
  private:
   Entry& entry(DatasetId d, SampleId s) { return datasets_[d].entries[s]; }
   const Entry& entry(DatasetId d, SampleId s) const { return datasets_[d].entries[s]; }
-  void NoteOrigin(const ReadAction& read, Place from);
+  void NoteOrigin(const ReadAction& read, Origin from);
   void SetResident(DatasetId d, SampleId s, uint32_t crc);
   // Not covered by a tier, though it may be.
   static bool Uncovered(const Entry& e) { return !e.dead && !(e.flags & (kKept | kInTier)); }
@@ -226,6 +237,7 @@ class Residency {
   SchedulerOptions options_;  // keep_bytes changes while running
   Arena& arena_;
   SchedulerCommon& common_;
+  const RemoteSamples* const remote_;
   std::vector<Dataset> datasets_;
   uint64_t staging_bytes_ = 0;
   Bytes bytes_;

@@ -12,9 +12,9 @@ namespace forebay::peer {
 
 // What a node can be asked for, of one data set.
 enum class Reach : uint8_t {
-  kNone,      // dead, or its connection is gone
-  kExpected,  // alive, and not yet connected or without the data set so far
-  kUntold,    // can be asked; it has not said yet what it holds
+  kNone,         // dead, or its connection is gone
+  kExpected,     // alive, and not yet connected or without the data set so far
+  kUnannounced,  // can be asked; it has not said yet what it holds
   kReady,
 };
 
@@ -55,16 +55,16 @@ class PeerCost {
   size_t in_flight() const { return in_flight_; }
   // True: read from the source. Lets one through now and then, to see whether the peer is well
   // again.
-  bool Avoid(uint64_t bytes, const PlaceModel& source, size_t source_depth, Nanos now);
+  bool Avoid(uint64_t bytes, const OriginModel& source, size_t source_depth, Nanos now);
 
  private:
   // Whether one goes through now.
   bool Probe(Nanos now);
 
   const Nanos healthy_;
-  PlaceModel model_;
+  OriginModel model_;
   size_t in_flight_ = 0;
-  Nanos heard_ = 0;  // the last answer, or the first ask after none was under way
+  Nanos active_at_ = 0;  // the last answer, or the first ask after none was under way
   Nanos probed_ = 0;
   int refused_ = 0;  // since the last answer
 };

@@ -21,14 +21,14 @@ TEST(RouteTest, TheHomeIsAskedThenAHolderThenTheSource) {
   EXPECT_EQ(Choose({}, 0, all, true).to, To::kSource);
 
   // Its own, and somebody has yet to say what it holds.
-  for (const Reach reach : {Reach::kExpected, Reach::kUntold}) {
+  for (const Reach reach : {Reach::kExpected, Reach::kUnannounced}) {
     const std::vector<Reach> soon = {Reach::kNone, Reach::kReady, reach};
     EXPECT_EQ(Choose({.home = 0, .holder = kNoNode}, 0, soon, true).to, To::kWait);
     EXPECT_EQ(Choose({.home = 0, .holder = kNoNode}, 0, soon, false).to, To::kSource);
     EXPECT_EQ(Choose({.home = 0, .holder = 1}, 0, soon, true).to, To::kPeer);
   }
-  const std::vector<Reach> untold = {Reach::kNone, Reach::kUntold, Reach::kReady};
-  EXPECT_EQ(Choose({.home = 1, .holder = kNoNode}, 0, untold, true).to, To::kPeer);
+  const std::vector<Reach> unannounced = {Reach::kNone, Reach::kUnannounced, Reach::kReady};
+  EXPECT_EQ(Choose({.home = 1, .holder = kNoNode}, 0, unannounced, true).to, To::kPeer);
 
   const std::vector<Reach> some = {Reach::kNone, Reach::kExpected, Reach::kReady};
   EXPECT_EQ(Choose({.home = 1, .holder = kNoNode}, 0, some, true).to, To::kWait);
@@ -40,7 +40,7 @@ TEST(RouteTest, TheHomeIsAskedThenAHolderThenTheSource) {
 }
 
 TEST(RouteTest, OnlyAPeerThatBecameSlowIsAvoided) {
-  PlaceModel source;
+  OriginModel source;
   for (int i = 0; i < 100; ++i) source.OnRead(100000, 1, 5 * kMilli);
   PeerCost peer(400 * kMilli);
   Nanos now = kSecond;
@@ -62,7 +62,7 @@ TEST(RouteTest, OnlyAPeerThatBecameSlowIsAvoided) {
 }
 
 TEST(RouteTest, OneThatRefusesEverythingIsOnlyProbed) {
-  const PlaceModel source;
+  const OriginModel source;
   PeerCost peer(400 * kMilli);
   Nanos now = kSecond;
   for (int i = 0; i < PeerCost::kMostRefused; ++i) {
@@ -80,7 +80,7 @@ TEST(RouteTest, OneThatRefusesEverythingIsOnlyProbed) {
 }
 
 TEST(RouteTest, SilenceTellsBeforeAnswersDo) {
-  PlaceModel source;
+  OriginModel source;
   for (int i = 0; i < 100; ++i) source.OnRead(1000, 1, kMilli);
   PeerCost peer(400 * kMilli);
   peer.OnAsk(kSecond);
@@ -88,7 +88,7 @@ TEST(RouteTest, SilenceTellsBeforeAnswersDo) {
   EXPECT_FALSE(peer.Avoid(1000, source, 0, kSecond + 500 * kMilli));  // the probe
   EXPECT_TRUE(peer.Avoid(1000, source, 0, kSecond + 501 * kMilli));
   EXPECT_FALSE(PeerCost(400 * kMilli).Avoid(1000, source, 0, kSecond));
-  EXPECT_FALSE(peer.Avoid(1000, PlaceModel(), 0, kSecond + 501 * kMilli));
+  EXPECT_FALSE(peer.Avoid(1000, OriginModel(), 0, kSecond + 501 * kMilli));
 }
 
 }  // namespace

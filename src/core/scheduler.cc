@@ -1,22 +1,21 @@
 #include "core/scheduler.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace forebay {
 namespace {
 
 // Small enough to find holes between samples, large enough for whole pages to be given up.
 constexpr uint64_t kAsideBlock = uint64_t{1} << 20;
-// The part of memory that samples which come before their data set leave free.
-constexpr uint64_t kEarlyLeavesOneIn = 16;
 // Asks for memory as the youngest possible stream, so that no waiting lease is robbed.
 constexpr StreamId kYoungest = ~StreamId{0};
 
 }  // namespace
 
-Scheduler::Scheduler(const Options& options)
+Scheduler::Scheduler(const Options& options, const RemoteSamples* remote)
     : arena_(options.arena_bytes),
-      residency_(options, arena_, common_),
+      residency_(options, arena_, common_, remote),
       stores_(options.copy_patience, residency_, common_),
       lookahead_(arena_, residency_, stores_, common_),
       reads_(options.max_samples, arena_, residency_, stores_, lookahead_, common_),
@@ -41,14 +40,15 @@ bool Scheduler::AppendSamples(DatasetId d, std::span<const uint32_t> lengths,
 }
 
 void Scheduler::Invalidate(DatasetId d, SampleId s) {
-  if (Invalidated(d, s)) return;
+  if (residency_.dataset(d).Dead(s)) return;
   stores_.Drop(d, s);
   residency_.Invalidate(d, s);
   leases_.OnInvalidated(d, s);
 }
 
 bool Scheduler::SetAside(uint64_t bytes, std::vector<Arena::Block>* blocks, uint64_t leave) {
-  if (!MaySetAside(bytes, leave)) return false;  // it must not cost the samples that are kept
+  if (!arena_.MaySetAside(bytes, leave))
+    return false;  // it must not cost the samples that are kept
   for (uint64_t left = bytes; left > 0;) {
     const uint64_t piece = std::min(left, kAsideBlock);
     if (!leases_.MakeRoom(piece, kYoungest, Leases::DueRoom::kTake)) {
@@ -69,12 +69,6 @@ void Scheduler::ReturnAside(std::span<const Arena::Block> blocks) {
   residency_.ChooseStaging();
 }
 
-uint64_t Scheduler::EarlyRoom(uint64_t samples) const {
-  const uint64_t taken =
-      arena_.used() + arena_.capacity() / kEarlyLeavesOneIn + MetadataBytes(samples);
-  return arena_.capacity() - std::min(arena_.capacity(), taken);
-}
-
 void Scheduler::SetJobLimits(std::string_view name, const JobLimits& limits) {
   JobTable& jobs = common_.jobs;
   const JobId job = jobs.Find(name);
@@ -88,10 +82,9 @@ void Scheduler::SetJobLimits(std::string_view name, const JobLimits& limits) {
 
 StreamId Scheduler::OpenStream(const StreamShape& shape, std::optional<StreamId> closed) {
   const JobId job = common_.jobs.Open(shape.job);
-  const Arena::Block region = leases_.MakeRegion(shape);
   // Leases first: where memory runs out between the two, they know one stream too many, whose
   // number the next one has. A stream that they do not know would be met when its order comes.
-  leases_.Open(closed.value_or(static_cast<StreamId>(lookahead_.streams().size())), region);
+  leases_.Open(closed.value_or(static_cast<StreamId>(lookahead_.streams().size())), shape);
   const StreamId id = lookahead_.Open(shape, job, closed);
   residency_.ChooseStaging();
   return id;
@@ -136,20 +129,20 @@ void Scheduler::Advance(Nanos now) {
 // Whose batches lack something that comes from the source, or is held back.
 void Scheduler::MarkWaiting() {
   for (const LeaseId id : leases_.pending()) {
-    const Lease& l = lease(id);
+    const Leases::Lease& l = leases_.leases().at(id);
     if (l.serving()) continue;
     const Residency::Dataset& dataset = residency_.dataset(l.dataset);
     const bool waits =
         l.throttled || std::any_of(l.missing.begin(), l.missing.end(), [&](SampleId s) {
-          const Entry& e = dataset.entries[s];
-          return e.state == SampleState::kReading && !(e.flags & Residency::kInTier) &&
-                 !dataset.Elsewhere(s);
+          const Residency::Entry& e = dataset.entries[s];
+          return e.state == Residency::State::kReading && !(e.flags & Residency::kInTier) &&
+                 !dataset.Remote(s);
         });
     if (waits) common_.jobs.MarkWaiting(lookahead_.streams()[l.stream].job);
   }
 }
 
-void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Place from) {
+void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Origin from) {
   const Reads::Outcome outcome = reads_.OnDone(read, ok, crc, from);
   if (outcome == Reads::Outcome::kNone) return;
   leases_.OnRead(read.dataset, read.sample, outcome == Reads::Outcome::kArrived);
@@ -165,7 +158,7 @@ void Scheduler::OnStoreEnded(DatasetId d, SampleId s, bool stored) {
 
 bool Scheduler::Hedge(const ReadAction& hanging, ReadAction* out) {
   if (!reads_.MayHedge(hanging)) return false;
-  const Entry& e = entry(hanging.dataset, hanging.sample);
+  const Residency::Entry& e = residency_.dataset(hanging.dataset).entries[hanging.sample];
   Arena::Block block = arena_.Allocate(e.length);
   if (block == Arena::kNone && (e.flags & Residency::kUrgent) &&
       leases_.MakeRoom(e.length, kYoungest)) {
@@ -174,95 +167,6 @@ bool Scheduler::Hedge(const ReadAction& hanging, ReadAction* out) {
   if (block == Arena::kNone) return false;
   *out = reads_.Hedge(hanging, block);
   return true;
-}
-
-ReadAction Scheduler::PlaceOf(DatasetId d, SampleId s) const {
-  const Entry& e = entry(d, s);
-  return {.dataset = d, .sample = s, .offset = e.offset, .length = e.length};
-}
-
-// ---- waiting ----------------------------------------------------------------------------------
-
-bool Scheduler::FirstMissing(StreamId id, DatasetId* dataset, SampleId* sample) const {
-  for (LeaseId candidate : leases_.pending()) {
-    const Lease& l = lease(candidate);
-    if (l.stream != id || l.missing.empty()) continue;
-    *dataset = l.dataset;
-    *sample = l.missing.front();
-    return true;
-  }
-  return false;
-}
-
-StallCause Scheduler::WaitCause(StreamId id) const {
-  for (LeaseId candidate : leases_.pending()) {
-    const Lease& l = lease(candidate);
-    if (l.stream == id) return CauseOf(l);
-  }
-  return lookahead_.streams()[id].epochs.empty() ? StallCause::kPlan : StallCause::kSource;
-}
-
-StallCause Scheduler::LeaseWaitCause(LeaseId id) const {
-  const auto found = leases_.leases().find(id);
-  return found == leases_.leases().end() ? StallCause::kSource : CauseOf(found->second);
-}
-
-StallCause Scheduler::CauseOf(const Lease& l) const {
-  if (l.throttled) return StallCause::kShare;
-  const Residency::Dataset& dataset = residency_.datasets()[l.dataset];
-  bool from_tier = false;
-  bool from_peer = false;
-  for (SampleId s : l.missing) {
-    const Entry& e = dataset.entries[s];
-    from_tier |= e.state == SampleState::kAbsent && stores_.Awaits(l.dataset, s);
-    if (e.state == SampleState::kUnsized) return StallCause::kSource;
-    if (e.state != SampleState::kReading) continue;
-    if (e.flags & Residency::kInTier) {
-      from_tier = true;
-    } else if (dataset.Elsewhere(s)) {
-      from_peer = true;
-    } else {
-      return StallCause::kSource;
-    }
-  }
-  if (from_peer) return StallCause::kPeer;
-  if (from_tier) return StallCause::kTier;
-  // What waits to be copied into the folder has the memory.
-  if (residency_.bytes().storing > 0 && !l.copying()) return StallCause::kTier;
-  return l.copying() ? StallCause::kDecode : StallCause::kMemory;
-}
-
-bool Scheduler::AwaitsLength(const Lease& l) const {
-  return l.unsized && std::any_of(l.missing.begin(), l.missing.end(), [&](SampleId s) {
-           const Entry& e = entry(l.dataset, s);
-           return e.state == SampleState::kUnsized && (e.flags & Residency::kUrgent);
-         });
-}
-
-bool Scheduler::OnlyReleaseHelps(StreamId id) const {
-  if (reads_.Moving() || leases_.CopiesWait() || IsDue(id)) return false;
-  for (LeaseId candidate : leases_.pending()) {
-    const Lease& l = lease(candidate);
-    if (l.copying() || AwaitsLength(l) || (l.throttled && !l.serving())) return false;
-    if (l.stream == id) return true;
-  }
-  return false;
-}
-
-bool Scheduler::Waiting() const {
-  const std::vector<LeaseId>& pending = leases_.pending();
-  return std::any_of(pending.begin(), pending.end(), [this](LeaseId id) {
-    const Lease& l = lease(id);
-    return l.wanted() && !l.serving() && !l.missing.empty();
-  });
-}
-
-size_t Scheduler::WaitingForReads() const {
-  const std::vector<LeaseId>& pending = leases_.pending();
-  return static_cast<size_t>(std::count_if(pending.begin(), pending.end(), [this](LeaseId id) {
-    const Lease& l = lease(id);
-    return l.wanted() && !l.serving() && !l.blocked() && !l.throttled && !l.missing.empty();
-  }));
 }
 
 }  // namespace forebay

@@ -1,13 +1,42 @@
-// The invariants of a scheduler and its parts, for tests.
+#include "core/scheduler_check.h"
+
 #include <algorithm>
-#include <string>
 #include <vector>
 
-#include "core/scheduler.h"
-
 namespace forebay {
+namespace {
 
-std::string Scheduler::CheckInvariants() const {
+using Entry = Residency::Entry;
+using SampleState = Residency::State;
+using Counts = std::vector<std::vector<uint32_t>>;  // by data set and sample
+
+class Checks {
+ public:
+  explicit Checks(const Scheduler& s)
+      : arena_(s.arena()),
+        residency_(s.residency()),
+        stores_(s.stores()),
+        lookahead_(s.lookahead()),
+        reads_(s.reads()),
+        leases_(s.leases()) {}
+  std::string All() const;
+
+ private:
+  const Entry& entry(DatasetId d, SampleId s) const { return residency_.dataset(d).entries[s]; }
+  std::string CheckLeases(Counts* pins, uint64_t* used) const;
+  std::string CheckDataset(DatasetId d, Residency::Bytes* bytes) const;
+  std::string CheckEntry(DatasetId d, SampleId s, uint32_t pins, uint32_t ahead) const;
+  std::string CheckBytes(const Residency::Bytes& bytes) const;
+
+  const Arena& arena_;
+  const Residency& residency_;
+  const StoreQueue& stores_;
+  const Lookahead& lookahead_;
+  const Reads& reads_;
+  const Leases& leases_;
+};
+
+std::string Checks::All() const {
   const std::vector<Residency::Dataset>& datasets = residency_.datasets();
   Counts pins(datasets.size());
   Counts ahead(datasets.size());
@@ -39,7 +68,7 @@ std::string Scheduler::CheckInvariants() const {
   return CheckBytes(bytes);
 }
 
-std::string Scheduler::CheckLeases(Counts* pins, uint64_t* used) const {
+std::string Checks::CheckLeases(Counts* pins, uint64_t* used) const {
   uint64_t leased = 0;
   uint64_t serving = 0;
   for (const auto& [id, l] : leases_.leases()) {
@@ -77,8 +106,8 @@ std::string Scheduler::CheckLeases(Counts* pins, uint64_t* used) const {
 }
 
 // Adds to `bytes` what its entries come to.
-std::string Scheduler::CheckDataset(DatasetId d, Residency::Bytes* bytes) const {
-  const Residency::Dataset& dataset = residency_.datasets()[d];
+std::string Checks::CheckDataset(DatasetId d, Residency::Bytes* bytes) const {
+  const Residency::Dataset& dataset = residency_.dataset(d);
   uint64_t uncovered = 0;
   uint64_t sized = 0;
   size_t unsized = 0;
@@ -115,7 +144,7 @@ std::string Scheduler::CheckDataset(DatasetId d, Residency::Bytes* bytes) const 
   return {};
 }
 
-std::string Scheduler::CheckEntry(DatasetId d, SampleId s, uint32_t pins, uint32_t ahead) const {
+std::string Checks::CheckEntry(DatasetId d, SampleId s, uint32_t pins, uint32_t ahead) const {
   using Store = Residency::Store;
   const Entry& e = entry(d, s);
   if (e.pins != pins) return "pins do not add up";
@@ -142,7 +171,7 @@ std::string Scheduler::CheckEntry(DatasetId d, SampleId s, uint32_t pins, uint32
   return {};
 }
 
-std::string Scheduler::CheckBytes(const Residency::Bytes& bytes) const {
+std::string Checks::CheckBytes(const Residency::Bytes& bytes) const {
   const Residency::Bytes& counted = residency_.bytes();
   if (bytes.kept != counted.kept) return "kept bytes do not add up";
   if (bytes.spare != counted.spare) return "spare bytes do not add up";
@@ -152,5 +181,9 @@ std::string Scheduler::CheckBytes(const Residency::Bytes& bytes) const {
   if (bytes.ready != counted.ready) return "ready bytes do not add up";
   return {};
 }
+
+}  // namespace
+
+std::string CheckInvariants(const Scheduler& scheduler) { return Checks(scheduler).All(); }
 
 }  // namespace forebay

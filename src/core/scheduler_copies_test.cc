@@ -13,6 +13,8 @@
 #include "base/rng.h"
 #include "core/sampler.h"
 #include "core/scheduler.h"
+#include "core/scheduler_check.h"
+#include "core/waits.h"
 
 namespace forebay {
 namespace {
@@ -30,7 +32,7 @@ class Node {
       : rng_(seed), scheduler(options) {
     const std::vector<uint32_t> lengths(samples, kSize);
     scheduler.AddDataset(lengths);
-    scheduler.SetTier(0, {.present = true, .holds_all = true});
+    scheduler.residency().dataset(0).tier = {.present = true, .holds_all = true};
     spec_.size = samples;
     spec_.seed = seed;
   }
@@ -39,21 +41,22 @@ class Node {
 
   void Pump() {
     scheduler.Advance(now);
-    for (const OrderAction& a : scheduler.NextOrders()) {
+    for (const OrderAction& a : scheduler.lookahead().TakeOrders()) {
       scheduler.ExtendOrder(a.stream, a.generation, a.epoch,
                             EpochOrder(spec_, a.epoch, a.first_position), false);
     }
     StoreAction store;
-    while (writing_.size() < buffer && scheduler.FirstStore(&store)) {
-      scheduler.BeginStore(store);
+    while (writing_.size() < buffer && scheduler.stores().First(&store)) {
+      scheduler.stores().Begin(store);
       EXPECT_EQ(memory_[store.offset], store.sample) << "other bytes are copied";
-      scheduler.OnStoreTaken(store);
+      scheduler.stores().OnTaken(store);
       writer_free_ = std::max(now, writer_free_) + write;
       writing_.push_back({writer_free_, store.sample});
     }
-    for (const CopyAction& copy : scheduler.NextCopies()) scheduler.OnCopyDone(copy.lease);
+    for (const CopyAction& copy : scheduler.leases().TakeCopies())
+      scheduler.leases().OnCopyDone(copy.lease);
     std::vector<ReadAction> reads;
-    scheduler.NextReads(16, &reads);
+    scheduler.leases().NextReads(16, &reads);
     for (const ReadAction& read : reads) {
       flying_.push_back({now + kRead / 2 + static_cast<Nanos>(rng_.Below(kRead)), read});
     }
@@ -77,10 +80,10 @@ class Node {
       flying_.erase(read);
       now = done.at;
       const ReadAction& action = done.action;
-      const bool hit = action.place == Place::kTier && folder.contains(action.sample);
+      const bool hit = action.origin == Origin::kTier && folder.contains(action.sample);
       memory_[action.offset] = action.sample;
       if (!hit) ++source_reads;
-      scheduler.OnReadDone(action, true, action.sample + 1, hit ? Place::kTier : Place::kSource);
+      scheduler.OnReadDone(action, true, action.sample + 1, hit ? Origin::kTier : Origin::kSource);
     } else {
       now += 100 * kMilli;
     }
@@ -89,15 +92,16 @@ class Node {
 
   Take TakeNow(StreamId stream, Scheduler::Handout* out) {
     for (int i = 0; i < 100'000; ++i) {
-      const Take take = scheduler.TakeBatch(stream, out);
+      const Take take = scheduler.leases().TakeBatch(stream, out);
       Pump();
       if (take != Take::kPending) return take;
-      ++waits[scheduler.WaitCause(stream)];
-      EXPECT_FALSE(scheduler.OnlyReleaseHelps(stream)) << "a consumer would be told to release";
+      ++waits[Waits(scheduler).CauseOfStream(stream)];
+      EXPECT_FALSE(Waits(scheduler).OnlyReleaseHelps(stream))
+          << "a consumer would be told to release";
       Step();
     }
-    ADD_FAILURE() << "no progress: " << scheduler.held_bytes() << " bytes held, "
-                  << scheduler.copies_under_way() << " copies under way";
+    ADD_FAILURE() << "no progress: " << scheduler.residency().bytes().storing << " bytes held, "
+                  << scheduler.stores().under_way() << " copies under way";
     return Take::kPending;
   }
 
@@ -124,8 +128,8 @@ class Node {
           }
         }
         now += step;
-        scheduler.Release(h.lease);
-        ASSERT_EQ(scheduler.CheckInvariants(), "");
+        scheduler.leases().Release(h.lease);
+        ASSERT_EQ(CheckInvariants(scheduler), "");
       }
     }
   }
@@ -133,11 +137,11 @@ class Node {
   // What is under way ends.
   void Settle() {
     for (int i = 0;
-         i < 100'000 && (!flying_.empty() || (scheduler.copies_under_way() > 0 && !hangs)); ++i) {
+         i < 100'000 && (!flying_.empty() || (scheduler.stores().under_way() > 0 && !hangs)); ++i) {
       Pump();
       Step();
     }
-    ASSERT_EQ(scheduler.CheckInvariants(), "");
+    ASSERT_EQ(CheckInvariants(scheduler), "");
   }
 
   SplitMix64 rng_;
@@ -212,17 +216,17 @@ TEST(Copies, AWriterThatHangsIsGivenUpForAWhile) {
   node.Open({.batch_size = 8});
   node.hangs = true;
   node.RunEpoch(0);
-  EXPECT_TRUE(node.scheduler.copies_hang());
+  EXPECT_TRUE(node.scheduler.stores().hangs());
   EXPECT_GT(node.scheduler.counters().copies_given_up, 0u);
   EXPECT_GE(node.now, 5 * kSecond);
   EXPECT_LT(node.now, 10 * kSecond) << "once, not for every batch";
-  EXPECT_EQ(node.scheduler.held_bytes(), 0u);
+  EXPECT_EQ(node.scheduler.residency().bytes().storing, 0u);
   EXPECT_EQ(node.folder.size(), 0u);
   // It writes again: what is missing is copied in the next epoch, and then read from there.
   node.hangs = false;
   node.RunEpoch(1);
   node.Settle();
-  EXPECT_FALSE(node.scheduler.copies_hang());
+  EXPECT_FALSE(node.scheduler.stores().hangs());
   EXPECT_GT(node.folder.size(), 380u) << "all but what was read before it was seen to write";
   node.RunEpoch(2);
   node.Settle();
@@ -256,7 +260,7 @@ TEST(Copies, AProcessThatStoodStillBlamesNoWriter) {
   Scheduler::Handout h;
   for (int i = 0; i < 12; ++i) {
     ASSERT_EQ(node.TakeNow(node.streams[0], &h), Take::kReady);
-    node.scheduler.Release(h.lease);
+    node.scheduler.leases().Release(h.lease);
     node.now += 3600 * kSecond;  // stopped, and continued
     node.Pump();
   }
@@ -270,14 +274,14 @@ TEST(Copies, MemoryThatIsTakenForTablesGoesBeforeThem) {
   Scheduler::Handout h;
   for (int i = 0; i < 4; ++i) {
     ASSERT_EQ(node.TakeNow(node.streams[0], &h), Take::kReady);
-    node.scheduler.Release(h.lease);
+    node.scheduler.leases().Release(h.lease);
     node.Pump();
   }
-  EXPECT_GT(node.scheduler.held_bytes(), 0u);
+  EXPECT_GT(node.scheduler.residency().bytes().storing, 0u);
   std::vector<ArenaAllocator::Block> blocks;
   EXPECT_TRUE(node.scheduler.SetAside(30 * kSize, &blocks));
   EXPECT_GT(node.scheduler.counters().copies_given_up, 0u);
-  EXPECT_EQ(node.scheduler.CheckInvariants(), "");
+  EXPECT_EQ(CheckInvariants(node.scheduler), "");
 }
 
 // A second read of a sample whose first one hangs is copied as well.
@@ -285,25 +289,25 @@ TEST(Copies, TheWinnerOfARaceIsCopied) {
   Scheduler scheduler(kSmall);
   const std::vector<uint32_t> lengths(8, kSize);
   scheduler.AddDataset(lengths);
-  scheduler.SetTier(0, {.present = true, .holds_all = true});
+  scheduler.residency().dataset(0).tier = {.present = true, .holds_all = true};
   const StreamId stream = scheduler.OpenStream({.batch_size = 8});
-  for (const OrderAction& a : scheduler.NextOrders()) {
+  for (const OrderAction& a : scheduler.lookahead().TakeOrders()) {
     scheduler.ExtendOrder(stream, a.generation, 0, {0, 1, 2, 3, 4, 5, 6, 7}, true);
   }
   std::vector<ReadAction> reads;
-  scheduler.NextReads(16, &reads);
+  scheduler.leases().NextReads(16, &reads);
   ASSERT_FALSE(reads.empty());
   ReadAction second;
   ASSERT_TRUE(scheduler.Hedge(reads[0], &second));
-  scheduler.OnReadDone(second, true, 7, Place::kSource);
+  scheduler.OnReadDone(second, true, 7, Origin::kSource);
   StoreAction store;
-  ASSERT_TRUE(scheduler.FirstStore(&store));
+  ASSERT_TRUE(scheduler.stores().First(&store));
   EXPECT_EQ(store.offset, second.offset);
   EXPECT_EQ(store.crc, 7u);
-  scheduler.BeginStore(store);
-  scheduler.OnReadDone(reads[0], true, 7, Place::kSource);
-  EXPECT_FALSE(scheduler.FirstStore(&store)) << "the loser is not";
-  EXPECT_EQ(scheduler.CheckInvariants(), "");
+  scheduler.stores().Begin(store);
+  scheduler.OnReadDone(reads[0], true, 7, Origin::kSource);
+  EXPECT_FALSE(scheduler.stores().First(&store)) << "the loser is not";
+  EXPECT_EQ(CheckInvariants(scheduler), "");
 }
 
 }  // namespace

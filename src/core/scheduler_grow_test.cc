@@ -12,6 +12,7 @@
 
 #include "base/rng.h"
 #include "core/scheduler.h"
+#include "core/scheduler_check.h"
 
 namespace forebay {
 namespace {
@@ -27,35 +28,37 @@ uint64_t Seeds() {
 
 std::vector<ReadAction> Reads(Scheduler& scheduler, size_t limit = 16) {
   std::vector<ReadAction> reads;
-  scheduler.NextReads(limit, &reads);
+  scheduler.leases().NextReads(limit, &reads);
   return reads;
 }
 
 void End(Scheduler& scheduler, const ReadAction& read) {
-  scheduler.OnReadDone(read, true, read.sample * 7 + 1, Place::kSource);
-  ASSERT_EQ(scheduler.CheckInvariants(), "");
+  scheduler.OnReadDone(read, true, read.sample * 7 + 1, Origin::kSource);
+  ASSERT_EQ(CheckInvariants(scheduler), "");
 }
 
 TEST(GrowingScheduler, SamplesMayBeDeclaredAndFetchedAsSoonAsTheyAreThere) {
   Scheduler scheduler({.arena_bytes = 1 << 20});
   const DatasetId d = scheduler.AddDataset({});
   const StreamId stream = scheduler.OpenStream(Itemised());
-  ASSERT_EQ(scheduler.CheckInvariants(), "");
+  ASSERT_EQ(CheckInvariants(scheduler), "");
   ASSERT_TRUE(scheduler.AppendSamples(d, std::vector<uint32_t>{100, 0, 300}));
-  scheduler.ExtendOrder(stream, scheduler.generation(stream), 0, {2, 1}, false);
+  scheduler.ExtendOrder(stream, scheduler.lookahead().streams().at(stream).generation, 0, {2, 1},
+                        false);
   for (const ReadAction& read : Reads(scheduler)) End(scheduler, read);
   EXPECT_EQ(scheduler.counters().reads, 2u);
   ASSERT_TRUE(scheduler.AppendSamples(d, std::vector<uint32_t>{400}));
-  scheduler.ExtendOrder(stream, scheduler.generation(stream), 1, {3, 2}, false);
+  scheduler.ExtendOrder(stream, scheduler.lookahead().streams().at(stream).generation, 1, {3, 2},
+                        false);
   for (const ReadAction& read : Reads(scheduler)) End(scheduler, read);
   EXPECT_EQ(scheduler.counters().reads, 3u) << "2 was there";
   for (const SampleId s : {2, 1, 3}) {
     LeaseId lease = kNoLease;
     Scheduler::Handout out;
-    ASSERT_EQ(scheduler.FetchSample(stream, s, &lease, &out), Take::kReady);
+    ASSERT_EQ(scheduler.leases().FetchSample(stream, s, &lease, &out), Take::kReady);
     EXPECT_EQ(out.samples, std::vector<SampleId>{s});
-    scheduler.Release(lease);
-    ASSERT_EQ(scheduler.CheckInvariants(), "");
+    scheduler.leases().Release(lease);
+    ASSERT_EQ(CheckInvariants(scheduler), "");
   }
 }
 
@@ -64,24 +67,24 @@ TEST(GrowingScheduler, TablesThatFindNoRoomAddNothing) {
   const DatasetId d = scheduler.AddDataset({});
   EXPECT_TRUE(scheduler.AppendSamples(d, std::vector<uint32_t>{1}, 1000));
   EXPECT_FALSE(scheduler.AppendSamples(d, std::vector<uint32_t>{1, 2}, 2 << 20));
-  EXPECT_EQ(scheduler.HeldBits(d).size(), 1u);
-  EXPECT_EQ(scheduler.uncovered(d), 1u);
-  EXPECT_GE(scheduler.used_bytes(), 1000u);
-  EXPECT_EQ(scheduler.CheckInvariants(), "");
+  EXPECT_EQ(scheduler.residency().dataset(d).HeldBits().size(), 1u);
+  EXPECT_EQ(scheduler.residency().dataset(d).uncovered, 1u);
+  EXPECT_GE(scheduler.arena().used(), 1000u);
+  EXPECT_EQ(CheckInvariants(scheduler), "");
 }
 
 TEST(GrowingScheduler, WhatIsHeldIsToldOfSamplesThatCameLater) {
   Scheduler scheduler({.arena_bytes = 1 << 20});
   const DatasetId d = scheduler.AddDataset(std::vector<uint32_t>{100});
-  scheduler.OnStored(d, 0);
-  EXPECT_EQ(scheduler.TakeHeldChanges(d).got, std::vector<SampleId>{0});
+  scheduler.residency().SetInTier(d, 0, true);
+  EXPECT_EQ(scheduler.residency().dataset(d).TakeHeldChanges().got, std::vector<SampleId>{0});
   ASSERT_TRUE(scheduler.AppendSamples(d, std::vector<uint32_t>{100}));
-  EXPECT_TRUE(scheduler.TakeHeldChanges(d).got.empty());
-  scheduler.OnStored(d, 1);
-  EXPECT_EQ(scheduler.TakeHeldChanges(d).got, std::vector<SampleId>{1});
+  EXPECT_TRUE(scheduler.residency().dataset(d).TakeHeldChanges().got.empty());
+  scheduler.residency().SetInTier(d, 1, true);
+  EXPECT_EQ(scheduler.residency().dataset(d).TakeHeldChanges().got, std::vector<SampleId>{1});
   scheduler.Invalidate(d, 0);
-  EXPECT_EQ(scheduler.TakeHeldChanges(d).lost, std::vector<SampleId>{0});
-  EXPECT_EQ(scheduler.CheckInvariants(), "");
+  EXPECT_EQ(scheduler.residency().dataset(d).TakeHeldChanges().lost, std::vector<SampleId>{0});
+  EXPECT_EQ(CheckInvariants(scheduler), "");
 }
 
 // In a cluster each new sample comes with its share.
@@ -91,36 +94,37 @@ TEST(GrowingScheduler, CopiesOfOthersSamplesLeaveRoomForWhatIsToCome) {
   Scheduler scheduler({.arena_bytes = 1 << 20, .keep = false});
   const DatasetId d = scheduler.AddDataset({});
   const StreamId stream = scheduler.OpenStream(Itemised());
-  scheduler.SetTier(d, {.present = true, .holds_all = false, .left_by_copies = 50'000});
-  scheduler.SetFolderRoom(60'000);
+  scheduler.residency().dataset(d).tier = {
+      .present = true, .holds_all = false, .left_by_copies = 50'000};
+  scheduler.stores().SetFolderRoom(60'000);
   SampleId next = 0;
   // Whether the folder is to get it.
   const auto stored = [&](uint8_t share) {
     EXPECT_TRUE(scheduler.AppendSamples(d, std::vector<uint32_t>{4000}, 0, {{share}}));
-    EXPECT_EQ(scheduler.CheckInvariants(), "");
+    EXPECT_EQ(CheckInvariants(scheduler), "");
     LeaseId lease = kNoLease;
     Scheduler::Handout out;
-    EXPECT_EQ(scheduler.FetchSample(stream, next++, &lease, &out), Take::kPending);
+    EXPECT_EQ(scheduler.leases().FetchSample(stream, next++, &lease, &out), Take::kPending);
     const std::vector<ReadAction> reads = Reads(scheduler);
     EXPECT_EQ(reads.size(), 1u);
     const bool store = reads.at(0).store;
     End(scheduler, reads[0]);
-    scheduler.Release(lease);
+    scheduler.leases().Release(lease);
     StoreAction action;
-    if (store && scheduler.FirstStore(&action)) {
-      scheduler.BeginStore(action);
-      scheduler.OnStoreTaken(action);
+    if (store && scheduler.stores().First(&action)) {
+      scheduler.stores().Begin(action);
+      scheduler.stores().OnTaken(action);
       scheduler.OnStoreEnded(d, action.sample, true);
     }
-    EXPECT_EQ(scheduler.CheckInvariants(), "");
+    EXPECT_EQ(CheckInvariants(scheduler), "");
     return store;
   };
   EXPECT_TRUE(stored(kReplica));
-  scheduler.SetFolderRoom(52'000);
+  scheduler.stores().SetFolderRoom(52'000);
   EXPECT_FALSE(stored(kReplica));
   EXPECT_TRUE(stored(kHome));
-  scheduler.SetShare(d, {kHome, kHome, kReplica});
-  EXPECT_EQ(scheduler.CheckInvariants(), "");
+  scheduler.residency().SetShare(d, {kHome, kHome, kReplica});
+  EXPECT_EQ(CheckInvariants(scheduler), "");
 }
 
 // Whoever fetches its samples keeps them: memory does not, however much there is, and the folder
@@ -128,8 +132,8 @@ TEST(GrowingScheduler, CopiesOfOthersSamplesLeaveRoomForWhatIsToCome) {
 TEST(GrowingScheduler, SamplesOfAPassingDataSetAreKeptByWhoFetchesThem) {
   Scheduler scheduler({.arena_bytes = 1 << 20});
   const DatasetId d = scheduler.AddDataset({});
-  scheduler.SetPassing(d);
-  scheduler.SetTier(d, {.present = true, .holds_all = true});
+  scheduler.residency().dataset(d).passing = true;
+  scheduler.residency().dataset(d).tier = {.present = true, .holds_all = true};
   const StreamId own = scheduler.OpenStream(Itemised());
   StreamShape shape;
   shape.serving = true;
@@ -139,15 +143,15 @@ TEST(GrowingScheduler, SamplesOfAPassingDataSetAreKeptByWhoFetchesThem) {
   for (const StreamId stream : {own, serving}) {
     LeaseId lease = kNoLease;
     Scheduler::Handout out;
-    EXPECT_EQ(scheduler.FetchSample(stream, sample, &lease, &out), Take::kPending);
+    EXPECT_EQ(scheduler.leases().FetchSample(stream, sample, &lease, &out), Take::kPending);
     const std::vector<ReadAction> reads = Reads(scheduler);
     ASSERT_EQ(reads.size(), 1u) << sample;
     EXPECT_EQ(reads[0].store, stream == serving);
     End(scheduler, reads[0]);
-    EXPECT_EQ(scheduler.FetchSample(stream, sample, &lease, &out), Take::kReady);
-    scheduler.Release(lease);
-    EXPECT_FALSE(scheduler.Held(d, sample));
-    EXPECT_EQ(scheduler.CheckInvariants(), "");
+    EXPECT_EQ(scheduler.leases().FetchSample(stream, sample, &lease, &out), Take::kReady);
+    scheduler.leases().Release(lease);
+    EXPECT_FALSE(scheduler.residency().dataset(d).Held(sample));
+    EXPECT_EQ(CheckInvariants(scheduler), "");
     ++sample;
   }
 }
@@ -159,11 +163,11 @@ class Invalidation : public ::testing::Test {
     stream_ = scheduler_.OpenStream(Itemised());
   }
   Take Fetch(SampleId s, LeaseId* lease) {
-    return scheduler_.FetchSample(stream_, s, lease, &out_);
+    return scheduler_.leases().FetchSample(stream_, s, lease, &out_);
   }
   void Invalidate(SampleId s) {
     scheduler_.Invalidate(0, s);
-    ASSERT_EQ(scheduler_.CheckInvariants(), "");
+    ASSERT_EQ(CheckInvariants(scheduler_), "");
   }
 
   Scheduler scheduler_{{.arena_bytes = 1 << 20}};
@@ -176,65 +180,67 @@ TEST_F(Invalidation, ALeaseKeepsWhatItHasAndLaterFetchesFail) {
   ASSERT_EQ(Fetch(0, &lease), Take::kPending);
   for (const ReadAction& read : Reads(scheduler_)) End(scheduler_, read);
   ASSERT_EQ(Fetch(0, &lease), Take::kReady);
-  EXPECT_GT(scheduler_.kept_bytes(), 0u);
+  EXPECT_GT(scheduler_.residency().bytes().kept, 0u);
   Invalidate(0);
-  EXPECT_EQ(scheduler_.kept_bytes(), 0u);
-  EXPECT_GT(scheduler_.used_bytes(), 0u) << "it is on loan";
+  EXPECT_EQ(scheduler_.residency().bytes().kept, 0u);
+  EXPECT_GT(scheduler_.arena().used(), 0u) << "it is on loan";
   LeaseId later = kNoLease;
   EXPECT_EQ(Fetch(0, &later), Take::kFailed);
   EXPECT_EQ(out_.failed, 0u);
   EXPECT_EQ(later, kNoLease);
-  scheduler_.Release(lease);
-  EXPECT_EQ(scheduler_.used_bytes(), 0u);
-  EXPECT_EQ(scheduler_.CheckInvariants(), "");
+  scheduler_.leases().Release(lease);
+  EXPECT_EQ(scheduler_.arena().used(), 0u);
+  EXPECT_EQ(CheckInvariants(scheduler_), "");
 }
 
 TEST_F(Invalidation, AReadUnderWayIsDiscardedAndItsWaiterIsTold) {
-  scheduler_.SetTier(0, {.present = true, .holds_all = true});
+  scheduler_.residency().dataset(0).tier = {.present = true, .holds_all = true};
   LeaseId lease = kNoLease;
   ASSERT_EQ(Fetch(1, &lease), Take::kPending);
   const std::vector<ReadAction> reads = Reads(scheduler_);
   ASSERT_EQ(reads.size(), 1u);
   EXPECT_TRUE(reads[0].store);
   Invalidate(1);
-  EXPECT_TRUE(scheduler_.IsDue(stream_)) << "it need not wait for the read";
+  EXPECT_TRUE(scheduler_.leases().consumer(stream_).due) << "it need not wait for the read";
   EXPECT_EQ(Fetch(1, &lease), Take::kFailed);
   End(scheduler_, reads[0]);
   StoreAction store;
-  EXPECT_FALSE(scheduler_.FirstStore(&store));
-  EXPECT_FALSE(scheduler_.Held(0, 1));
+  EXPECT_FALSE(scheduler_.stores().First(&store));
+  EXPECT_FALSE(scheduler_.residency().dataset(0).Held(1));
   EXPECT_EQ(Fetch(1, &lease), Take::kFailed);
-  scheduler_.Release(lease);
-  EXPECT_EQ(scheduler_.used_bytes(), 0u);
-  EXPECT_EQ(scheduler_.lease_count(), 0u);
+  scheduler_.leases().Release(lease);
+  EXPECT_EQ(scheduler_.arena().used(), 0u);
+  EXPECT_EQ(scheduler_.leases().leases().size(), 0u);
 }
 
 TEST_F(Invalidation, CopiesAreNotMadeAndThoseUnderWayDoNotCount) {
-  scheduler_.SetTier(0, {.present = true, .holds_all = true});
-  scheduler_.ExtendOrder(stream_, scheduler_.generation(stream_), 0, {0, 1, 2}, false);
+  scheduler_.residency().dataset(0).tier = {.present = true, .holds_all = true};
+  scheduler_.ExtendOrder(stream_, scheduler_.lookahead().streams().at(stream_).generation, 0,
+                         {0, 1, 2}, false);
   for (const ReadAction& read : Reads(scheduler_)) End(scheduler_, read);
   StoreAction first;
-  ASSERT_TRUE(scheduler_.FirstStore(&first));
-  scheduler_.BeginStore(first);
+  ASSERT_TRUE(scheduler_.stores().First(&first));
+  scheduler_.stores().Begin(first);
   Invalidate(first.sample);
-  EXPECT_TRUE(scheduler_.Storing(0, first.sample));
-  scheduler_.OnStoreTaken(first);
-  ASSERT_EQ(scheduler_.CheckInvariants(), "");
+  EXPECT_TRUE(scheduler_.stores().Writing(0, first.sample));
+  scheduler_.stores().OnTaken(first);
+  ASSERT_EQ(CheckInvariants(scheduler_), "");
   scheduler_.OnStoreEnded(0, first.sample, true);
-  EXPECT_FALSE(scheduler_.Storing(0, first.sample));
-  EXPECT_FALSE(scheduler_.Held(0, first.sample));
+  EXPECT_FALSE(scheduler_.stores().Writing(0, first.sample));
+  EXPECT_FALSE(scheduler_.residency().dataset(0).Held(first.sample));
   StoreAction second;
-  ASSERT_TRUE(scheduler_.FirstStore(&second));
+  ASSERT_TRUE(scheduler_.stores().First(&second));
   Invalidate(second.sample);
   StoreAction third;
-  ASSERT_TRUE(scheduler_.FirstStore(&third));
+  ASSERT_TRUE(scheduler_.stores().First(&third));
   EXPECT_NE(third.sample, second.sample);
-  EXPECT_EQ(scheduler_.copies_under_way(), 1u);
+  EXPECT_EQ(scheduler_.stores().under_way(), 1u);
 }
 
 TEST_F(Invalidation, LookAheadPassesByWhatIsDead) {
   Invalidate(1);
-  scheduler_.ExtendOrder(stream_, scheduler_.generation(stream_), 0, {0, 1, 2}, false);
+  scheduler_.ExtendOrder(stream_, scheduler_.lookahead().streams().at(stream_).generation, 0,
+                         {0, 1, 2}, false);
   std::vector<SampleId> started;
   for (const ReadAction& read : Reads(scheduler_)) started.push_back(read.sample);
   EXPECT_EQ(started, (std::vector<SampleId>{0, 2}));
@@ -247,18 +253,18 @@ TEST_F(Invalidation, WhatWaitsForMemoryIsNotInTheWayOfOthers) {
   const StreamId young = scheduler.OpenStream(Itemised());
   LeaseId held = kNoLease, waiting = kNoLease, next = kNoLease;
   Scheduler::Handout out;
-  ASSERT_EQ(scheduler.FetchSample(young, 0, &held, &out), Take::kPending);
+  ASSERT_EQ(scheduler.leases().FetchSample(young, 0, &held, &out), Take::kPending);
   for (const ReadAction& read : Reads(scheduler)) End(scheduler, read);
-  ASSERT_EQ(scheduler.FetchSample(young, 0, &held, &out), Take::kReady);
-  ASSERT_EQ(scheduler.FetchSample(old, 1, &waiting, &out), Take::kPending);
+  ASSERT_EQ(scheduler.leases().FetchSample(young, 0, &held, &out), Take::kReady);
+  ASSERT_EQ(scheduler.leases().FetchSample(old, 1, &waiting, &out), Take::kPending);
   EXPECT_TRUE(Reads(scheduler).empty());
   scheduler.Invalidate(0, 1);
-  scheduler.Release(held);
-  ASSERT_EQ(scheduler.FetchSample(young, 2, &next, &out), Take::kPending);
+  scheduler.leases().Release(held);
+  ASSERT_EQ(scheduler.leases().FetchSample(young, 2, &next, &out), Take::kPending);
   for (const ReadAction& read : Reads(scheduler)) End(scheduler, read);
-  EXPECT_EQ(scheduler.FetchSample(young, 2, &next, &out), Take::kReady);
-  EXPECT_EQ(scheduler.FetchSample(old, 1, &waiting, &out), Take::kFailed);
-  EXPECT_EQ(scheduler.CheckInvariants(), "");
+  EXPECT_EQ(scheduler.leases().FetchSample(young, 2, &next, &out), Take::kReady);
+  EXPECT_EQ(scheduler.leases().FetchSample(old, 1, &waiting, &out), Take::kFailed);
+  EXPECT_EQ(CheckInvariants(scheduler), "");
 }
 
 // What is fetched before any order is known is not part of one that comes later.
@@ -268,18 +274,19 @@ TEST_F(Invalidation, FetchesBeforeAnOrderDoNotCountInIt) {
     while (Fetch(0, &lease) == Take::kPending) {
       for (const ReadAction& read : Reads(scheduler_)) End(scheduler_, read);
     }
-    scheduler_.Release(lease);
+    scheduler_.leases().Release(lease);
   }
   Scheduler scheduler({.arena_bytes = 1 << 20, .keep = false});
   scheduler.AddDataset(std::vector<uint32_t>(4, 1000));
   const StreamId stream = scheduler.OpenStream(Itemised());
   LeaseId lease = kNoLease;
   Scheduler::Handout out;
-  ASSERT_EQ(scheduler.FetchSample(stream, 0, &lease, &out), Take::kPending);
+  ASSERT_EQ(scheduler.leases().FetchSample(stream, 0, &lease, &out), Take::kPending);
   for (const ReadAction& read : Reads(scheduler)) End(scheduler, read);
-  ASSERT_EQ(scheduler.FetchSample(stream, 0, &lease, &out), Take::kReady);
-  scheduler.Release(lease);
-  scheduler.ExtendOrder(stream, scheduler.generation(stream), 0, {0, 1}, false);
+  ASSERT_EQ(scheduler.leases().FetchSample(stream, 0, &lease, &out), Take::kReady);
+  scheduler.leases().Release(lease);
+  scheduler.ExtendOrder(stream, scheduler.lookahead().streams().at(stream).generation, 0, {0, 1},
+                        false);
   EXPECT_EQ(Reads(scheduler).size(), 2u) << "0 is needed once more";
 }
 
@@ -294,7 +301,7 @@ class RandomNode {
         scheduler_({.arena_bytes = 64 * (200 + rng_.Below(2000)), .keep = rng_.Below(4) != 0}) {
     scheduler_.AddDataset({});
     if (rng_.Below(2) == 0) {
-      scheduler_.SetTier(0, {.present = true, .holds_all = rng_.Below(2) == 0});
+      scheduler_.residency().dataset(0).tier = {.present = true, .holds_all = rng_.Below(2) == 0};
     }
     for (int i = 0; i < 2; ++i) streams_.push_back(scheduler_.OpenStream(Itemised()));
     Append();
@@ -328,7 +335,7 @@ class RandomNode {
         EndRead();
     }
     Pump();
-    ASSERT_EQ(scheduler_.CheckInvariants(), "");
+    ASSERT_EQ(CheckInvariants(scheduler_), "");
   }
 
   // Everything that was begun ends, and nothing is left.
@@ -339,7 +346,7 @@ class RandomNode {
       AskAgain();
       EndRead();
       Pump();
-      ASSERT_EQ(scheduler_.CheckInvariants(), "");
+      ASSERT_EQ(CheckInvariants(scheduler_), "");
     }
     EXPECT_TRUE(fetches_.empty()) << "hang";
     for (const StreamId stream : streams_) scheduler_.CloseStream(stream);
@@ -349,9 +356,10 @@ class RandomNode {
       StoreStep();
     }
     while (!stores_.empty()) EndStore();
-    ASSERT_EQ(scheduler_.CheckInvariants(), "");
-    EXPECT_EQ(scheduler_.in_flight(), 0u);
-    EXPECT_EQ(scheduler_.used_bytes(), scheduler_.kept_bytes() + scheduler_.held_bytes());
+    ASSERT_EQ(CheckInvariants(scheduler_), "");
+    EXPECT_EQ(scheduler_.reads().in_flight(), 0u);
+    EXPECT_EQ(scheduler_.arena().used(),
+              scheduler_.residency().bytes().kept + scheduler_.residency().bytes().storing);
   }
 
  private:
@@ -379,15 +387,16 @@ class RandomNode {
     const SampleId s = AnySample();
     scheduler_.Invalidate(0, s);
     dead_.insert(s);
-    EXPECT_TRUE(scheduler_.Invalidated(0, s));
-    EXPECT_FALSE(scheduler_.Held(0, s));
+    EXPECT_TRUE(scheduler_.residency().dataset(0).Dead(s));
+    EXPECT_FALSE(scheduler_.residency().dataset(0).Held(s));
   }
 
   void Declare() {
     std::vector<SampleId> order(1 + rng_.Below(60));
     for (SampleId& s : order) s = AnySample();
     const StreamId stream = streams_[rng_.Below(streams_.size())];
-    scheduler_.ExtendOrder(stream, scheduler_.generation(stream), epoch_++, order, false);
+    scheduler_.ExtendOrder(stream, scheduler_.lookahead().streams().at(stream).generation, epoch_++,
+                           order, false);
   }
 
   void BeginFetch() {
@@ -405,7 +414,7 @@ class RandomNode {
     if (fetches_.empty()) return;
     const size_t i = rng_.Below(fetches_.size());
     if (rng_.Below(20) == 0) {
-      scheduler_.Release(fetches_[i].lease);  // who asked has gone
+      scheduler_.leases().Release(fetches_[i].lease);  // who asked has gone
     } else if (!Ask(&fetches_[i])) {
       EXPECT_FALSE(dead_.contains(fetches_[i].sample)) << "it must fail at once";
       return;
@@ -416,13 +425,14 @@ class RandomNode {
   // True: it is over; `got_`: with the sample.
   bool Ask(Fetching* fetch) {
     Scheduler::Handout out;
-    const Take take = scheduler_.FetchSample(fetch->stream, fetch->sample, &fetch->lease, &out);
+    const Take take =
+        scheduler_.leases().FetchSample(fetch->stream, fetch->sample, &fetch->lease, &out);
     got_ = take == Take::kReady;
     if (take == Take::kPending) return false;
     if (!got_) {
       EXPECT_EQ(take, Take::kFailed);
       EXPECT_TRUE(dead_.contains(fetch->sample)) << "no read fails here";
-      if (fetch->lease != kNoLease) scheduler_.Release(fetch->lease);
+      if (fetch->lease != kNoLease) scheduler_.leases().Release(fetch->lease);
       return true;
     }
     EXPECT_EQ(out.lengths[0], lengths_[fetch->sample]);
@@ -435,7 +445,7 @@ class RandomNode {
     if (loans_.empty()) return;
     const size_t i = rng_.Below(loans_.size());
     EXPECT_EQ(memory_[loans_[i].offset], loans_[i].sample) << "changed while it was on loan";
-    scheduler_.Release(loans_[i].lease);
+    scheduler_.leases().Release(loans_[i].lease);
     loans_.erase(loans_.begin() + static_cast<ptrdiff_t>(i));
   }
 
@@ -445,7 +455,7 @@ class RandomNode {
       ReadAction second;
       if (rng_.Below(10) == 0 && scheduler_.Hedge(read, &second)) flying_.push_back(second);
     }
-    (void)scheduler_.NextOrders();
+    (void)scheduler_.lookahead().TakeOrders();
   }
 
   void EndRead() {
@@ -454,15 +464,15 @@ class RandomNode {
     const ReadAction read = flying_[i];
     flying_.erase(flying_.begin() + static_cast<ptrdiff_t>(i));
     memory_[read.offset] = read.sample;
-    const bool hit = read.place == Place::kTier && folder_.contains(read.sample);
-    scheduler_.OnReadDone(read, true, read.sample * 7 + 1, hit ? Place::kTier : Place::kSource);
+    const bool hit = read.origin == Origin::kTier && folder_.contains(read.sample);
+    scheduler_.OnReadDone(read, true, read.sample * 7 + 1, hit ? Origin::kTier : Origin::kSource);
   }
 
   void StoreStep() {
     StoreAction store;
-    if (scheduler_.FirstStore(&store)) {
+    if (scheduler_.stores().First(&store)) {
       EXPECT_FALSE(dead_.contains(store.sample)) << "an invalidated sample is copied";
-      scheduler_.BeginStore(store);
+      scheduler_.stores().Begin(store);
       stores_.push_back(store);
     } else if (!stores_.empty()) {
       EndStore();
@@ -473,7 +483,7 @@ class RandomNode {
     const StoreAction store = stores_.front();
     stores_.pop_front();
     EXPECT_EQ(memory_[store.offset], store.sample) << "other bytes are copied";
-    scheduler_.OnStoreTaken(store);
+    scheduler_.stores().OnTaken(store);
     const bool stored = rng_.Below(4) != 0;
     if (stored && !dead_.contains(store.sample)) folder_.insert(store.sample);
     scheduler_.OnStoreEnded(0, store.sample, stored);

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/scheduler.h"
+#include "core/scheduler_check.h"
 
 namespace forebay {
 namespace {
@@ -13,7 +14,7 @@ constexpr uint32_t kSize = 1024;
 
 std::vector<ReadAction> Reads(Scheduler& scheduler) {
   std::vector<ReadAction> reads;
-  scheduler.NextReads(16, &reads);
+  scheduler.leases().NextReads(16, &reads);
   return reads;
 }
 
@@ -25,33 +26,35 @@ TEST(Leases, ASampleThatGoesAgainAsItArrivesIsReadOnceMoreForTheNext) {
   const StreamId batches =
       scheduler.OpenStream({.dataset = d, .batch_size = 4, .contiguous = true, .epochs = 1});
   const StreamId single = scheduler.OpenStream({.dataset = d});
-  (void)scheduler.NextOrders();
+  (void)scheduler.lookahead().TakeOrders();
   Scheduler::Handout out;
   // In the way of the copy.
   LeaseId lease = kNoLease;
-  ASSERT_EQ(scheduler.FetchSample(single, 4, &lease, &out), Take::kPending);
+  ASSERT_EQ(scheduler.leases().FetchSample(single, 4, &lease, &out), Take::kPending);
   for (const ReadAction& read : Reads(scheduler)) {
-    scheduler.OnReadDone(read, true, 1, Place::kSource);
+    scheduler.OnReadDone(read, true, 1, Origin::kSource);
   }
-  ASSERT_EQ(scheduler.FetchSample(single, 4, &lease, &out), Take::kReady);
+  ASSERT_EQ(scheduler.leases().FetchSample(single, 4, &lease, &out), Take::kReady);
 
-  scheduler.ExtendOrder(batches, scheduler.generation(batches), 0, {0, 1, 2, 3}, true);
-  ASSERT_EQ(scheduler.TakeBatch(batches, &out), Take::kPending);
+  scheduler.ExtendOrder(batches, scheduler.lookahead().streams().at(batches).generation, 0,
+                        {0, 1, 2, 3}, true);
+  ASSERT_EQ(scheduler.leases().TakeBatch(batches, &out), Take::kPending);
   LeaseId other = kNoLease;
-  ASSERT_EQ(scheduler.FetchSample(single, 3, &other, &out), Take::kPending);
+  ASSERT_EQ(scheduler.leases().FetchSample(single, 3, &other, &out), Take::kPending);
   for (const ReadAction& read : Reads(scheduler)) {
-    scheduler.OnReadDone(read, true, 1, Place::kSource);
-    EXPECT_EQ(scheduler.CheckInvariants(), "");
+    scheduler.OnReadDone(read, true, 1, Origin::kSource);
+    EXPECT_EQ(CheckInvariants(scheduler), "");
   }
-  scheduler.Release(lease);
+  scheduler.leases().Release(lease);
   for (int i = 0; i < 10; ++i) {
     for (const ReadAction& read : Reads(scheduler)) {
-      scheduler.OnReadDone(read, true, 1, Place::kSource);
+      scheduler.OnReadDone(read, true, 1, Origin::kSource);
     }
-    for (const CopyAction& copy : scheduler.NextCopies()) scheduler.OnCopyDone(copy.lease);
-    EXPECT_EQ(scheduler.CheckInvariants(), "");
-    (void)scheduler.TakeBatch(batches, &out);
-    if (scheduler.FetchSample(single, 3, &other, &out) == Take::kReady) return;
+    for (const CopyAction& copy : scheduler.leases().TakeCopies())
+      scheduler.leases().OnCopyDone(copy.lease);
+    EXPECT_EQ(CheckInvariants(scheduler), "");
+    (void)scheduler.leases().TakeBatch(batches, &out);
+    if (scheduler.leases().FetchSample(single, 3, &other, &out) == Take::kReady) return;
   }
   FAIL() << "not had in the end";
 }

@@ -16,6 +16,8 @@
 #include "catalog/test_data.h"
 #include "core/sampler.h"
 #include "core/scheduler.h"
+#include "core/scheduler_check.h"
+#include "core/waits.h"
 
 namespace forebay {
 namespace {
@@ -36,12 +38,12 @@ class Node {
   }
 
   void Pump() {
-    for (const OrderAction& a : scheduler.NextOrders()) {
+    for (const OrderAction& a : scheduler.lookahead().TakeOrders()) {
       scheduler.ExtendOrder(a.stream, a.generation, a.epoch,
                             EpochOrder(spec_, a.epoch, a.first_position), false);
     }
     std::vector<ReadAction> reads;
-    scheduler.NextReads(limit, &reads);
+    scheduler.leases().NextReads(limit, &reads);
     for (const ReadAction& r : reads) Begin(r);
   }
 
@@ -61,7 +63,7 @@ class Node {
     flying_.erase(it);
     now_ = read.end;
     const ReadAction& r = read.action;
-    const bool hit = r.place == Place::kTier && folder.contains(r.sample);
+    const bool hit = r.origin == Origin::kTier && folder.contains(r.sample);
     const bool ok = hit || fail_permille == 0 || rng.Below(1000) >= fail_permille;
     // A failing read may have written something, too.
     memory_[r.offset] = {r.sample, ok};
@@ -69,18 +71,18 @@ class Node {
       ++source_reads;
       source_bytes += r.length;
     }
-    scheduler.OnReadDone(r, ok, r.sample * 7 + 1, hit ? Place::kTier : Place::kSource);
+    scheduler.OnReadDone(r, ok, r.sample * 7 + 1, hit ? Origin::kTier : Origin::kSource);
     StoreDue();
     return true;
   }
 
   void StoreDue() {
     StoreAction store;
-    while (scheduler.FirstStore(&store)) {
-      scheduler.BeginStore(store);
+    while (scheduler.stores().First(&store)) {
+      scheduler.stores().Begin(store);
       EXPECT_EQ(memory_[store.offset], std::pair(store.sample, true)) << "other bytes are copied";
       EXPECT_EQ(store.crc, store.sample * 7 + 1);
-      scheduler.OnStoreTaken(store);
+      scheduler.stores().OnTaken(store);
       lagging_.push_back(store);
     }
     while (!folder_lags && EndLagging()) {
@@ -109,11 +111,11 @@ class Node {
 
   Take TakeNow(Scheduler::Handout* out) {
     for (int i = 0; i < 100000; ++i) {
-      const Take t = scheduler.TakeBatch(stream, out);
+      const Take t = scheduler.leases().TakeBatch(stream, out);
       Pump();
       if (hedge_tail) HedgeAfter(*hedge_tail);
       if (t != Take::kPending) return t;
-      if (!Step() && !scheduler.IsDue(stream)) break;
+      if (!Step() && !scheduler.leases().consumer(stream).due) break;
     }
     ADD_FAILURE() << "no progress";
     return Take::kPending;
@@ -134,8 +136,8 @@ class Node {
         ASSERT_EQ(h.samples[i], order[at++]);
         ASSERT_EQ(memory_[h.offsets[i]], std::pair(h.samples[i], true));
       }
-      scheduler.Release(h.lease);
-      ASSERT_EQ(scheduler.CheckInvariants(), "");
+      scheduler.leases().Release(h.lease);
+      ASSERT_EQ(CheckInvariants(scheduler), "");
     }
     ASSERT_EQ(TakeNow(&h), Take::kEndOfEpoch);
   }
@@ -144,10 +146,10 @@ class Node {
     scheduler.CloseStream(stream);
     while (Step()) {
     }
-    ASSERT_EQ(scheduler.CheckInvariants(), "");
-    EXPECT_EQ(scheduler.in_flight(), 0u);
-    EXPECT_EQ(scheduler.requests(), 0u);
-    EXPECT_EQ(scheduler.used_bytes(), scheduler.kept_bytes());
+    ASSERT_EQ(CheckInvariants(scheduler), "");
+    EXPECT_EQ(scheduler.reads().in_flight(), 0u);
+    EXPECT_EQ(scheduler.reads().requests(), 0u);
+    EXPECT_EQ(scheduler.arena().used(), scheduler.residency().bytes().kept);
   }
 
   SplitMix64 rng;
@@ -196,14 +198,14 @@ TEST(TwoTiers, TogetherTheyCoverAsMuchAsTheyHold) {
   Node node(1, {.arena_bytes = 200 * kSize, .keep_bytes = 100 * kSize},
             std::vector<uint32_t>(n, kSize));
   node.folder_capacity = 150 * kSize;
-  node.scheduler.SetTier(node.dataset, {.present = true});
+  node.scheduler.residency().dataset(node.dataset).tier = {.present = true};
   node.Open({.batch_size = 8}, Spec(n));
   node.RunEpoch(0);
   // The second epoch's look-ahead has begun: none of it is of what the tiers hold.
   for (uint64_t epoch = 1; epoch < 5; ++epoch) node.RunEpoch(epoch);
   EXPECT_EQ(node.folder.size(), 150u);
-  EXPECT_EQ(node.scheduler.kept_bytes(), 100u * kSize);
-  EXPECT_EQ(node.scheduler.uncovered(node.dataset), n - 250u);
+  EXPECT_EQ(node.scheduler.residency().bytes().kept, 100u * kSize);
+  EXPECT_EQ(node.scheduler.residency().dataset(node.dataset).uncovered, n - 250u);
   node.CloseAndDrain();
   const uint64_t bound = n + 4 * (n - 250);
   EXPECT_GE(node.source_reads, bound);
@@ -216,16 +218,16 @@ TEST(TwoTiers, AWarmFolderLeavesMemoryToTheRest) {
             std::vector<uint32_t>(n, kSize));
   for (SampleId s = 0; s < n; s += 2) {
     node.folder.insert(s);
-    node.scheduler.OnStored(node.dataset, s);
+    node.scheduler.residency().SetInTier(node.dataset, s, true);
   }
   node.folder_capacity = 100 * kSize;
   node.folder_bytes = 100 * kSize;
-  node.scheduler.SetTier(node.dataset, {.present = true});
+  node.scheduler.residency().dataset(node.dataset).tier = {.present = true};
   node.Open({.batch_size = 8}, Spec(n));
   for (uint64_t epoch = 0; epoch < 3; ++epoch) node.RunEpoch(epoch);
   EXPECT_EQ(node.source_reads, 100u);
-  EXPECT_EQ(node.scheduler.uncovered(node.dataset), 0u);
-  EXPECT_EQ(node.scheduler.kept_bytes(), 100u * kSize);
+  EXPECT_EQ(node.scheduler.residency().dataset(node.dataset).uncovered, 0u);
+  EXPECT_EQ(node.scheduler.residency().bytes().kept, 100u * kSize);
 }
 
 TEST(TwoTiers, AFolderForEverythingGetsEverything) {
@@ -233,19 +235,19 @@ TEST(TwoTiers, AFolderForEverythingGetsEverything) {
   Node node(3, {.arena_bytes = 160 * kSize, .keep_bytes = 100 * kSize},
             std::vector<uint32_t>(n, kSize));
   node.folder_capacity = n * kSize;
-  node.scheduler.SetTier(node.dataset, {.present = true, .holds_all = true});
+  node.scheduler.residency().dataset(node.dataset).tier = {.present = true, .holds_all = true};
   node.Open({.batch_size = 8}, Spec(n));
   for (uint64_t epoch = 0; epoch < 2; ++epoch) node.RunEpoch(epoch);
   EXPECT_EQ(node.folder.size(), n);
   EXPECT_EQ(node.source_reads, n);
-  EXPECT_EQ(node.scheduler.kept_bytes(), 100u * kSize);
+  EXPECT_EQ(node.scheduler.residency().bytes().kept, 100u * kSize);
 }
 
 TEST(TwoTiers, AFolderThatLostItsCopiesIsFilledAgain) {
   const uint32_t n = 100;
   Node node(4, {.arena_bytes = 60 * kSize, .keep = false}, std::vector<uint32_t>(n, kSize));
   node.folder_capacity = n * kSize;
-  node.scheduler.SetTier(node.dataset, {.present = true, .holds_all = true});
+  node.scheduler.residency().dataset(node.dataset).tier = {.present = true, .holds_all = true};
   node.Open({.batch_size = 4}, Spec(n));
   node.RunEpoch(0);
   node.RunEpoch(1);
@@ -260,31 +262,31 @@ TEST(TwoTiers, AMuchSlowerFolderIsPassedByAndTriedNowAndThen) {
   const uint32_t n = 200;
   Node node(5, {.arena_bytes = 60 * kSize, .keep = false}, std::vector<uint32_t>(n, kSize));
   node.folder_capacity = n * kSize;
-  node.scheduler.SetTier(node.dataset, {.present = true, .holds_all = true});
+  node.scheduler.residency().dataset(node.dataset).tier = {.present = true, .holds_all = true};
   node.Open({.batch_size = 4, .epochs = 4}, Spec(n));
   node.RunEpoch(0);
   node.RunEpoch(1);
   node.started.clear();
-  node.scheduler.SetCosts(node.dataset, {.tier = 50, .source = 10});
+  node.scheduler.residency().dataset(node.dataset).costs = {.tier = 50, .source = 10};
   node.RunEpoch(2);
   const auto from_folder = std::count_if(node.started.begin(), node.started.end(),
-                                         [](auto& r) { return r.place == Place::kTier; });
+                                         [](auto& r) { return r.origin == Origin::kTier; });
   EXPECT_GT(from_folder, 0);
   EXPECT_LT(from_folder, 20);
   node.started.clear();
-  node.scheduler.SetCosts(node.dataset, {.tier = 12, .source = 10});
+  node.scheduler.residency().dataset(node.dataset).costs = {.tier = 12, .source = 10};
   node.RunEpoch(3);
-  for (const ReadAction& r : node.started) EXPECT_EQ(r.place, Place::kTier);
+  for (const ReadAction& r : node.started) EXPECT_EQ(r.origin, Origin::kTier);
 }
 
 TEST(TwoTiers, AWaitForTheFolderIsNotTheSources) {
   Node node(12, {.arena_bytes = 60 * kSize, .keep = false}, std::vector<uint32_t>(20, kSize));
   node.folder_capacity = 20 * kSize;
-  node.scheduler.SetTier(node.dataset, {.present = true, .holds_all = true});
+  node.scheduler.residency().dataset(node.dataset).tier = {.present = true, .holds_all = true};
   for (SampleId s = 0; s < 20; ++s) {
     if (s == 5) continue;
     node.folder.insert(s);
-    node.scheduler.OnStored(node.dataset, s);
+    node.scheduler.residency().SetInTier(node.dataset, s, true);
   }
   node.limit = 1;
   node.Open({.batch_size = 4}, Spec(20, false));
@@ -292,13 +294,13 @@ TEST(TwoTiers, AWaitForTheFolderIsNotTheSources) {
   Scheduler::Handout h;
   for (int batch = 0; batch < 2; ++batch) {
     Take t = Take::kPending;
-    while ((t = node.scheduler.TakeBatch(node.stream, &h)) == Take::kPending) {
+    while ((t = node.scheduler.leases().TakeBatch(node.stream, &h)) == Take::kPending) {
       node.Pump();
-      causes.push_back(node.scheduler.WaitCause(node.stream));
+      causes.push_back(Waits(node.scheduler).CauseOfStream(node.stream));
       node.Step();
     }
     ASSERT_EQ(t, Take::kReady);
-    node.scheduler.Release(h.lease);
+    node.scheduler.leases().Release(h.lease);
   }
   EXPECT_EQ(std::count(causes.begin(), causes.end(), StallCause::kTier) > 0, true);
   EXPECT_EQ(std::count(causes.begin(), causes.end(), StallCause::kSource) > 0, true);
@@ -311,25 +313,25 @@ TEST(Race, TheSecondReadEndsTheWait) {
   Node node(6, {.arena_bytes = 100 * kSize}, std::vector<uint32_t>(50, kSize));
   node.Open({.batch_size = 1}, Spec(50));
   Scheduler::Handout h;
-  (void)node.scheduler.TakeBatch(node.stream, &h);
+  (void)node.scheduler.leases().TakeBatch(node.stream, &h);
   node.Pump();
   const ReadAction hanging = node.started.front();
   ReadAction second;
   ASSERT_TRUE(node.scheduler.Hedge(hanging, &second));
-  EXPECT_EQ(second.place, Place::kSource);
+  EXPECT_EQ(second.origin, Origin::kSource);
   EXPECT_NE(second.offset, hanging.offset);
   ReadAction third;
   EXPECT_FALSE(node.scheduler.Hedge(hanging, &third)) << "raced already";
-  const uint64_t used = node.scheduler.used_bytes();
-  node.scheduler.OnReadDone(second, true, 1, Place::kSource);
-  EXPECT_EQ(node.scheduler.CheckInvariants(), "");
-  EXPECT_EQ(node.scheduler.used_bytes(), used) << "the loser may still write";
+  const uint64_t used = node.scheduler.arena().used();
+  node.scheduler.OnReadDone(second, true, 1, Origin::kSource);
+  EXPECT_EQ(CheckInvariants(node.scheduler), "");
+  EXPECT_EQ(node.scheduler.arena().used(), used) << "the loser may still write";
   EXPECT_FALSE(node.scheduler.Hedge(hanging, &third)) << "has lost already";
-  ASSERT_EQ(node.scheduler.TakeBatch(node.stream, &h), Take::kReady);
+  ASSERT_EQ(node.scheduler.leases().TakeBatch(node.stream, &h), Take::kReady);
   EXPECT_EQ(h.offsets[0], second.offset);
-  node.scheduler.OnReadDone(hanging, true, 1, Place::kSource);
-  EXPECT_EQ(node.scheduler.CheckInvariants(), "");
-  EXPECT_LT(node.scheduler.used_bytes(), used);
+  node.scheduler.OnReadDone(hanging, true, 1, Origin::kSource);
+  EXPECT_EQ(CheckInvariants(node.scheduler), "");
+  EXPECT_LT(node.scheduler.arena().used(), used);
   EXPECT_EQ(node.scheduler.counters().hedged, 1u);
 }
 
@@ -338,20 +340,20 @@ TEST(Race, AFailingReadLeavesTheOtherToDecide) {
     Node node(7, {.arena_bytes = 100 * kSize}, std::vector<uint32_t>(50, kSize));
     node.Open({.batch_size = 1}, Spec(50));
     Scheduler::Handout h;
-    (void)node.scheduler.TakeBatch(node.stream, &h);
+    (void)node.scheduler.leases().TakeBatch(node.stream, &h);
     node.Pump();
     const ReadAction first = node.started.front();
     ReadAction second;
     ASSERT_TRUE(node.scheduler.Hedge(first, &second));
     const ReadAction& failing = second_fails ? second : first;
     const ReadAction& other = second_fails ? first : second;
-    node.scheduler.OnReadDone(failing, false, 0, Place::kSource);
-    EXPECT_EQ(node.scheduler.CheckInvariants(), "");
-    EXPECT_EQ(node.scheduler.TakeBatch(node.stream, &h), Take::kPending);
-    node.scheduler.OnReadDone(other, true, 1, Place::kSource);
-    EXPECT_EQ(node.scheduler.TakeBatch(node.stream, &h), Take::kReady);
+    node.scheduler.OnReadDone(failing, false, 0, Origin::kSource);
+    EXPECT_EQ(CheckInvariants(node.scheduler), "");
+    EXPECT_EQ(node.scheduler.leases().TakeBatch(node.stream, &h), Take::kPending);
+    node.scheduler.OnReadDone(other, true, 1, Origin::kSource);
+    EXPECT_EQ(node.scheduler.leases().TakeBatch(node.stream, &h), Take::kReady);
     EXPECT_EQ(h.offsets[0], other.offset);
-    EXPECT_EQ(node.scheduler.CheckInvariants(), "");
+    EXPECT_EQ(CheckInvariants(node.scheduler), "");
   }
 }
 
@@ -370,7 +372,7 @@ TEST(Race, AsManyAsTheKnobSays) {
   for (const uint64_t one_in : {uint64_t{0}, uint64_t{50}}) {
     const uint32_t n = 4000;
     Node node(8, {.arena_bytes = 300 * kSize, .keep = false}, std::vector<uint32_t>(n, kSize));
-    node.scheduler.SetHedging(one_in);
+    node.scheduler.reads().SetHedging(one_in);
     node.hang_permille = 100;
     node.hedge_tail = 500;
     node.Open({.batch_size = 8}, Spec(n));
@@ -388,20 +390,20 @@ TEST(Admission, TiersTakeNothingMoreWhileItIsOff) {
   const uint32_t n = 200;
   Node node(16, {.arena_bytes = 120 * kSize}, std::vector<uint32_t>(n, kSize));
   node.folder_capacity = n * kSize;
-  node.scheduler.SetTier(node.dataset, {.present = true, .holds_all = false});
+  node.scheduler.residency().dataset(node.dataset).tier = {.present = true, .holds_all = false};
   node.Open({.batch_size = 4}, Spec(n));
   node.scheduler.SetAdmission(false, false);
   node.RunEpoch(0);
-  EXPECT_EQ(node.scheduler.kept_bytes(), 0u);
+  EXPECT_EQ(node.scheduler.residency().bytes().kept, 0u);
   EXPECT_TRUE(node.folder.empty());
   node.scheduler.SetAdmission(true, false);
   node.RunEpoch(1);
-  const uint64_t kept = node.scheduler.kept_bytes();
+  const uint64_t kept = node.scheduler.residency().bytes().kept;
   EXPECT_GT(kept, 20 * kSize);
   EXPECT_TRUE(node.folder.empty());
   node.scheduler.SetAdmission(false, true);
   node.RunEpoch(2);
-  EXPECT_LE(node.scheduler.kept_bytes(), kept);
+  EXPECT_LE(node.scheduler.residency().bytes().kept, kept);
   EXPECT_FALSE(node.folder.empty());
   node.CloseAndDrain();
 }
@@ -415,9 +417,9 @@ TEST(Race, LosersHoldNoMoreThanAnEighthOfTheMemory) {
   ReadAction second;
   for (size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(node.scheduler.Hedge(node.started[i], &second), i < 2) << i;
-    if (i == 0) node.scheduler.OnReadDone(second, true, 1, Place::kSource);
+    if (i == 0) node.scheduler.OnReadDone(second, true, 1, Origin::kSource);
   }
-  EXPECT_EQ(node.scheduler.CheckInvariants(), "");
+  EXPECT_EQ(CheckInvariants(node.scheduler), "");
 }
 
 // ---- groups ----------------------------------------------------------------------------------
@@ -466,8 +468,8 @@ TEST(Groups, WhatTheOrderAsksForNextIsReadInOneRequest) {
   const testing::TempFolder folder;
   const auto catalog = Shards(folder, 50);
   Node node(9, {.arena_bytes = 60 * kSize, .keep = false}, std::vector<uint32_t>(100, kSize));
-  node.scheduler.SetLayout(node.dataset, catalog);
-  node.scheduler.SetCosts(node.dataset, kMerge);
+  node.scheduler.residency().dataset(node.dataset).layout = catalog;
+  node.scheduler.residency().dataset(node.dataset).costs = kMerge;
   node.limit = 4;
   node.Open({.batch_size = 8, .epochs = 2}, Spec(100, false));
   node.RunEpoch(0);
@@ -482,15 +484,15 @@ TEST(Groups, SamplesThatAreStillBeingReadFeedNobody) {
   const testing::TempFolder folder;
   const auto catalog = Shards(folder, 200);
   Node node(15, {.arena_bytes = 300 * kSize, .keep = false}, std::vector<uint32_t>(400, kSize));
-  node.scheduler.SetLayout(node.dataset, catalog);
-  node.scheduler.SetCosts(node.dataset, kMerge);
+  node.scheduler.residency().dataset(node.dataset).layout = catalog;
+  node.scheduler.residency().dataset(node.dataset).costs = kMerge;
   node.Open({.batch_size = 4}, Spec(400, false));
   node.Pump();
-  EXPECT_GT(node.scheduler.in_flight(), 8 * node.scheduler.requests());
-  EXPECT_EQ(node.scheduler.ready_bytes(), 0u);
-  EXPECT_EQ(node.scheduler.ahead_bytes(), node.scheduler.in_flight() * kSize);
+  EXPECT_GT(node.scheduler.reads().in_flight(), 8 * node.scheduler.reads().requests());
+  EXPECT_EQ(node.scheduler.residency().bytes().ready, 0u);
+  EXPECT_EQ(node.scheduler.residency().bytes().ahead, node.scheduler.reads().in_flight() * kSize);
   for (int i = 0; i < 100; ++i) node.Step();
-  EXPECT_GE(node.scheduler.ready_bytes(), 100 * kSize);
+  EXPECT_GE(node.scheduler.residency().bytes().ready, 100 * kSize);
 }
 
 TEST(Groups, AllThatFitsIsStagedInLargeRequestsWhateverTheOrder) {
@@ -500,9 +502,10 @@ TEST(Groups, AllThatFitsIsStagedInLargeRequestsWhateverTheOrder) {
     Node node(10, {.arena_bytes = (in_memory ? 200 : 80) * kSize, .keep = in_memory},
               std::vector<uint32_t>(100, kSize));
     node.folder_capacity = in_memory ? 0 : 100 * kSize;
-    node.scheduler.SetTier(node.dataset, {.present = !in_memory, .holds_all = !in_memory});
-    node.scheduler.SetLayout(node.dataset, catalog);
-    node.scheduler.SetCosts(node.dataset, kMerge);
+    node.scheduler.residency().dataset(node.dataset).tier = {.present = !in_memory,
+                                                             .holds_all = !in_memory};
+    node.scheduler.residency().dataset(node.dataset).layout = catalog;
+    node.scheduler.residency().dataset(node.dataset).costs = kMerge;
     node.limit = 4;
     node.Open({.batch_size = 8, .epochs = 2, .whole = true}, Spec(100));
     node.RunEpoch(0);
@@ -522,8 +525,9 @@ TEST(Groups, NothingIsReadAcrossAGapThatCostsMoreThanARequest) {
   const auto catalog = Shards(folder, 50);
   for (const bool shuffle : {false, true}) {
     Node node(13, {.arena_bytes = 200 * kSize}, std::vector<uint32_t>(100, kSize));
-    node.scheduler.SetLayout(node.dataset, catalog);
-    node.scheduler.SetCosts(node.dataset, {.merge_bytes = 16 << 10, .merge_gap = 511});
+    node.scheduler.residency().dataset(node.dataset).layout = catalog;
+    node.scheduler.residency().dataset(node.dataset).costs = {.merge_bytes = 16 << 10,
+                                                              .merge_gap = 511};
     node.Open({.batch_size = 8, .epochs = 1, .whole = true}, Spec(100, shuffle));
     node.RunEpoch(0);
     EXPECT_EQ(node.scheduler.counters().requests, 100u);
@@ -535,8 +539,8 @@ TEST(Groups, WhatIsNotUsedThisEpochIsNotRead) {
   const testing::TempFolder folder;
   const auto catalog = Shards(folder, 50);
   Node node(11, {.arena_bytes = 200 * kSize}, std::vector<uint32_t>(100, kSize));
-  node.scheduler.SetLayout(node.dataset, catalog);
-  node.scheduler.SetCosts(node.dataset, kMerge);
+  node.scheduler.residency().dataset(node.dataset).layout = catalog;
+  node.scheduler.residency().dataset(node.dataset).costs = kMerge;
   SamplerSpec spec = Spec(100);
   spec.world = 4;
   node.Open({.batch_size = 8, .epochs = 1}, spec);
@@ -551,9 +555,9 @@ TEST(Groups, NeighboursAreStagedOnceAlsoWhenTheFolderIsSlow) {
   Node node(13, {.arena_bytes = 80 * kSize, .keep = false}, std::vector<uint32_t>(100, kSize));
   node.folder_capacity = 100 * kSize;
   node.folder_lags = true;
-  node.scheduler.SetTier(node.dataset, {.present = true, .holds_all = true});
-  node.scheduler.SetLayout(node.dataset, catalog);
-  node.scheduler.SetCosts(node.dataset, kMerge);
+  node.scheduler.residency().dataset(node.dataset).tier = {.present = true, .holds_all = true};
+  node.scheduler.residency().dataset(node.dataset).layout = catalog;
+  node.scheduler.residency().dataset(node.dataset).costs = kMerge;
   node.Open({.batch_size = 8, .epochs = 1, .whole = true}, Spec(100));
   node.RunEpoch(0);
   EXPECT_EQ(node.source_reads, 100u) << "what is on its way into the folder is read from there";
@@ -567,12 +571,13 @@ TEST(Groups, OfManySmallSamplesOnlySoManyAreUnderWay) {
   for (const bool whole : {true, false}) {
     Node node(12, {.arena_bytes = 2000 * kSize, .max_samples = 64},
               std::vector<uint32_t>(1000, kSize));
-    node.scheduler.SetLayout(node.dataset, catalog);
-    node.scheduler.SetCosts(node.dataset, {.merge_bytes = 4 << 20, .merge_gap = 2048});
+    node.scheduler.residency().dataset(node.dataset).layout = catalog;
+    node.scheduler.residency().dataset(node.dataset).costs = {.merge_bytes = 4 << 20,
+                                                              .merge_gap = 2048};
     node.Open({.batch_size = 8, .whole = whole}, Spec(1000, whole));
     node.Pump();
-    EXPECT_LT(node.scheduler.in_flight(), 64u + 64 / 16);
-    EXPECT_GE(node.scheduler.requests(), 16u);
+    EXPECT_LT(node.scheduler.reads().in_flight(), 64u + 64 / 16);
+    EXPECT_GE(node.scheduler.reads().requests(), 16u);
     node.RunEpoch(0);
     EXPECT_EQ(node.source_reads, 1000u);
     EXPECT_LT(node.scheduler.counters().requests, 600u);
@@ -595,15 +600,15 @@ TEST(Reads, RandomNodes) {
                .keep = keep,
                .max_samples = 4 + rng.Below(200)},
               std::vector<uint32_t>(n, kSize));
-    node.scheduler.SetLayout(node.dataset, catalog);
+    node.scheduler.residency().dataset(node.dataset).layout = catalog;
     node.limit = 1 + rng.Below(20);
     if (rng.Below(2) != 0) node.hang_permille = 100;
     if (rng.Below(2) != 0) node.fail_permille = 50;
     if (rng.Below(2) != 0) node.hedge_tail = 200;
     if (rng.Below(3) != 0) {
       node.folder_capacity = rng.Below(120) * kSize;
-      node.scheduler.SetTier(node.dataset,
-                             {.present = true, .holds_all = node.folder_capacity >= n * kSize});
+      node.scheduler.residency().dataset(node.dataset).tier = {
+          .present = true, .holds_all = node.folder_capacity >= n * kSize};
     }
     const bool whole = rng.Below(2) != 0;
     StreamShape shape{.batch_size = static_cast<uint32_t>(1 + rng.Below(8)), .whole = whole};
@@ -615,7 +620,7 @@ TEST(Reads, RandomNodes) {
       costs.merge_gap = rng.Below(2) * 2048;
       costs.tier = static_cast<double>(rng.Below(100));
       costs.source = 10;
-      node.scheduler.SetCosts(node.dataset, costs);
+      node.scheduler.residency().dataset(node.dataset).costs = costs;
       node.RunEpoch(epoch);
       if (::testing::Test::HasFatalFailure()) return;
       if (rng.Below(4) == 0) {

@@ -11,9 +11,18 @@
 
 #include "base/rng.h"
 #include "core/sampler.h"
+#include "core/scheduler_check.h"
+#include "core/waits.h"
 
 namespace forebay {
 namespace {
+
+// The read of a sample from the source ends.
+void EndRead(Scheduler& scheduler, DatasetId d, SampleId s, bool ok, uint32_t crc) {
+  const Residency::Entry& e = scheduler.residency().dataset(d).entries[s];
+  const ReadAction read{.dataset = d, .sample = s, .offset = e.offset, .length = e.length};
+  scheduler.OnReadDone(read, ok, crc, Origin::kSource);
+}
 
 using Take = Scheduler::Take;
 
@@ -35,7 +44,8 @@ class World {
     std::vector<uint32_t> lengths(n);
     for (auto& l : lengths) l = static_cast<uint32_t>(low + rng_.Below(high - low + 1));
     lengths_.push_back(lengths);
-    const DatasetId d = scheduler_.AddUnsized(n, (low + high) / 2);
+    const DatasetId d =
+        scheduler_.residency().Add(Residency::Dataset::Unsized(n, (low + high) / 2));
     for (SampleId s = 0; s < n; ++s) {
       events_.push({now_ + 1 + static_cast<int64_t>(rng_.Below(20000)), d, s, kNoLease, true});
     }
@@ -50,25 +60,25 @@ class World {
 
   // Answers orders, starts reads and copies.
   void Pump() {
-    for (const OrderAction& a : scheduler_.NextOrders()) {
+    for (const OrderAction& a : scheduler_.lookahead().TakeOrders()) {
       scheduler_.ExtendOrder(a.stream, a.generation, a.epoch,
                              EpochOrder(specs_.at(a.stream), a.epoch, a.first_position), false);
     }
     std::vector<ReadAction> reads;
-    scheduler_.NextReads(limit_, &reads);
+    scheduler_.leases().NextReads(limit_, &reads);
     for (const ReadAction& r : reads) {
-      EXPECT_LE(r.offset + r.length, scheduler_.capacity());
+      EXPECT_LE(r.offset + r.length, scheduler_.arena().capacity());
       EXPECT_EQ(r.length, lengths_[r.dataset][r.sample]);
       EXPECT_TRUE(reading_.insert({r.dataset, r.sample}).second) << "read twice at once";
       ++read_count_[{r.dataset, r.sample}];
       events_.push(
           {now_ + 1 + static_cast<int64_t>(rng_.Below(1000)), r.dataset, r.sample, kNoLease});
     }
-    for (const SizeAction& a : scheduler_.NextSizes()) {
+    for (const SizeAction& a : scheduler_.leases().TakeSizes()) {
       events_.push(
           {now_ + 1 + static_cast<int64_t>(rng_.Below(200)), a.dataset, a.sample, kNoLease, true});
     }
-    for (const CopyAction& c : scheduler_.NextCopies()) {
+    for (const CopyAction& c : scheduler_.leases().TakeCopies()) {
       events_.push({now_ + 1 + static_cast<int64_t>(rng_.Below(50)), 0, 0, c.lease});
     }
   }
@@ -84,11 +94,11 @@ class World {
       const SampleLength told = {e.sample, ok ? lengths_[e.dataset][e.sample] : 0, ok};
       scheduler_.OnLengths(e.dataset, std::span(&told, 1));
     } else if (e.copy != kNoLease) {
-      scheduler_.OnCopyDone(e.copy);
+      scheduler_.leases().OnCopyDone(e.copy);
     } else {
       reading_.erase({e.dataset, e.sample});
       const bool fail = fail_permille_ > 0 && rng_.Below(1000) < fail_permille_;
-      scheduler_.OnReadDone(e.dataset, e.sample, !fail, e.sample * 7 + 1);
+      EndRead(scheduler_, e.dataset, e.sample, !fail, e.sample * 7 + 1);
     }
     return true;
   }
@@ -96,20 +106,21 @@ class World {
   // Takes the next batch, letting time pass as long as it is pending.
   Take TakeNow(StreamId id, Scheduler::Handout* out) {
     for (int i = 0; i < 1000000; ++i) {
-      const Take t = scheduler_.TakeBatch(id, out);
+      const Take t = scheduler_.leases().TakeBatch(id, out);
       Pump();
       if (t != Take::kPending) return t;
-      if (!Step() && !scheduler_.IsDue(id)) {
+      if (!Step() && !scheduler_.leases().consumer(id).due) {
         // Orders answered in Pump make the stream due; anything else here is a hang.
-        EXPECT_TRUE(scheduler_.OnlyReleaseHelps(id)) << "hang";
+        EXPECT_TRUE(Waits(scheduler_).OnlyReleaseHelps(id)) << "hang";
         return Take::kPending;
       }
     }
-    ADD_FAILURE() << "no progress: in flight " << scheduler_.in_flight() << ", used "
-                  << scheduler_.used_bytes() << " of " << scheduler_.capacity() << ", retracted "
-                  << scheduler_.counters().retracted << ", evicted "
+    ADD_FAILURE() << "no progress: in flight " << scheduler_.reads().in_flight() << ", used "
+                  << scheduler_.arena().used() << " of " << scheduler_.arena().capacity()
+                  << ", retracted " << scheduler_.counters().retracted << ", evicted "
                   << scheduler_.counters().evicted << ", reads " << scheduler_.counters().reads
-                  << ", cause " << static_cast<int>(scheduler_.WaitCause(id)) << ", stream " << id;
+                  << ", cause " << static_cast<int>(Waits(scheduler_).CauseOfStream(id))
+                  << ", stream " << id;
     return Take::kPending;
   }
 
@@ -165,11 +176,11 @@ TEST(Scheduler, ReadsEachSampleOnceWhenAllFits) {
       EXPECT_EQ(h.index, at / 16);
       CheckHandout(world, d, h, order, at);
       at += h.samples.size();
-      world.scheduler().Release(h.lease);
+      world.scheduler().leases().Release(h.lease);
     }
     ASSERT_EQ(t, Take::kEndOfEpoch);
     ASSERT_EQ(at, 500u);
-    ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+    ASSERT_EQ(CheckInvariants(world.scheduler()), "");
   }
   EXPECT_EQ(world.read_count_.size(), 500u);
   for (const auto& [key, n] : world.read_count_) EXPECT_EQ(n, 1);
@@ -187,7 +198,7 @@ TEST(Scheduler, SourceBytesMeetTheLowerBoundWhenHalfFits) {
   Take t;
   while ((t = world.TakeNow(s, &h)) != Take::kEndOfStream) {
     ASSERT_TRUE(t == Take::kReady || t == Take::kEndOfEpoch);
-    if (t == Take::kReady) world.scheduler().Release(h.lease);
+    if (t == Take::kReady) world.scheduler().leases().Release(h.lease);
   }
   // Capacity is at least the kept share, at most the whole arena (staging may carry over an epoch's
   // end).
@@ -212,10 +223,10 @@ TEST(Scheduler, OnlyAReleaseHelpsWhenLeasesHoldEverything) {
   ASSERT_EQ(world.TakeNow(s, &a), Take::kReady);
   ASSERT_EQ(world.TakeNow(s, &b), Take::kReady);
   ASSERT_EQ(world.TakeNow(s, &c), Take::kPending);
-  ASSERT_TRUE(world.scheduler().OnlyReleaseHelps(s));
-  EXPECT_EQ(world.scheduler().WaitCause(s), StallCause::kMemory);
-  world.scheduler().Release(a.lease);
-  EXPECT_TRUE(world.scheduler().IsDue(s));
+  ASSERT_TRUE(Waits(world.scheduler()).OnlyReleaseHelps(s));
+  EXPECT_EQ(Waits(world.scheduler()).CauseOfStream(s), StallCause::kMemory);
+  world.scheduler().leases().Release(a.lease);
+  EXPECT_TRUE(world.scheduler().leases().consumer(s).due);
   ASSERT_EQ(world.TakeNow(s, &c), Take::kReady);
 }
 
@@ -234,8 +245,8 @@ TEST(Scheduler, AStreamAtRestNeverStarvesAnother) {
   while (world.TakeNow(b, &h) == Take::kReady) {
     CheckHandout(world, val, h, order, at);
     at += h.samples.size();
-    world.scheduler().Release(h.lease);
-    ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+    world.scheduler().leases().Release(h.lease);
+    ASSERT_EQ(CheckInvariants(world.scheduler()), "");
   }
   EXPECT_EQ(at, 100u);
 }
@@ -259,7 +270,7 @@ TEST(Scheduler, LengthsThatComeLateChangeNeitherOrderNorReads) {
   const DatasetId d = world.AddUnsized(500, 0, 10000);
   const SamplerSpec spec = Spec(500, 9);
   const StreamId s = world.Open({.dataset = d, .batch_size = 16}, spec);
-  EXPECT_EQ(world.scheduler().unsized(d), 500u);
+  EXPECT_EQ(world.scheduler().residency().dataset(d).unsized, 500u);
   for (uint64_t epoch = 0; epoch < 3; ++epoch) {
     const auto order = EpochOrder(spec, epoch);
     size_t at = 0;
@@ -267,25 +278,25 @@ TEST(Scheduler, LengthsThatComeLateChangeNeitherOrderNorReads) {
     while (world.TakeNow(s, &h) == Take::kReady) {
       CheckHandout(world, d, h, order, at);
       at += h.samples.size();
-      world.scheduler().Release(h.lease);
-      ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+      world.scheduler().leases().Release(h.lease);
+      ASSERT_EQ(CheckInvariants(world.scheduler()), "");
     }
     ASSERT_EQ(at, 500u);
   }
-  EXPECT_EQ(world.scheduler().unsized(d), 0u);
+  EXPECT_EQ(world.scheduler().residency().dataset(d).unsized, 0u);
   for (const auto& [key, n] : world.read_count_) EXPECT_EQ(n, 1);
 }
 
 TEST(Scheduler, LookAheadStopsWhereALengthIsMissing) {
   Scheduler scheduler({.arena_bytes = 1 << 20});
-  const DatasetId d = scheduler.AddUnsized(6, 100);
+  const DatasetId d = scheduler.residency().Add(Residency::Dataset::Unsized(6, 100));
   const StreamId s = scheduler.OpenStream({.dataset = d, .batch_size = 2, .epochs = 1});
-  for (const OrderAction& a : scheduler.NextOrders()) {
+  for (const OrderAction& a : scheduler.lookahead().TakeOrders()) {
     scheduler.ExtendOrder(a.stream, a.generation, a.epoch, {0, 1, 2, 3, 4, 5}, false);
   }
   const auto started = [&] {
     std::vector<ReadAction> reads;
-    scheduler.NextReads(16, &reads);
+    scheduler.leases().NextReads(16, &reads);
     std::vector<SampleId> samples;
     for (const ReadAction& r : reads) samples.push_back(r.sample);
     return samples;
@@ -294,39 +305,39 @@ TEST(Scheduler, LookAheadStopsWhereALengthIsMissing) {
   std::vector<SampleLength> told = {{0, 100}, {1, 200}, {3, 300}};
   scheduler.OnLengths(d, told);
   EXPECT_EQ(started(), (std::vector<SampleId>{0, 1}));
-  EXPECT_EQ(scheduler.SizedAhead(d), 1u);
-  EXPECT_TRUE(scheduler.NextSizes().empty()) << "nobody waits yet";
-  scheduler.OnReadDone(d, 0, true, 1);
-  scheduler.OnReadDone(d, 1, true, 1);
+  EXPECT_EQ(scheduler.residency().dataset(d).SizedAhead(), 1u);
+  EXPECT_TRUE(scheduler.leases().TakeSizes().empty()) << "nobody waits yet";
+  EndRead(scheduler, d, 0, true, 1);
+  EndRead(scheduler, d, 1, true, 1);
   Scheduler::Handout first, h;
-  ASSERT_EQ(scheduler.TakeBatch(s, &first), Take::kReady);
+  ASSERT_EQ(scheduler.leases().TakeBatch(s, &first), Take::kReady);
   EXPECT_EQ(first.lengths, (std::vector<uint32_t>{100, 200}));
   // The next batch waits for the length of 2: it is asked for once.
-  ASSERT_EQ(scheduler.TakeBatch(s, &h), Take::kPending);
-  EXPECT_EQ(scheduler.WaitCause(s), StallCause::kSource);
-  EXPECT_FALSE(scheduler.OnlyReleaseHelps(s));
-  const std::vector<SizeAction> sizes = scheduler.NextSizes();
+  ASSERT_EQ(scheduler.leases().TakeBatch(s, &h), Take::kPending);
+  EXPECT_EQ(Waits(scheduler).CauseOfStream(s), StallCause::kSource);
+  EXPECT_FALSE(Waits(scheduler).OnlyReleaseHelps(s));
+  const std::vector<SizeAction> sizes = scheduler.leases().TakeSizes();
   ASSERT_EQ(sizes.size(), 1u);
   EXPECT_EQ(sizes[0].sample, 2u);
-  ASSERT_EQ(scheduler.TakeBatch(s, &h), Take::kPending);
-  EXPECT_TRUE(scheduler.NextSizes().empty());
+  ASSERT_EQ(scheduler.leases().TakeBatch(s, &h), Take::kPending);
+  EXPECT_TRUE(scheduler.leases().TakeSizes().empty());
   EXPECT_EQ(started(), (std::vector<SampleId>{3}));
   // It cannot be had: the batch fails, and the next ask tries again.
   told = {{2, 0, false}};
   scheduler.OnLengths(d, told);
-  EXPECT_TRUE(scheduler.IsDue(s));
-  ASSERT_EQ(scheduler.TakeBatch(s, &h), Take::kFailed);
+  EXPECT_TRUE(scheduler.leases().consumer(s).due);
+  ASSERT_EQ(scheduler.leases().TakeBatch(s, &h), Take::kFailed);
   EXPECT_EQ(h.failed, 2u);
-  ASSERT_EQ(scheduler.TakeBatch(s, &h), Take::kPending);
-  ASSERT_EQ(scheduler.NextSizes().size(), 1u);
+  ASSERT_EQ(scheduler.leases().TakeBatch(s, &h), Take::kPending);
+  ASSERT_EQ(scheduler.leases().TakeSizes().size(), 1u);
   told = {{2, 50}, {4, 1}, {5, 1}};
   scheduler.OnLengths(d, told);
   EXPECT_EQ(started(), (std::vector<SampleId>{2, 4, 5}));
-  scheduler.OnReadDone(d, 2, true, 1);
-  scheduler.OnReadDone(d, 3, true, 1);
-  ASSERT_EQ(scheduler.TakeBatch(s, &h), Take::kReady);
+  EndRead(scheduler, d, 2, true, 1);
+  EndRead(scheduler, d, 3, true, 1);
+  ASSERT_EQ(scheduler.leases().TakeBatch(s, &h), Take::kReady);
   EXPECT_EQ(h.lengths, (std::vector<uint32_t>{50, 300}));
-  EXPECT_EQ(scheduler.CheckInvariants(), "");
+  EXPECT_EQ(CheckInvariants(scheduler), "");
 }
 
 TEST(Scheduler, ABatchTooLargeIsNamedWhenItsLengthsAreKnown) {
@@ -342,24 +353,24 @@ TEST(Scheduler, ChangedBytesAreReadTwiceBeforeTheyAreBelieved) {
   const DatasetId d = scheduler.AddDataset(std::vector<uint32_t>{100});
   const StreamId s = scheduler.OpenStream({.dataset = d, .batch_size = 1});
   auto read_with = [&](uint32_t crc) {
-    for (const OrderAction& a : scheduler.NextOrders()) {
+    for (const OrderAction& a : scheduler.lookahead().TakeOrders()) {
       scheduler.ExtendOrder(a.stream, a.generation, a.epoch, {0}, false);
     }
     Scheduler::Handout h;
     std::vector<ReadAction> reads;
-    Take t = scheduler.TakeBatch(s, &h);
-    if (t == Take::kEndOfEpoch) t = scheduler.TakeBatch(s, &h);
-    scheduler.NextReads(1, &reads);
+    Take t = scheduler.leases().TakeBatch(s, &h);
+    if (t == Take::kEndOfEpoch) t = scheduler.leases().TakeBatch(s, &h);
+    scheduler.leases().NextReads(1, &reads);
     int n = 0;
     while (!reads.empty()) {
       ++n;
       reads.clear();
-      scheduler.OnReadDone(d, 0, true, crc);
-      scheduler.NextReads(1, &reads);
+      EndRead(scheduler, d, 0, true, crc);
+      scheduler.leases().NextReads(1, &reads);
       if (n > 5) break;
     }
-    EXPECT_EQ(scheduler.TakeBatch(s, &h), Take::kReady);
-    scheduler.Release(h.lease);
+    EXPECT_EQ(scheduler.leases().TakeBatch(s, &h), Take::kReady);
+    scheduler.leases().Release(h.lease);
     return n;
   };
   EXPECT_EQ(read_with(11), 1);
@@ -385,8 +396,8 @@ TEST(Scheduler, AContiguousBatchMayBeFarAboveTheMean) {
       Scheduler::Handout h;
       ASSERT_EQ(world.TakeNow(s, &h), Take::kReady) << "sample " << order[at];
       CheckHandout(world, d, h, order, at);
-      world.scheduler().Release(h.lease);
-      ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+      world.scheduler().leases().Release(h.lease);
+      ASSERT_EQ(CheckInvariants(world.scheduler()), "");
     }
     Scheduler::Handout h;
     ASSERT_EQ(world.TakeNow(s, &h), Take::kEndOfEpoch);
@@ -403,9 +414,9 @@ TEST(Scheduler, HeldContiguousBatchesMayTakeMoreThanTheRegion) {
   while ((t = world.TakeNow(s, &h)) == Take::kReady) held.push_back(h.lease);
   EXPECT_EQ(t, Take::kEndOfEpoch);
   EXPECT_EQ(held.size(), 20u);
-  ASSERT_EQ(world.scheduler().CheckInvariants(), "");
-  for (LeaseId lease : held) world.scheduler().Release(lease);
-  ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+  ASSERT_EQ(CheckInvariants(world.scheduler()), "");
+  for (LeaseId lease : held) world.scheduler().leases().Release(lease);
+  ASSERT_EQ(CheckInvariants(world.scheduler()), "");
 }
 
 // Half of the arena is the region; batches of a third of it fit beside the one that is held only
@@ -426,9 +437,9 @@ TEST(Scheduler, AContiguousBatchFindsRoomAmongItsOwnSamples) {
       ASSERT_TRUE(t == Take::kReady || t == Take::kEndOfEpoch) << "after " << batches;
       if (t == Take::kEndOfEpoch) continue;
       ++batches;
-      world.scheduler().Release(held);
+      world.scheduler().leases().Release(held);
       held = h.lease;
-      ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+      ASSERT_EQ(CheckInvariants(world.scheduler()), "");
     }
     EXPECT_EQ(batches, 3u * 13);
   }
@@ -475,7 +486,7 @@ TEST(Scheduler, RandomWorlds) {
     for (int step = 0; step < 400; ++step) {
       Consumer& c = consumers[rng.Below(consumers.size())];
       if (rng.Below(40) == 0) {
-        for (LeaseId id : c.held) world.scheduler().Release(id);
+        for (LeaseId id : c.held) world.scheduler().leases().Release(id);
         c.held.clear();
         c.gave_up = false;
         c.epoch = rng.Below(5);
@@ -513,7 +524,7 @@ TEST(Scheduler, RandomWorlds) {
           }
           ASSERT_GT(held, 0u) << "waits for a release, and nothing is on loan";
           for (Consumer& other : consumers) {
-            for (LeaseId id : other.held) world.scheduler().Release(id);
+            for (LeaseId id : other.held) world.scheduler().leases().Release(id);
             other.held.clear();
           }
           break;
@@ -522,21 +533,21 @@ TEST(Scheduler, RandomWorlds) {
           FAIL() << static_cast<int>(t);
       }
       while (c.held.size() > rng.Below(4)) {
-        world.scheduler().Release(c.held.front());
+        world.scheduler().leases().Release(c.held.front());
         c.held.erase(c.held.begin());
       }
       if (step % 8 == 0) {
-        ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+        ASSERT_EQ(CheckInvariants(world.scheduler()), "");
       }
     }
     for (Consumer& c : consumers) {
-      for (LeaseId id : c.held) world.scheduler().Release(id);
+      for (LeaseId id : c.held) world.scheduler().leases().Release(id);
       world.scheduler().CloseStream(c.stream);
     }
     while (world.Step()) world.Pump();
-    ASSERT_EQ(world.scheduler().CheckInvariants(), "");
-    ASSERT_EQ(world.scheduler().used_bytes(), world.scheduler().kept_bytes());
-    ASSERT_EQ(world.scheduler().lease_count(), 0u);
+    ASSERT_EQ(CheckInvariants(world.scheduler()), "");
+    ASSERT_EQ(world.scheduler().arena().used(), world.scheduler().residency().bytes().kept);
+    ASSERT_EQ(world.scheduler().leases().leases().size(), 0u);
   }
 }
 
@@ -558,9 +569,10 @@ TEST(Scheduler, ItemisedFetchesInRoughOrder) {
         Scheduler::Handout h;
         Take t;
         int guard = 0;
-        while ((t = world.scheduler().FetchSample(s, sample, &lease, &h)) == Take::kPending) {
+        while ((t = world.scheduler().leases().FetchSample(s, sample, &lease, &h)) ==
+               Take::kPending) {
           if (rng.Below(5) == 0) {  // a worker gives up, and asks again
-            world.scheduler().Release(lease);
+            world.scheduler().leases().Release(lease);
             lease = kNoLease;
           }
           world.Pump();
@@ -570,15 +582,15 @@ TEST(Scheduler, ItemisedFetchesInRoughOrder) {
         world.Pump();
         ASSERT_EQ(t, Take::kReady);
         ASSERT_EQ(h.samples[0], sample);
-        world.scheduler().Release(h.lease);
+        world.scheduler().leases().Release(h.lease);
       }
-      ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+      ASSERT_EQ(CheckInvariants(world.scheduler()), "");
     }
     // Look-ahead has kept up to the last epoch: most samples were there when they were asked for.
     EXPECT_GT(world.scheduler().counters().hits, 12 * n / 2);
     world.scheduler().CloseStream(s);
     while (world.Step()) world.Pump();
-    ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+    ASSERT_EQ(CheckInvariants(world.scheduler()), "");
   }
 }
 
@@ -587,18 +599,18 @@ TEST(Scheduler, WhatCannotBeSetAsideTakesNothing) {
   const DatasetId d = world.AddDataset(100, 10000, 10000);
   const StreamId s = world.Open({.dataset = d, .batch_size = 10, .epochs = 1}, Spec(100, 1));
   Scheduler::Handout h;
-  while (world.TakeNow(s, &h) == Take::kReady) world.scheduler().Release(h.lease);
-  const uint64_t kept = world.scheduler().kept_bytes();
-  const uint64_t used = world.scheduler().used_bytes();
+  while (world.TakeNow(s, &h) == Take::kReady) world.scheduler().leases().Release(h.lease);
+  const uint64_t kept = world.scheduler().residency().bytes().kept;
+  const uint64_t used = world.scheduler().arena().used();
   ASSERT_EQ(kept, 100 * ArenaAllocator::Rounded(10000));
   std::vector<ArenaAllocator::Block> blocks;
   EXPECT_FALSE(world.scheduler().SetAside(9 << 20, &blocks));
   EXPECT_FALSE(world.scheduler().SetAside(4 << 20, &blocks, 5 << 20));
   EXPECT_FALSE(world.scheduler().SetAside(~uint64_t{0}, &blocks, ~uint64_t{0}));
   EXPECT_TRUE(blocks.empty());
-  EXPECT_EQ(world.scheduler().kept_bytes(), kept);
-  EXPECT_EQ(world.scheduler().used_bytes(), used);
-  ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+  EXPECT_EQ(world.scheduler().residency().bytes().kept, kept);
+  EXPECT_EQ(world.scheduler().arena().used(), used);
+  ASSERT_EQ(CheckInvariants(world.scheduler()), "");
 }
 
 TEST(Scheduler, KeptSamplesGiveWayToWhatIsSetAside) {
@@ -611,19 +623,19 @@ TEST(Scheduler, KeptSamplesGiveWayToWhatIsSetAside) {
   std::vector<ArenaAllocator::Block> blocks;
   ASSERT_TRUE(world.scheduler().SetAside(7 << 20, &blocks));
   uint64_t bytes = 0;
-  for (const ArenaAllocator::Block block : blocks) bytes += world.scheduler().block_bytes(block);
+  for (const ArenaAllocator::Block block : blocks) bytes += world.scheduler().arena().size(block);
   EXPECT_EQ(bytes, uint64_t{7} << 20);
-  ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+  ASSERT_EQ(CheckInvariants(world.scheduler()), "");
   // Its own batch stays where it is, and the rest of the arena is enough to go on.
-  world.scheduler().Release(h.lease);
+  world.scheduler().leases().Release(h.lease);
   for (int i = 0; i < 20; ++i) {
     ASSERT_EQ(world.TakeNow(s, &h), Take::kReady);
-    world.scheduler().Release(h.lease);
+    world.scheduler().leases().Release(h.lease);
   }
   world.scheduler().ReturnAside(blocks);
   while (world.Step()) world.Pump();
-  ASSERT_EQ(world.scheduler().CheckInvariants(), "");
-  EXPECT_GT(world.scheduler().used_bytes(), uint64_t{4} << 20);
+  ASSERT_EQ(CheckInvariants(world.scheduler()), "");
+  EXPECT_GT(world.scheduler().arena().used(), uint64_t{4} << 20);
 }
 
 // A batch waits for memory that is set aside: it goes on once that comes back.
@@ -647,10 +659,10 @@ TEST(Scheduler, ReturnedMemoryEndsAWait) {
     }
     const Take t = world.TakeNow(s, &h);
     ASSERT_TRUE(t == Take::kPending || t == Take::kTooLarge);
-    ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+    ASSERT_EQ(CheckInvariants(world.scheduler()), "");
     world.scheduler().ReturnAside(blocks);
     ASSERT_EQ(world.TakeNow(s, &h), Take::kReady) << contiguous;
-    ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+    ASSERT_EQ(CheckInvariants(world.scheduler()), "");
   }
 }
 
@@ -681,23 +693,23 @@ TEST(Scheduler, RandomSharesSetAside) {
     for (int step = 0; step < 300; ++step) {
       const uint64_t what = rng.Below(10);
       if (what < 2) {
-        const uint64_t kept = world.scheduler().kept_bytes();
+        const uint64_t kept = world.scheduler().residency().bytes().kept;
         const uint64_t bytes = 1 + rng.Below(3 << 20);
         const uint64_t leave = rng.Below(2) * (1 << 20);
         std::vector<ArenaAllocator::Block> blocks;
         if (world.scheduler().SetAside(bytes, &blocks, leave)) {
           uint64_t have = 0;
-          for (const auto block : blocks) have += world.scheduler().block_bytes(block);
+          for (const auto block : blocks) have += world.scheduler().arena().size(block);
           ASSERT_EQ(have, ArenaAllocator::Rounded(bytes));
           aside += have;
           shares.push_back(std::move(blocks));
         } else {
           ASSERT_TRUE(blocks.empty());
-          ASSERT_LE(world.scheduler().kept_bytes(), kept);
+          ASSERT_LE(world.scheduler().residency().bytes().kept, kept);
         }
       } else if (what < 4 && !shares.empty()) {
         const size_t i = rng.Below(shares.size());
-        for (const auto block : shares[i]) aside -= world.scheduler().block_bytes(block);
+        for (const auto block : shares[i]) aside -= world.scheduler().arena().size(block);
         world.scheduler().ReturnAside(shares[i]);
         shares.erase(shares.begin() + static_cast<int64_t>(i));
       } else {
@@ -708,7 +720,7 @@ TEST(Scheduler, RandomSharesSetAside) {
         if (t == Take::kReady) {
           CheckHandout(world, reader.dataset, h, order, reader.at);
           reader.at += h.samples.size();
-          world.scheduler().Release(h.lease);
+          world.scheduler().leases().Release(h.lease);
           ++taken;
         } else if (t == Take::kEndOfEpoch) {
           ASSERT_EQ(reader.at, order.size());
@@ -719,16 +731,16 @@ TEST(Scheduler, RandomSharesSetAside) {
         }
       }
       world.Pump();
-      ASSERT_GE(world.scheduler().used_bytes(), aside);
-      ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+      ASSERT_GE(world.scheduler().arena().used(), aside);
+      ASSERT_EQ(CheckInvariants(world.scheduler()), "");
     }
     for (const auto& blocks : shares) world.scheduler().ReturnAside(blocks);
-    ASSERT_EQ(world.scheduler().CheckInvariants(), "");
+    ASSERT_EQ(CheckInvariants(world.scheduler()), "");
     for (Reader& reader : readers) {
       Scheduler::Handout h;
       const Take t = world.TakeNow(reader.stream, &h);
       ASSERT_TRUE(t == Take::kReady || t == Take::kEndOfEpoch);
-      if (t == Take::kReady) world.scheduler().Release(h.lease);
+      if (t == Take::kReady) world.scheduler().leases().Release(h.lease);
     }
     EXPECT_GT(taken, 0u);
   }
@@ -743,7 +755,7 @@ TEST(ReadAhead, BytesInFlightAndReadyStayWithinTheLimit) {
     StreamShape shape{.dataset = d, .batch_size = 8, .contiguous = contiguous, .epochs = 1};
     const StreamId id = world.Open(shape, Spec(500, 1));
     constexpr uint64_t kLimit = 40 * 1024;
-    world.scheduler().SetReadAheadBytes(kLimit);
+    world.scheduler().lookahead().SetReadAheadBytes(kLimit);
     world.limit_ = 100;
     Scheduler::Handout h;
     uint64_t most = 0;
@@ -752,10 +764,11 @@ TEST(ReadAhead, BytesInFlightAndReadyStayWithinTheLimit) {
     for (Take t = Take::kPending; t != Take::kEndOfStream;) {
       t = world.TakeNow(id, &h);
       if (t != Take::kReady) continue;
-      most = std::max(most, world.scheduler().ahead_bytes());
-      ASSERT_LE(world.scheduler().ready_bytes(), world.scheduler().ahead_bytes());
-      ASSERT_EQ(world.scheduler().CheckInvariants(), "");
-      world.scheduler().Release(h.lease);
+      most = std::max(most, world.scheduler().residency().bytes().ahead);
+      ASSERT_LE(world.scheduler().residency().bytes().ready,
+                world.scheduler().residency().bytes().ahead);
+      ASSERT_EQ(CheckInvariants(world.scheduler()), "");
+      world.scheduler().leases().Release(h.lease);
       world.Pump();
     }
     EXPECT_LE(most, kLimit + beside);
@@ -766,19 +779,19 @@ TEST(ReadAhead, BytesInFlightAndReadyStayWithinTheLimit) {
 TEST(ReadAhead, EachStreamHasItsNextBatchWhateverTheLimit) {
   World world(4, {.arena_bytes = 4 << 20, .keep = false});
   const DatasetId d = world.AddDataset(400, 1024, 1024);
-  world.scheduler().SetReadAheadBytes(0);
+  world.scheduler().lookahead().SetReadAheadBytes(0);
   world.limit_ = 100;
   const StreamId a = world.Open({.dataset = d, .batch_size = 8}, Spec(400, 1));
   const StreamId b = world.Open({.dataset = d, .batch_size = 16}, Spec(400, 2));
   world.Pump();
   world.Pump();
-  EXPECT_GE(world.scheduler().in_flight(), 20u);  // the two batches may share samples
-  EXPECT_LE(world.scheduler().in_flight(), 24u);
+  EXPECT_GE(world.scheduler().reads().in_flight(), 20u);  // the two batches may share samples
+  EXPECT_LE(world.scheduler().reads().in_flight(), 24u);
   for (const StreamId id : {a, b}) {
     Scheduler::Handout h;
     for (int i = 0; i < 20; ++i) {
       ASSERT_EQ(world.TakeNow(id, &h), Take::kReady);
-      world.scheduler().Release(h.lease);
+      world.scheduler().leases().Release(h.lease);
     }
   }
 }
@@ -788,26 +801,26 @@ TEST(ReadAhead, StreamsShareTheLimitEvenly) {
   const DatasetId d = world.AddDataset(2000, 1024, 1024);
   const DatasetId e = world.AddDataset(2000, 1024, 1024);
   world.limit_ = 1000;
-  world.scheduler().SetReadAheadBytes(200 * 1024);
+  world.scheduler().lookahead().SetReadAheadBytes(200 * 1024);
   const StreamId a = world.Open({.dataset = d, .batch_size = 8}, Spec(2000, 1));
   world.Pump();
   world.Pump();
-  const size_t alone = world.scheduler().in_flight();
+  const size_t alone = world.scheduler().reads().in_flight();
   EXPECT_GE(alone, 190u);
   const StreamId b = world.Open({.dataset = e, .batch_size = 8}, Spec(2000, 2));
   Scheduler::Handout h;
   for (int i = 0; i < 60; ++i) {  // both take alike
     for (const StreamId id : {a, b}) {
       ASSERT_EQ(world.TakeNow(id, &h), Take::kReady);
-      world.scheduler().Release(h.lease);
+      world.scheduler().leases().Release(h.lease);
     }
   }
   while (world.Step()) world.Pump();
   size_t of_b = 0;
   for (int i = 0; i < 40; ++i) {
-    const Take t = world.scheduler().TakeBatch(b, &h);
+    const Take t = world.scheduler().leases().TakeBatch(b, &h);
     if (t != Take::kReady) break;
-    world.scheduler().Release(h.lease);
+    world.scheduler().leases().Release(h.lease);
     of_b += h.samples.size();
   }
   EXPECT_GE(of_b, 80u) << "of 200";
@@ -816,13 +829,13 @@ TEST(ReadAhead, StreamsShareTheLimitEvenly) {
 TEST(ReadAhead, WhatStaysInMemoryIsNotCounted) {
   World world(6, {.arena_bytes = 4 << 20});
   const DatasetId d = world.AddDataset(300, 1024, 1024);
-  world.scheduler().SetReadAheadBytes(0);
+  world.scheduler().lookahead().SetReadAheadBytes(0);
   world.limit_ = 1000;
   world.Open({.dataset = d, .batch_size = 8}, Spec(300, 1));
   world.Pump();
   world.Pump();
-  EXPECT_EQ(world.scheduler().in_flight(), 300u);
-  EXPECT_EQ(world.scheduler().ahead_bytes(), 0u);
+  EXPECT_EQ(world.scheduler().reads().in_flight(), 300u);
+  EXPECT_EQ(world.scheduler().residency().bytes().ahead, 0u);
 }
 
 TEST(ReadLimit, AWaitingBatchGoesFirstAndWithinIt) {
@@ -831,28 +844,28 @@ TEST(ReadLimit, AWaitingBatchGoesFirstAndWithinIt) {
   const StreamId id = scheduler.OpenStream({.dataset = d, .batch_size = 32});
   std::vector<SampleId> order(100);
   for (SampleId s = 0; s < 100; ++s) order[s] = s;
-  for (const OrderAction& a : scheduler.NextOrders()) {
+  for (const OrderAction& a : scheduler.lookahead().TakeOrders()) {
     scheduler.ExtendOrder(id, a.generation, a.epoch, order, true);
   }
   Scheduler::Handout h;
-  ASSERT_EQ(scheduler.TakeBatch(id, &h), Take::kPending);
+  ASSERT_EQ(scheduler.leases().TakeBatch(id, &h), Take::kPending);
   std::vector<ReadAction> reads;
-  scheduler.NextReads(4, &reads);
+  scheduler.leases().NextReads(4, &reads);
   EXPECT_EQ(reads.size(), 4u);
-  EXPECT_EQ(scheduler.WaitingForReads(), 1u);
+  EXPECT_EQ(Waits(scheduler).CountForReads(), 1u);
   // What hangs does not hold the batch up.
-  scheduler.SetHanging(3);
-  scheduler.NextReads(4, &reads);
+  scheduler.reads().SetHanging(3);
+  scheduler.leases().NextReads(4, &reads);
   EXPECT_EQ(reads.size(), 7u);
-  scheduler.SetHanging(0);
+  scheduler.reads().SetHanging(0);
   std::vector<ReadAction> more;
-  for (size_t i = 0; i < 200 && scheduler.TakeBatch(id, &h) == Take::kPending; ++i) {
+  for (size_t i = 0; i < 200 && scheduler.leases().TakeBatch(id, &h) == Take::kPending; ++i) {
     ASSERT_FALSE(reads.empty());
     EXPECT_LT(reads.front().sample, 32u) << "look-ahead waits for the batch's own reads";
-    scheduler.OnReadDone(reads.front(), true, 1, Place::kSource);
+    scheduler.OnReadDone(reads.front(), true, 1, Origin::kSource);
     reads.erase(reads.begin());
-    scheduler.NextReads(4, &reads, false);
-    EXPECT_LE(scheduler.requests(), 7u);
+    scheduler.leases().NextReads(4, &reads, false);
+    EXPECT_LE(scheduler.reads().requests(), 7u);
   }
   EXPECT_EQ(h.samples.size(), 32u);
 }

@@ -22,7 +22,8 @@ class StoreQueue {
   StoreQueue(Nanos patience, Residency& residency, SchedulerCommon& common)
       : patience_(patience), residency_(residency), common_(common) {}
 
-  // Bytes that the folder can still take.
+  // Bytes that the folder can still take; copies in excess of the node's share leave enough for
+  // what lives here.
   void SetFolderRoom(uint64_t bytes) { folder_room_ = bytes; }
   // A read begins: whether what comes from the source is to be copied.
   void OnReadBegun(ReadAction* read);
@@ -32,7 +33,9 @@ class StoreQueue {
 
   // The one that has waited longest; false: none waits.
   bool First(StoreAction* out) const;
+  // The driver takes it: its bytes stay where they are until OnTaken.
   void Begin(const StoreAction& store);
+  // They were copied out of the arena.
   void OnTaken(const StoreAction& store);
   // The sample is invalidated: a copy that is due is not wanted any more, and one that is under way
   // is no reason to stay.
@@ -58,6 +61,7 @@ class StoreQueue {
   }
   // Read from there as soon as it has arrived, and not from the source before.
   bool Awaits(DatasetId d, SampleId s) const { return !hangs_ && Writing(d, s); }
+  // SchedulerOptions::copy_patience.
   Nanos patience() const { return patience_; }
   size_t due() const { return due_.size(); }
   // Those whose samples are pinned, until they are taken: data set << 32 | sample.

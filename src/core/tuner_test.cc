@@ -46,7 +46,7 @@ TEST(TuneMeter, TheLeastIsOfEachStep) {
 
 // A storage of fixed latency and a consumer of fixed pace, step by step: enough to see what a rule
 // makes of what it is told.
-struct Told {
+struct Observed {
   TuneObservation seen;
   // 20 ms in which `reads` of `latency` were answered and consumers waited for `stalled` of it.
   const TuneObservation& Pass(uint64_t reads, int64_t latency, double stalled) {
@@ -65,17 +65,17 @@ struct Told {
 
 TEST(ForebayTuner, ReadsInFlightAreNotReadiness) {
   // A buffer that is full of reads while a consumer waits: PRISMA's rule calls it full and stops.
-  Told told;
+  Observed observed;
   const std::unique_ptr<Tuner> ours = MakeTuner({.cores = 64});
   const std::unique_ptr<Tuner> theirs = MakeTuner({.policy = TunePolicy::kPrisma, .cores = 64});
   for (int i = 0; i < 1000; ++i) {
-    told.seen.in_flight = 10;
-    told.seen.ahead_bytes = 10 * kFile;
-    told.seen.ready_bytes = 0;
+    observed.seen.in_flight = 10;
+    observed.seen.ahead_bytes = 10 * kFile;
+    observed.seen.ready_bytes = 0;
     // As many reads as are allowed, each of 20 ms.
     const uint64_t reads = std::min<uint64_t>(ours->decision().reads, 200);
-    ours->Step(told.Pass(reads, 20 * kMs, 1));
-    theirs->Step(told.seen);
+    ours->Step(observed.Pass(reads, 20 * kMs, 1));
+    theirs->Step(observed.seen);
   }
   EXPECT_GT(ours->decision().reads, 100u);
   EXPECT_LE(theirs->decision().reads, 2u);
@@ -83,49 +83,49 @@ TEST(ForebayTuner, ReadsInFlightAreNotReadiness) {
 }
 
 TEST(ForebayTuner, BacksOffWhenMoreReadsMakeTheStorageSlower) {
-  Told told;
+  Observed observed;
   const std::unique_ptr<Tuner> tuner = MakeTuner({});
   // 40 reads of 20 ms are best; more than that get into each other's way.
   for (int i = 0; i < 400; ++i) {
     const uint64_t n = tuner->decision().reads;
     const uint64_t done = n <= 40 ? n : 40 * 40 / n;
-    tuner->Step(told.Pass(done, static_cast<int64_t>(20 * kMs * n / done), 1));
+    tuner->Step(observed.Pass(done, static_cast<int64_t>(20 * kMs * n / done), 1));
   }
   EXPECT_GE(tuner->decision().reads, 30u);
   EXPECT_LE(tuner->decision().reads, 50u);
 }
 
 TEST(ForebayTuner, StartsAtOnce) {
-  Told told;
+  Observed observed;
   const std::unique_ptr<Tuner> tuner = MakeTuner({});
   const size_t first = tuner->decision().reads;
   int steps = 0;
   for (; steps < 50 && tuner->decision().reads < 4 * first; ++steps) {
-    tuner->Step(told.Pass(tuner->decision().reads, 20 * kMs, 1));
+    tuner->Step(observed.Pass(tuner->decision().reads, 20 * kMs, 1));
   }
   EXPECT_LT(steps, 15) << "of 20 ms";
 }
 
 TEST(ForebayTuner, WhatIsSetByHandStays) {
-  Told told;
+  Observed observed;
   const std::unique_ptr<Tuner> tuner = MakeTuner({});
-  told.seen.fixed_reads = 7;
+  observed.seen.fixed_reads = 7;
   for (int i = 0; i < 200; ++i) {
-    EXPECT_EQ(tuner->Step(told.Pass(7, 20 * kMs, 1)).reads, 7u);
+    EXPECT_EQ(tuner->Step(observed.Pass(7, 20 * kMs, 1)).reads, 7u);
   }
-  told.seen.fixed_reads = 0;
+  observed.seen.fixed_reads = 0;
   for (int i = 0; i < 200; ++i) {
-    tuner->Step(told.Pass(tuner->decision().reads, 20 * kMs, 1));
+    tuner->Step(observed.Pass(tuner->decision().reads, 20 * kMs, 1));
   }
   EXPECT_GT(tuner->decision().reads, 7u);
 }
 
 TEST(ForebayTuner, EveryChangeHasItsReason) {
-  Told told;
+  Observed observed;
   const std::unique_ptr<Tuner> tuner = MakeTuner({});
   for (int i = 0; i < 300; ++i) {
     const TuneDecision& d =
-        tuner->Step(told.Pass(std::min<size_t>(tuner->decision().reads, 90), 20 * kMs, i % 2));
+        tuner->Step(observed.Pass(std::min<size_t>(tuner->decision().reads, 90), 20 * kMs, i % 2));
     EXPECT_FALSE(d.reason.empty());
     EXPECT_EQ(d.reason.back(), '.');
     EXPECT_EQ(d.reason.find('\n'), std::string::npos);
@@ -133,25 +133,25 @@ TEST(ForebayTuner, EveryChangeHasItsReason) {
 }
 
 TEST(PrismaTuner, IsSilentThenAddsThreadsUpToTheCores) {
-  Told told;
+  Observed observed;
   const std::unique_ptr<Tuner> tuner = MakeTuner({.policy = TunePolicy::kPrisma, .cores = 3});
-  while (told.seen.now_ns < 14'900 * kMs) {
-    EXPECT_EQ(tuner->Step(told.Pass(5, kMs, 1)).reads, 1u);
+  while (observed.seen.now_ns < 14'900 * kMs) {
+    EXPECT_EQ(tuner->Step(observed.Pass(5, kMs, 1)).reads, 1u);
   }
-  for (int i = 0; i < 100; ++i) tuner->Step(told.Pass(5, kMs, 1));
+  for (int i = 0; i < 100; ++i) tuner->Step(observed.Pass(5, kMs, 1));
   EXPECT_EQ(tuner->decision().reads, 3u);
 }
 
 TEST(PrismaTuner, AnUnsteadyBufferGetsTenFilesMore) {
-  Told told;
+  Observed observed;
   const std::unique_ptr<Tuner> tuner = MakeTuner({.policy = TunePolicy::kPrisma, .cores = 3});
-  told.seen.now_ns = 1;
-  for (int i = 0; i < 750; ++i) tuner->Step(told.Pass(5, kMs, 0));
+  observed.seen.now_ns = 1;
+  for (int i = 0; i < 750; ++i) tuner->Step(observed.Pass(5, kMs, 0));
   const TuneDecision before = tuner->decision();
   size_t steps = 0;
   for (; steps < 20 && tuner->decision().ahead_bytes == before.ahead_bytes; ++steps) {
-    told.seen.ahead_bytes = steps % 2 == 0 ? 0 : tuner->decision().ahead_bytes;
-    tuner->Step(told.Pass(5, kMs, 0));
+    observed.seen.ahead_bytes = steps % 2 == 0 ? 0 : tuner->decision().ahead_bytes;
+    tuner->Step(observed.Pass(5, kMs, 0));
   }
   EXPECT_LE(steps, 6u);
   EXPECT_EQ(tuner->decision().reads, before.reads);

@@ -60,8 +60,8 @@ class Variables {
   Status status_;
 };
 
-// What a launcher tells.
-struct Told {
+// What a launcher says.
+struct LauncherInfo {
   bool known = false;  // which node this is, of how many
   uint32_t node = 0;
   uint32_t nodes = 1;
@@ -75,139 +75,139 @@ constexpr uint32_t kMostRanks = 1 << 20;
 
 // Node and count from ranks, where all nodes have as many.
 void FromRanks(uint32_t rank, uint32_t size, std::optional<uint32_t> local_size,
-               std::optional<uint32_t> local_rank, Told* told) {
+               std::optional<uint32_t> local_rank, LauncherInfo* info) {
   constexpr std::string_view kRemedy = "; set FOREBAY_NODE and FOREBAY_NODES for peers";
   if (size <= 1) {
-    told->known = true;
+    info->known = true;
     return;
   }
   if (!local_size || *local_size == 0) {
-    told->question = StrCat("they do not tell how many ranks a node has", kRemedy);
+    info->question = StrCat("they do not tell how many ranks a node has", kRemedy);
     return;
   }
   if (rank >= size || *local_size > size) {
-    told->question =
+    info->question =
         StrCat("rank ", rank, " of ", size, " with ", *local_size, " on a node cannot be", kRemedy);
     return;
   }
   const uint32_t nodes = size / *local_size;
   if (size % *local_size != 0) {
-    told->question = StrCat("the nodes have different numbers of ranks", kRemedy);
+    info->question = StrCat("the nodes have different numbers of ranks", kRemedy);
     return;
   }
   if (!local_rank || rank % *local_size == *local_rank) {
-    told->node = rank / *local_size;
+    info->node = rank / *local_size;
   } else if (rank / nodes == *local_rank) {  // dealt out node by node
-    told->node = rank % nodes;
+    info->node = rank % nodes;
   } else {
-    told->question = StrCat("ranks are neither in blocks nor in turn on the nodes", kRemedy);
+    info->question = StrCat("ranks are neither in blocks nor in turn on the nodes", kRemedy);
     return;
   }
-  told->nodes = nodes;
-  told->known = true;
+  info->nodes = nodes;
+  info->known = true;
 }
 
 // What an MPI launcher tells; nothing: it has not started this process. `mpirun` in a SLURM job
 // starts its own daemons by srun, on all nodes but the first: what SLURM's variables tell of a step
 // is then of these, and only the job is of use.
-std::optional<Told> FromMpi(Variables& get) {
-  Told told;
+std::optional<LauncherInfo> FromMpi(Variables& get) {
+  LauncherInfo info;
   const auto local_size = get.Count("MPI_LOCALNRANKS", kMostRanks);
   if (const auto rank = get.Count("OMPI_COMM_WORLD_RANK", kMostRanks)) {
-    told.source = "Open MPI's variables";
+    info.source = "Open MPI's variables";
     FromRanks(*rank, get.Count("OMPI_COMM_WORLD_SIZE", kMostRanks).value_or(1),
               get.Count("OMPI_COMM_WORLD_LOCAL_SIZE", kMostRanks),
-              get.Count("OMPI_COMM_WORLD_LOCAL_RANK", kMostRanks), &told);
+              get.Count("OMPI_COMM_WORLD_LOCAL_RANK", kMostRanks), &info);
   } else if (const auto pmi = get.Count("PMI_RANK", kMostRanks);
              // srun sets the rank, too, and tells the rest by variables of its own.
              pmi && (local_size || get.Text("SLURM_NODEID").empty())) {
-    told.source = "MPI's variables";
+    info.source = "MPI's variables";
     FromRanks(*pmi, get.Count("PMI_SIZE", kMostRanks).value_or(1), local_size,
-              get.Count("MPI_LOCALRANKID", kMostRanks), &told);
+              get.Count("MPI_LOCALRANKID", kMostRanks), &info);
   } else {
     return std::nullopt;
   }
   const std::string slurm = get.Text("SLURM_JOB_ID");
   const std::string name = get.Text("PMIX_NAMESPACE");
-  if (!slurm.empty()) told.job = StrCat("slurm-", slurm);
-  if (!name.empty()) told.job += StrCat(told.job.empty() ? "mpi-" : "-mpi-", name);
-  told.host = FirstHost(get.Text("SLURM_JOB_NODELIST"));
-  return told;
+  if (!slurm.empty()) info.job = StrCat("slurm-", slurm);
+  if (!name.empty()) info.job += StrCat(info.job.empty() ? "mpi-" : "-mpi-", name);
+  info.host = FirstHost(get.Text("SLURM_JOB_NODELIST"));
+  return info;
 }
 
-Told FromSlurm(Variables& get) {
-  Told told;
-  told.source = "SLURM's variables";
+LauncherInfo FromSlurm(Variables& get) {
+  LauncherInfo info;
+  info.source = "SLURM's variables";
   const auto node = get.Count("SLURM_NODEID", kMostNodes - 1);
   auto nodes = get.Count("SLURM_STEP_NUM_NODES", kMostNodes);
   if (!nodes) nodes = get.Count("SLURM_NNODES", kMostNodes);
   if (!nodes) nodes = get.Count("SLURM_JOB_NUM_NODES", kMostNodes);
   const std::string step = get.Text("SLURM_STEP_ID");
-  told.job = get.Text("SLURM_JOB_ID");
-  if (!told.job.empty() && !step.empty()) told.job += StrCat(".", step);
-  if (!told.job.empty()) told.job = StrCat("slurm-", told.job);
+  info.job = get.Text("SLURM_JOB_ID");
+  if (!info.job.empty() && !step.empty()) info.job += StrCat(".", step);
+  if (!info.job.empty()) info.job = StrCat("slurm-", info.job);
   std::string list = get.Text("SLURM_STEP_NODELIST");
   if (list.empty()) list = get.Text("SLURM_JOB_NODELIST");
   if (list.empty()) list = get.Text("SLURM_NODELIST");
-  told.host = FirstHost(list);
-  if (!list.empty() && told.host.empty()) {
+  info.host = FirstHost(list);
+  if (!list.empty() && info.host.empty()) {
     get.Fail(Wrong("SLURM_JOB_NODELIST", list, "is no list of hosts"));
   }
   // The script of sbatch is one process on the first of the job's nodes; srun starts the others.
   if (get.Text("ENVIRONMENT") == "BATCH" && step.empty()) {
-    told.known = true;
-    return told;
+    info.known = true;
+    return info;
   }
   if (node && nodes) {
-    told.known = true;
-    told.node = *node;
-    told.nodes = *nodes;
+    info.known = true;
+    info.node = *node;
+    info.nodes = *nodes;
     if (*node >= std::max(1u, *nodes)) {
       get.Fail(Wrong("SLURM_NODEID", StrCat(*node), StrCat("there are ", *nodes, " nodes")));
     }
   }
-  return told;
+  return info;
 }
 
-Told FromLauncher(Variables& get) {
-  const std::optional<Told> mpi = FromMpi(get);
-  Told batch = mpi ? *mpi : FromSlurm(get);
+LauncherInfo FromLauncher(Variables& get) {
+  const std::optional<LauncherInfo> mpi = FromMpi(get);
+  LauncherInfo batch = mpi ? *mpi : FromSlurm(get);
   const std::string master = get.Text("MASTER_ADDR");
-  Told told;
+  LauncherInfo info;
   if (const auto group = get.Count("GROUP_RANK", kMostNodes - 1)) {
-    told.source = "torchrun's variables";
+    info.source = "torchrun's variables";
     const auto groups = get.Count("GROUP_WORLD_SIZE", kMostNodes);
     if (groups) {
-      told.known = true;
-      told.node = *group;
-      told.nodes = *groups;
+      info.known = true;
+      info.node = *group;
+      info.nodes = *groups;
       if (*group >= std::max(1u, *groups)) {
         get.Fail(Wrong("GROUP_RANK", StrCat(*group), StrCat("GROUP_WORLD_SIZE is ", *groups)));
       }
     } else {
-      told.question = "GROUP_WORLD_SIZE is not set";
+      info.question = "GROUP_WORLD_SIZE is not set";
     }
   } else if (mpi || batch.known) {
-    told = batch;
+    info = batch;
   } else if (const auto plain = get.Count("RANK", kMostRanks); plain && !master.empty()) {
-    told.source = "RANK and WORLD_SIZE";
+    info.source = "RANK and WORLD_SIZE";
     FromRanks(*plain, get.Count("WORLD_SIZE", kMostRanks).value_or(1),
               get.Count("LOCAL_WORLD_SIZE", kMostRanks), get.Count("LOCAL_RANK", kMostRanks),
-              &told);
+              &info);
     // Most often processes that started each other on one host: nothing to tell of.
-    if (!told.known) told.question.clear();
+    if (!info.known) info.question.clear();
   } else {
-    told.source = "no launcher's variables";
+    info.source = "no launcher's variables";
   }
   // The user's word counts more.
   const auto node = get.Count("FOREBAY_NODE", kMostNodes - 1);
   const auto nodes = get.Count("FOREBAY_NODES", kMostNodes);
   if (node && nodes) {
-    told.known = true;
-    told.question.clear();
-    told.node = *node;
-    told.nodes = *nodes;
-    told.source = "FOREBAY_NODE and FOREBAY_NODES";
+    info.known = true;
+    info.question.clear();
+    info.node = *node;
+    info.nodes = *nodes;
+    info.source = "FOREBAY_NODE and FOREBAY_NODES";
     if (*node >= std::max(1u, *nodes)) {
       get.Fail(Wrong("FOREBAY_NODE", StrCat(*node), StrCat("FOREBAY_NODES is ", *nodes)));
     }
@@ -215,16 +215,16 @@ Told FromLauncher(Variables& get) {
   // Jobs, from the most telling name to the least.
   const std::string run = get.Text("TORCHELASTIC_RUN_ID");
   if (!run.empty() && run != "none") {
-    told.job = StrCat("torchrun-", run);
+    info.job = StrCat("torchrun-", run);
   } else {
-    told.job = batch.job;
+    info.job = batch.job;
   }
-  if (told.job.empty()) told.job = get.Text("FOREBAY_JOB");
-  if (told.job.empty() && !master.empty()) {
-    told.job = StrCat(master, ":", get.Text("MASTER_PORT"));
+  if (info.job.empty()) info.job = get.Text("FOREBAY_JOB");
+  if (info.job.empty() && !master.empty()) {
+    info.job = StrCat(master, ":", get.Text("MASTER_PORT"));
   }
-  told.host = !master.empty() ? master : batch.host;
-  return told;
+  info.host = !master.empty() ? master : batch.host;
+  return info;
 }
 
 // The same on all nodes: they have the same job and the same MASTER_PORT.
@@ -342,10 +342,10 @@ Result<ClusterSpec> ClusterFromEnvironment(const GetEnv& get, std::string_view s
   if (port == 0u) variables.Fail(Wrong("FOREBAY_PEER_PORT", "0", "is no port from 1 to 65535"));
   spec.listen = variables.Text("FOREBAY_PEER_LISTEN");
   spec.secret_file = variables.Text("FOREBAY_PEER_SECRET");
-  const Told told = FromLauncher(variables);
+  const LauncherInfo info = FromLauncher(variables);
   if (!variables.status().ok()) return variables.status();
-  if (!told.job.empty()) spec.job = StrCat(told.job, suffix);
-  spec.source = told.source;
+  if (!info.job.empty()) spec.job = StrCat(info.job, suffix);
+  spec.source = info.source;
 
   if (!automatic && !etcd) {
     FOREBAY_RETURN_IF_ERROR(ParseStatic(peers, port, &spec));
@@ -353,8 +353,8 @@ Result<ClusterSpec> ClusterFromEnvironment(const GetEnv& get, std::string_view s
     const auto node = variables.Count("FOREBAY_NODE", kMostNodes - 1);
     if (node) {
       spec.node = *node;
-    } else if (told.known && told.nodes == spec.nodes) {
-      spec.node = told.node;
+    } else if (info.known && info.nodes == spec.nodes) {
+      spec.node = info.node;
     } else if (spec.nodes > 1) {
       return Status(Code::kInvalidArgument,
                     StrCat("FOREBAY_PEERS lists ", spec.nodes,
@@ -369,29 +369,29 @@ Result<ClusterSpec> ClusterFromEnvironment(const GetEnv& get, std::string_view s
     if (spec.job.empty()) spec.job = StrCat(peers, suffix);
     if (spec.nodes > 1) spec.method = ClusterSpec::Method::kStatic;
   } else {
-    if (!told.known) {
+    if (!info.known) {
       if (etcd) {
         return Status(
             Code::kInvalidArgument,
             StrCat(
                 "FOREBAY_PEERS=", peers, " needs FOREBAY_NODE and FOREBAY_NODES",
-                told.question.empty() ? "" : StrCat(" (", told.source, ": ", told.question, ")")));
+                info.question.empty() ? "" : StrCat(" (", info.source, ": ", info.question, ")")));
       }
-      if (!told.question.empty()) spec.open = StrCat(told.source, ": ", told.question);
+      if (!info.question.empty()) spec.open = StrCat(info.source, ": ", info.question);
       return spec;
     }
-    if (told.nodes <= 1) return spec;
-    spec.node = told.node;
-    spec.nodes = told.nodes;
+    if (info.nodes <= 1) return spec;
+    spec.node = info.node;
+    spec.nodes = info.nodes;
     if (etcd) {
       spec.method = ClusterSpec::Method::kEtcd;
       spec.etcd = peers.substr(kEtcd.size());
-      spec.source = StrCat("etcd, and ", told.source);
+      spec.source = StrCat("etcd, and ", info.source);
       if (spec.job.empty()) spec.job = StrCat("default", suffix);
-    } else if (told.host.empty()) {
+    } else if (info.host.empty()) {
       spec.node = 0;
       spec.nodes = 1;
-      spec.open = StrCat(told.source, " do not tell where node 0 is; set MASTER_ADDR for peers");
+      spec.open = StrCat(info.source, " do not tell where node 0 is; set MASTER_ADDR for peers");
       return spec;
     } else {
       const auto master_port = variables.Count("MASTER_PORT", UINT16_MAX);
@@ -399,11 +399,11 @@ Result<ClusterSpec> ClusterFromEnvironment(const GetEnv& get, std::string_view s
       if (port && port == master_port) {
         return Wrong("FOREBAY_PEER_PORT", StrCat(*port), "is MASTER_PORT, which is PyTorch's own");
       }
-      std::string host = told.host;
+      std::string host = info.host;
       if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
         host = host.substr(1, host.size() - 2);
       }
-      if (!PlainHost(host)) return Wrong("MASTER_ADDR", told.host, "is no host");
+      if (!PlainHost(host)) return Wrong("MASTER_ADDR", info.host, "is no host");
       spec.method = ClusterSpec::Method::kLauncher;
       const uint16_t chosen =
           port ? static_cast<uint16_t>(*port) : DefaultPort(spec.job, master_port);

@@ -15,15 +15,17 @@ constexpr uint64_t kUnnamed = 0;
 
 }  // namespace
 
-Result<std::shared_ptr<Book>> Book::Make(DatasetId id, std::shared_ptr<const Catalog> catalog,
-                                         uint32_t self, Nanos added) {
+Result<std::shared_ptr<PeerDataset>> PeerDataset::Make(DatasetId id,
+                                                       std::shared_ptr<const Catalog> catalog,
+                                                       uint32_t self, Nanos added) {
   OwnedFd event(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!event.valid()) return ErrnoStatus(errno, "eventfd");
-  return std::shared_ptr<Book>(new Book(id, std::move(catalog), self, added, std::move(event)));
+  return std::shared_ptr<PeerDataset>(
+      new PeerDataset(id, std::move(catalog), self, added, std::move(event)));
 }
 
-Book::Book(DatasetId dataset, std::shared_ptr<const Catalog> of, uint32_t node, Nanos now,
-           OwnedFd event)
+PeerDataset::PeerDataset(DatasetId dataset, std::shared_ptr<const Catalog> of, uint32_t node,
+                         Nanos now, OwnedFd event)
     : id(dataset),
       catalog(std::move(of)),
       growing(catalog->format() == Format::kGrowing),
@@ -32,7 +34,7 @@ Book::Book(DatasetId dataset, std::shared_ptr<const Catalog> of, uint32_t node, 
       added(now),
       event_(std::move(event)) {}
 
-Found Book::LocateLocked(SampleId sample) const {
+Found PeerDataset::LocateLocked(SampleId sample) const {
   if (directory_) return directory_->Locate(sample);
   if (!homes_) return {};
   while (names_.size() <= sample) {
@@ -47,7 +49,7 @@ Found Book::LocateLocked(SampleId sample) const {
   return found;
 }
 
-Choice Book::ChooseLocked(SampleId sample, bool may_wait) const {
+Choice PeerDataset::ChooseLocked(SampleId sample, bool may_wait) const {
   if (abandoned_) return {};
   if (!PlannedLocked()) {
     return {.to = may_wait ? Choice::To::kWait : Choice::To::kSource,
@@ -59,19 +61,19 @@ Choice Book::ChooseLocked(SampleId sample, bool may_wait) const {
   return peer::Choose(found, self, reach_, may_wait && !(growing && found.home == self));
 }
 
-void Book::Choose(std::span<const SampleId> samples, bool may_wait,
-                  std::vector<Choice>* out) const {
+void PeerDataset::Choose(std::span<const SampleId> samples, bool may_wait,
+                         std::vector<Choice>* out) const {
   out->clear();
   MutexLock lock(mutex_);
   for (const SampleId sample : samples) out->push_back(ChooseLocked(sample, may_wait));
 }
 
-Choice Book::ChooseOne(SampleId sample, bool may_wait) const {
+Choice PeerDataset::ChooseOne(SampleId sample, bool may_wait) const {
   MutexLock lock(mutex_);
   return ChooseLocked(sample, may_wait);
 }
 
-void Book::TakeAnswers(std::vector<Answer>* out) {
+void PeerDataset::TakeAnswers(std::vector<Answer>* out) {
   if (!has_answers_.load(std::memory_order_acquire)) return;
   MutexLock lock(answers_mutex_);
   has_answers_.store(false, std::memory_order_relaxed);
@@ -85,12 +87,12 @@ void Book::TakeAnswers(std::vector<Answer>* out) {
   }
 }
 
-void Book::Signal() {
+void PeerDataset::Signal() {
   const uint64_t one = 1;
   (void)!write(event_.get(), &one, sizeof one);
 }
 
-void Book::Deliver(std::span<const Answer> answers) {
+void PeerDataset::Deliver(std::span<const Answer> answers) {
   if (answers.empty()) return;
   MutexLock lock(answers_mutex_);
   const bool first = answers_.empty();
@@ -99,14 +101,14 @@ void Book::Deliver(std::span<const Answer> answers) {
   if (first) Signal();
 }
 
-void Book::Changed() {
+void PeerDataset::Changed() {
   version_.fetch_add(1, std::memory_order_release);
   MutexLock lock(answers_mutex_);
   has_answers_.store(true, std::memory_order_release);
   Signal();
 }
 
-void Book::SetPlan(Directory directory) {
+void PeerDataset::SetPlan(Directory directory) {
   {
     MutexLock lock(mutex_);
     directory_.emplace(std::move(directory));
@@ -114,7 +116,7 @@ void Book::SetPlan(Directory directory) {
   Changed();
 }
 
-void Book::SetHomes(NamedHomes homes) {
+void PeerDataset::SetHomes(NamedHomes homes) {
   {
     MutexLock lock(mutex_);
     homes_.emplace(std::move(homes));
@@ -122,7 +124,7 @@ void Book::SetHomes(NamedHomes homes) {
   Changed();
 }
 
-void Book::Abandon() {
+void PeerDataset::Abandon() {
   {
     MutexLock lock(mutex_);
     abandoned_ = true;
@@ -130,17 +132,17 @@ void Book::Abandon() {
   Changed();
 }
 
-std::optional<Directory> Book::Plan() const {
+std::optional<Directory> PeerDataset::Plan() const {
   MutexLock lock(mutex_);
   return directory_;
 }
 
-bool Book::planned() const {
+bool PeerDataset::planned() const {
   MutexLock lock(mutex_);
   return PlannedLocked();
 }
 
-void Book::SetReach(uint32_t node, Reach reach) {
+void PeerDataset::SetReach(uint32_t node, Reach reach) {
   {
     MutexLock lock(mutex_);
     if (reach_.size() <= node) reach_.resize(node + 1, Reach::kNone);
@@ -150,17 +152,17 @@ void Book::SetReach(uint32_t node, Reach reach) {
   Changed();
 }
 
-Found Book::Locate(SampleId sample) const {
+Found PeerDataset::Locate(SampleId sample) const {
   MutexLock lock(mutex_);
   return LocateLocked(sample);
 }
 
-uint32_t Book::HomeOf(uint64_t home_name) const {
+uint32_t PeerDataset::HomeOf(uint64_t home_name) const {
   MutexLock lock(mutex_);
   return homes_ ? homes_->HomeOf(home_name) : kNoNode;
 }
 
-std::vector<uint8_t> Book::GrowingShares() const {
+std::vector<uint8_t> PeerDataset::GrowingShares() const {
   constexpr SampleId kAtOnce = 4096;  // others wait for the lock, with locks of their own held
   std::vector<uint8_t> shares(catalog->size());
   for (SampleId at = 0; at < shares.size(); at += kAtOnce) {
@@ -168,13 +170,13 @@ std::vector<uint8_t> Book::GrowingShares() const {
     for (SampleId s = at; s < shares.size() && s - at < kAtOnce; ++s) {
       const uint32_t home = LocateLocked(s).home;
       const bool here = home == self || home == kNoNode;
-      shares[s] = static_cast<uint8_t>(here ? Share::kHome : Share::kReplica);
+      shares[s] = static_cast<uint8_t>(here ? KeepShare::kHome : KeepShare::kReplica);
     }
   }
   return shares;
 }
 
-void Book::Correct(const std::function<void(Directory&)>& change) {
+void PeerDataset::Correct(const std::function<void(Directory&)>& change) {
   MutexLock lock(mutex_);
   if (directory_) change(*directory_);
 }
@@ -196,9 +198,9 @@ bool Exchange::Push(std::vector<Ask>* asks) {
   return true;
 }
 
-void Exchange::Add(std::shared_ptr<Book> book) {
+void Exchange::Add(std::shared_ptr<PeerDataset> dataset) {
   MutexLock lock(mutex_);
-  books_.push_back(std::move(book));
+  datasets_.push_back(std::move(dataset));
   bool wake = false;
   WakeIfAsleep(&wake);
   if (wake) wake_();
@@ -214,22 +216,22 @@ std::vector<Ask> Exchange::Close() {
   MutexLock lock(mutex_);
   open_ = false;
   wake_ = nullptr;
-  for (const std::shared_ptr<Book>& book : books_) book->Abandon();
+  for (const std::shared_ptr<PeerDataset>& dataset : datasets_) dataset->Abandon();
   return std::exchange(asks_, {});
 }
 
-void Exchange::Take(std::vector<Ask>* asks, std::vector<std::shared_ptr<Book>>* books) {
+void Exchange::Take(std::vector<Ask>* asks, std::vector<std::shared_ptr<PeerDataset>>* datasets) {
   asks->clear();
-  books->clear();
+  datasets->clear();
   MutexLock lock(mutex_);
   asleep_ = false;
   asks->swap(asks_);
-  books->swap(books_);
+  datasets->swap(datasets_);
 }
 
 bool Exchange::MaySleep() {
   MutexLock lock(mutex_);
-  asleep_ = asks_.empty() && books_.empty();
+  asleep_ = asks_.empty() && datasets_.empty();
   return asleep_;
 }
 

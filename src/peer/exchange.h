@@ -1,9 +1,9 @@
 // What the engine's loop (PeerSource) and the peer thread (Node) hand to each other.
 //
-// A Book is one data set's: where its samples are, and the answers for its source. Those of a fixed
-// data set are planned by number (Directory), those of a growing one by name (NamedHomes). The
-// Exchange has the asks of all sources, and lives on when the peer thread is gone: then every ask
-// fails at once and the sources read for themselves.
+// A PeerDataset knows where the samples of one data set are, and has the answers for its source.
+// Those of a fixed data set are planned by number (Directory), those of a growing one by name
+// (NamedHomes). The Exchange has the asks of all sources, and lives on when the peer thread is
+// gone: then every ask fails at once and the sources read for themselves.
 #pragma once
 
 #include <atomic>
@@ -39,10 +39,11 @@ struct Answer {
 };
 
 // Safe for concurrent use by multiple threads.
-class Book {
+class PeerDataset {
  public:
-  static Result<std::shared_ptr<Book>> Make(DatasetId id, std::shared_ptr<const Catalog> catalog,
-                                            uint32_t self, Nanos added);
+  static Result<std::shared_ptr<PeerDataset>> Make(DatasetId id,
+                                                   std::shared_ptr<const Catalog> catalog,
+                                                   uint32_t self, Nanos added);
 
   // Constant.
   const DatasetId id;
@@ -86,8 +87,8 @@ class Book {
   bool retired() const { return retired_.load(std::memory_order_acquire); }
 
  private:
-  Book(DatasetId id, std::shared_ptr<const Catalog> catalog, uint32_t self, Nanos added,
-       OwnedFd event);
+  PeerDataset(DatasetId id, std::shared_ptr<const Catalog> catalog, uint32_t self, Nanos added,
+              OwnedFd event);
   bool PlannedLocked() const REQUIRES(mutex_) { return directory_ || homes_; }
   Found LocateLocked(SampleId sample) const REQUIRES(mutex_);
   Choice ChooseLocked(SampleId sample, bool may_wait) const REQUIRES(mutex_);
@@ -110,7 +111,7 @@ class Book {
 };
 
 struct Ask {
-  std::shared_ptr<Book> book;  // shared: the source may go while the ask is under way
+  std::shared_ptr<PeerDataset> dataset;  // shared: the source may go while the ask is under way
   uint32_t slot = 0;
   uint32_t node = 0;
   SampleId sample = 0;
@@ -132,14 +133,15 @@ class Exchange {
 
   // False: the peer thread is gone, nothing was taken.
   bool Push(std::vector<Ask>* asks) EXCLUDES(mutex_);
-  void Add(std::shared_ptr<Book> book) EXCLUDES(mutex_);
+  void Add(std::shared_ptr<PeerDataset> dataset) EXCLUDES(mutex_);
 
   // ---- for the peer thread ----
   // `wake` is called by any thread, when the peer thread sleeps and there is work.
   void Open(std::function<void()> wake) EXCLUDES(mutex_);
   // Returns what was asked and not taken.
   std::vector<Ask> Close() EXCLUDES(mutex_);
-  void Take(std::vector<Ask>* asks, std::vector<std::shared_ptr<Book>>* books) EXCLUDES(mutex_);
+  void Take(std::vector<Ask>* asks, std::vector<std::shared_ptr<PeerDataset>>* datasets)
+      EXCLUDES(mutex_);
   // True: nothing is there; from now on work wakes the peer thread.
   bool MaySleep() EXCLUDES(mutex_);
 
@@ -148,7 +150,7 @@ class Exchange {
 
   Mutex mutex_;
   std::vector<Ask> asks_ GUARDED_BY(mutex_);
-  std::vector<std::shared_ptr<Book>> books_ GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<PeerDataset>> datasets_ GUARDED_BY(mutex_);
   std::function<void()> wake_ GUARDED_BY(mutex_);
   bool open_ GUARDED_BY(mutex_) = false;
   bool asleep_ GUARDED_BY(mutex_) = false;

@@ -119,18 +119,18 @@ void PublishedView::CountRefused(uint64_t total) {
   counts_.refused = total;
 }
 
-void AddWord(Word word, std::vector<Word>* words) {
-  std::erase_if(*words, [&](const Word& one) { return one.node == word.node; });
-  words->push_back(std::move(word));
+void AddOpinion(PeerOpinion opinion, std::vector<PeerOpinion>* opinions) {
+  std::erase_if(*opinions, [&](const PeerOpinion& one) { return one.node == opinion.node; });
+  opinions->push_back(std::move(opinion));
 }
 
-void OwnSuspicions::Hear(const Word& word) {
-  if (!word.trusted) {
-    list_[word.node] = word.incarnation;
+void OwnSuspicions::OnOpinion(const PeerOpinion& opinion) {
+  if (!opinion.trusted) {
+    list_[opinion.node] = opinion.incarnation;
     return;
   }
-  const auto at = list_.find(word.node);
-  if (at != list_.end() && at->second == word.incarnation) list_.erase(at);
+  const auto at = list_.find(opinion.node);
+  if (at != list_.end() && at->second == opinion.incarnation) list_.erase(at);
 }
 
 void OwnSuspicions::Apply(std::vector<Member>* members) const {

@@ -75,11 +75,11 @@ class EtcdMembership final : public Membership {
   int event_fd() const override { return published_.event_fd(); }
   void Suspect(uint32_t node, uint64_t incarnation, const std::string& why) override {
     MutexLock lock(mutex_);
-    AddWord({node, incarnation, false, why}, &words_);
+    AddOpinion({node, incarnation, false, why}, &opinions_);
   }
   void Trust(uint32_t node, uint64_t incarnation) override {
     MutexLock lock(mutex_);
-    AddWord({node, incarnation, true, ""}, &words_);
+    AddOpinion({node, incarnation, true, ""}, &opinions_);
   }
   Status health() const override { return published_.health(); }
   std::string Describe() const override {
@@ -235,14 +235,14 @@ class EtcdMembership final : public Membership {
 
   // While etcd answers its leases decide.
   void TakeWords() {
-    std::vector<Word> words;
+    std::vector<PeerOpinion> opinions;
     {
       MutexLock lock(mutex_);
-      words.swap(words_);
+      opinions.swap(opinions_);
     }
     if (reached_) return;
-    for (const Word& word : words) {
-      if (word.node != options_.cluster.node) suspicions_.Hear(word);
+    for (const PeerOpinion& opinion : opinions) {
+      if (opinion.node != options_.cluster.node) suspicions_.OnOpinion(opinion);
     }
   }
 
@@ -265,7 +265,7 @@ class EtcdMembership final : public Membership {
   Mutex mutex_;
   std::condition_variable changed_;
   bool stop_ GUARDED_BY(mutex_) = false;
-  std::vector<Word> words_ GUARDED_BY(mutex_);
+  std::vector<PeerOpinion> opinions_ GUARDED_BY(mutex_);
 
   // The thread's own.
   Nanos now_ = 0;

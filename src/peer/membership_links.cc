@@ -102,7 +102,7 @@ void Links::Listen() {
       *found ? ListenAt(*listen_at_, **found, options_.cluster.node) : found->error();
   if (!listener) {
     listening_ = listener.error();
-    TellHealth();
+    PublishHealth();
     listen_retry_ = now_ + 200 * kMilli;
     return;
   }
@@ -111,15 +111,15 @@ void Links::Listen() {
   Watch(listener_.get(), kListenKey, EPOLLIN);
   published_.CountContact();
   listening_ = Status();
-  TellHealth();
+  PublishHealth();
 }
 
 void Links::SetTrouble(uint32_t node, Status why) {
   troubles_[node] = std::move(why);
-  TellHealth();
+  PublishHealth();
 }
 
-void Links::TellHealth() {
+void Links::PublishHealth() {
   const Status trouble = troubles_.empty() ? Status() : troubles_.begin()->second;
   published_.SetHealth(listening_.ok() ? trouble : listening_);
 }
@@ -316,7 +316,7 @@ void Links::Close(uint64_t id, const Status& why) {
   }
 }
 
-void Links::SayGoodbye() {
+void Links::SendLeaves() {
   const Nanos until = SteadyClock().Now() + 100 * kMilli;
   std::vector<uint64_t> ids;
   for (const auto& [id, link] : links_) {

@@ -63,7 +63,7 @@ struct Dial {
   Nanos retry = 0;
   Nanos pause = 0;
   bool stopped = false;  // refused for good
-  Nanos heard = 0;
+  Nanos last_received = 0;
   Status last{Code::kUnavailable, "not asked yet"};
 };
 
@@ -90,7 +90,7 @@ class Links {
   void Advance();
   void Wait();
   // At the end.
-  void SayGoodbye();
+  void SendLeaves();
 
   // For the role. Where a call returns false, the link is gone.
   Nanos now() const { return now_; }
@@ -123,7 +123,7 @@ class Links {
   void KeepTime();
   bool Flush(Link& link);
   void End(Link& link);
-  void TellHealth();
+  void PublishHealth();
 
   void OnReady(uint64_t id, uint32_t events);
   void Receive(uint64_t id);

@@ -30,7 +30,7 @@ class Listed final : public Role {
     own_.PublishIfChanged();
   }
 
-  void OnWord(const Word& word) override { own_.Doubt(word); }
+  void OnOpinion(const PeerOpinion& opinion) override { own_.OnOpinion(opinion); }
   uint64_t version() const override { return own_.table().version(); }
 
   bool OnRegister(Link& link, const frame::Register& theirs) override {
@@ -40,8 +40,8 @@ class Listed final : public Role {
     return true;
   }
 
-  void OnHeard(const Link& link) override {
-    own_.table().Heard(link.node, link.incarnation, links_.now());
+  void OnTraffic(const Link& link) override {
+    own_.table().Renew(link.node, link.incarnation, links_.now());
   }
 
   bool OnMessage(Link& link, const frame::Frame& /*message*/) override {

@@ -66,9 +66,9 @@ class NetMembership final : public Membership {
   }
   int event_fd() const override { return published_.event_fd(); }
   void Suspect(uint32_t node, uint64_t incarnation, const std::string& why) override {
-    Hear({node, incarnation, false, why});
+    Post({node, incarnation, false, why});
   }
-  void Trust(uint32_t node, uint64_t incarnation) override { Hear({node, incarnation, true, ""}); }
+  void Trust(uint32_t node, uint64_t incarnation) override { Post({node, incarnation, true, ""}); }
   Status health() const override { return published_.health(); }
   std::string Describe() const override {
     const Status now = health();
@@ -82,24 +82,24 @@ class NetMembership final : public Membership {
   void Run() {
     while (true) {
       links_.ReadClock();
-      std::vector<Word> words;
+      std::vector<PeerOpinion> opinions;
       {
         MutexLock lock(mutex_);
         if (stop_) break;
-        words.swap(words_);
+        opinions.swap(opinions_);
       }
-      for (const Word& word : words) role_->OnWord(word);
+      for (const PeerOpinion& opinion : opinions) role_->OnOpinion(opinion);
       links_.Advance();
       role_->Tick();
       links_.Wait();
     }
-    links_.SayGoodbye();
+    links_.SendLeaves();
   }
 
-  void Hear(Word word) {
+  void Post(PeerOpinion opinion) {
     {
       MutexLock lock(mutex_);
-      AddWord(std::move(word), &words_);
+      AddOpinion(std::move(opinion), &opinions_);
     }
     links_.Wake();
   }
@@ -110,7 +110,7 @@ class NetMembership final : public Membership {
 
   Mutex mutex_;
   bool stop_ GUARDED_BY(mutex_) = false;
-  std::vector<Word> words_ GUARDED_BY(mutex_);
+  std::vector<PeerOpinion> opinions_ GUARDED_BY(mutex_);
 
   // The thread's own.
   Links links_;

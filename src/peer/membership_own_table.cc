@@ -50,11 +50,11 @@ bool OwnTable::Admit(Link& link, const frame::Register& theirs) {
   return true;
 }
 
-void OwnTable::Doubt(const Word& word) {
-  if (word.node == options_.cluster.node || word.trusted) return;
-  if (!table_.Suspect(word.node, word.incarnation, links_.now())) return;
+void OwnTable::OnOpinion(const PeerOpinion& opinion) {
+  if (opinion.node == options_.cluster.node || opinion.trusted) return;
+  if (!table_.Suspect(opinion.node, opinion.incarnation, links_.now())) return;
   for (auto& [id, link] : links_.all()) {
-    if (link.phase != Link::Phase::kReady || link.node != word.node) continue;
+    if (link.phase != Link::Phase::kReady || link.node != opinion.node) continue;
     if (link.out.empty()) (void)links_.Send(link, frame::Beat{});
     return;
   }

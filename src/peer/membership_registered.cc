@@ -32,12 +32,12 @@ class Registered final : public Role {
 
   void Tick() override {
     const Dial& dial = links_.dials().front();
-    if (dial.heard > 0 && links_.now() - dial.heard >= options_.lease) OnLost();
+    if (dial.last_received > 0 && links_.now() - dial.last_received >= options_.lease) OnLost();
     PublishIfChanged();
   }
 
-  void OnWord(const Word& word) override {
-    const auto& [node, incarnation, trusted, why] = word;
+  void OnOpinion(const PeerOpinion& opinion) override {
+    const auto& [node, incarnation, trusted, why] = opinion;
     if (node == options_.cluster.node) return;
     if (!trusted) {
       for (auto& [id, link] : links_.all()) {
@@ -52,7 +52,7 @@ class Registered final : public Role {
         return;
       }
     }
-    suspicions_.Hear(word);
+    suspicions_.OnOpinion(opinion);
     changed_ = true;
   }
 

@@ -28,7 +28,7 @@ class Registrar final : public Role {
     own_.PublishIfChanged();
   }
 
-  void OnWord(const Word& word) override { own_.Doubt(word); }
+  void OnOpinion(const PeerOpinion& opinion) override { own_.OnOpinion(opinion); }
   uint64_t version() const override { return own_.table().version(); }
 
   bool OnRegister(Link& link, const frame::Register& theirs) override {
@@ -41,8 +41,8 @@ class Registrar final : public Role {
     return true;
   }
 
-  void OnHeard(const Link& link) override {
-    own_.table().Heard(link.node, link.incarnation, links_.now());
+  void OnTraffic(const Link& link) override {
+    own_.table().Renew(link.node, link.incarnation, links_.now());
   }
 
   bool OnMessage(Link& link, const frame::Frame& message) override {
@@ -52,7 +52,7 @@ class Registrar final : public Role {
       links_.Refuse(id);
       return false;
     }
-    own_.Doubt({suspicion->node, suspicion->incarnation, false, suspicion->why});
+    own_.OnOpinion({suspicion->node, suspicion->incarnation, false, suspicion->why});
     return links_.all().contains(id);
   }
 

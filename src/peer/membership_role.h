@@ -27,7 +27,7 @@ class Role {
   // After each round: what is due, and the view where it has changed.
   virtual void Tick() = 0;
   // What this node's own connections say of another member.
-  virtual void OnWord(const Word& word) = 0;
+  virtual void OnOpinion(const PeerOpinion& opinion) = 0;
 
   // The version that an answer to Hello carries.
   virtual uint64_t version() const { return 0; }
@@ -37,7 +37,8 @@ class Role {
   virtual bool OnRegister(Link& link, const frame::Register& theirs) = 0;
   // The other side does not register: its first message stands for that.
   virtual bool registers_alone() const { return false; }
-  virtual void OnHeard(const Link& /*link*/) {}
+  // Any message has come over it.
+  virtual void OnTraffic(const Link& /*link*/) {}
   // Any message but beats and farewells.
   virtual bool OnMessage(Link& link, const frame::Frame& message) = 0;
   // A link has ended after both had registered.
@@ -69,7 +70,7 @@ class OwnTable {
   // Into the table; an older connection of the same node is closed.
   bool Admit(Link& link, const frame::Register& theirs);
   // Looks at once whether the member is still there.
-  void Doubt(const Word& word);
+  void OnOpinion(const PeerOpinion& opinion);
   void PublishIfChanged();
 
  private:

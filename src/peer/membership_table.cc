@@ -71,7 +71,7 @@ MemberTable::Entry* MemberTable::Alive(uint32_t node, uint64_t incarnation) {
   return &*entries_[node];
 }
 
-void MemberTable::Heard(uint32_t node, uint64_t incarnation, Nanos now) {
+void MemberTable::Renew(uint32_t node, uint64_t incarnation, Nanos now) {
   Entry* entry = Alive(node, incarnation);
   if (entry != nullptr && entry->deadline != kNever) entry->deadline = now + lease_;
 }

@@ -28,7 +28,8 @@ class MemberTable {
   void Adopt(std::span<const Member> known, uint64_t version, Nanos now);
   // Versions from now on are above it.
   void Above(uint64_t version);
-  void Heard(uint32_t node, uint64_t incarnation, Nanos now);
+  // A message of it has come: its lease begins anew.
+  void Renew(uint32_t node, uint64_t incarnation, Nanos now);
   // It has left, or its connection has ended.
   void Gone(uint32_t node, uint64_t incarnation);
   // Unless it is heard of within a quarter of the lease it is dead. True: it is alive so far.
@@ -48,7 +49,8 @@ class MemberTable {
     Member member;
     uint64_t changed = 0;  // version of the last change
     Nanos deadline = 0;
-    std::array<uint64_t, 4> replaced{};  // its last incarnations; a late word of theirs is refused
+    std::array<uint64_t, 4>
+        replaced{};  // its last incarnations; a late message of theirs is refused
     size_t next_replaced = 0;
   };
   void Changed(Entry& entry) { entry.changed = ++version_; }

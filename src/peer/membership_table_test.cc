@@ -22,8 +22,8 @@ class MemberTableTest : public ::testing::Test {
 TEST_F(MemberTableTest, SilentForTheLeaseIsDead) {
   ASSERT_TRUE(table_.Register(Someone(1, 7), 0).ok());
   ASSERT_TRUE(table_.Register(Someone(2, 8), 0).ok());
-  table_.Heard(1, 7, 5);
-  table_.Heard(2, 9, 5);  // not that one
+  table_.Renew(1, 7, 5);
+  table_.Renew(2, 9, 5);  // not that one
   table_.Expire(9);
   EXPECT_TRUE(Alive(1) && Alive(2));
   table_.Expire(10);
@@ -81,7 +81,7 @@ TEST_F(MemberTableTest, SuspectsHaveAQuarterOfTheLease) {
   EXPECT_FALSE(table_.Suspect(2, 9, 1));
   EXPECT_FALSE(table_.Suspect(3, 9, 1));
   EXPECT_TRUE(table_.Suspect(0, 100, 1));
-  table_.Heard(2, 8, 2);
+  table_.Renew(2, 8, 2);
   table_.Expire(3);
   EXPECT_FALSE(Alive(1));
   EXPECT_TRUE(Alive(2));
@@ -120,22 +120,22 @@ TEST(OwnSuspicionsTest, EndWhenItAnswers) {
     return !members[0].alive;
   };
   EXPECT_FALSE(dead());
-  suspicions.Hear({1, 7, false, "lost"});
+  suspicions.OnOpinion({1, 7, false, "lost"});
   EXPECT_TRUE(dead());
   EXPECT_FALSE(dead(9));
-  suspicions.Hear({1, 9, true, ""});  // another one
-  suspicions.Hear({2, 7, true, ""});
+  suspicions.OnOpinion({1, 9, true, ""});  // another one
+  suspicions.OnOpinion({2, 7, true, ""});
   EXPECT_TRUE(dead());
-  suspicions.Hear({1, 7, true, ""});
+  suspicions.OnOpinion({1, 7, true, ""});
   EXPECT_FALSE(dead());
-  suspicions.Hear({1, 9, false, "lost"});
+  suspicions.OnOpinion({1, 9, false, "lost"});
   EXPECT_TRUE(dead(9));
   EXPECT_FALSE(dead());
   suspicions.Clear();
   EXPECT_FALSE(dead(9));
 
   // Whom the registrar called dead is not suspected.
-  suspicions.Hear({1, 7, false, "lost"});
+  suspicions.OnOpinion({1, 7, false, "lost"});
   std::vector<Member> members = {Someone(1, 7)};
   members[0].alive = false;
   suspicions.Apply(&members);
@@ -143,13 +143,13 @@ TEST(OwnSuspicionsTest, EndWhenItAnswers) {
 }
 
 TEST(OwnSuspicionsTest, TheLastWordOnANodeCounts) {
-  std::vector<Word> words;
-  AddWord({1, 7, false, "lost"}, &words);
-  AddWord({2, 7, false, "lost"}, &words);
-  AddWord({1, 7, true, ""}, &words);
-  ASSERT_EQ(words.size(), 2u);
-  EXPECT_EQ(words[0].node, 2u);
-  EXPECT_TRUE(words[1].trusted);
+  std::vector<PeerOpinion> opinions;
+  AddOpinion({1, 7, false, "lost"}, &opinions);
+  AddOpinion({2, 7, false, "lost"}, &opinions);
+  AddOpinion({1, 7, true, ""}, &opinions);
+  ASSERT_EQ(opinions.size(), 2u);
+  EXPECT_EQ(opinions[0].node, 2u);
+  EXPECT_TRUE(opinions[1].trusted);
 }
 
 }  // namespace

@@ -199,12 +199,12 @@ void Links::OnUnproven(const Link& link) {
 
 void Links::Connected(Link& link) {
   link.phase = Link::Phase::kReady;
-  if (troubles_.erase(link.node) > 0) TellHealth();
+  if (troubles_.erase(link.node) > 0) PublishHealth();
   link.deadline = now_ + options_.lease;
   published_.CountContact();
   if (Dial* dial = DialOf(link)) {
     dial->pause = 0;
-    dial->heard = now_;
+    dial->last_received = now_;
     dial->last = Status();
   }
 }
@@ -212,8 +212,8 @@ void Links::Connected(Link& link) {
 bool Links::OnProven(Link& link, frame::Frame& message) {
   link.deadline = now_ + options_.lease;
   Dial* dial = DialOf(link);
-  if (dial != nullptr) dial->heard = now_;
-  role_->OnHeard(link);
+  if (dial != nullptr) dial->last_received = now_;
+  role_->OnTraffic(link);
   if (const auto* beat = std::get_if<frame::Beat>(&message)) {
     return beat->reply || !link.out.empty() || Send(link, frame::Beat{true});
   }

@@ -482,7 +482,7 @@ TEST(Registrar, WithoutItTheDeadStayDeadUntilTheyAnswer) {
   const uint64_t version = job[1].Current().version;
   const Nanos until = SteadyClock().Now() + 5 * kLease / 2;
   while (SteadyClock().Now() < until) {
-    ASSERT_FALSE(Alive(job[1], 3)) << "nobody has heard of it";
+    ASSERT_FALSE(Alive(job[1], 3)) << "nobody has last_received of it";
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   EXPECT_EQ(job[1].Current().version, version);

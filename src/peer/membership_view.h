@@ -44,20 +44,20 @@ class PublishedView {
 };
 
 // What connections say of a member: that it is lost, or that it answers.
-struct Word {
+struct PeerOpinion {
   uint32_t node = 0;
   uint64_t incarnation = 0;
   bool trusted = false;
   std::string why;
 };
-// Words on their way to a membership's thread; of each node the last one counts.
-void AddWord(Word word, std::vector<Word>* words);
+// Opinions on their way to a membership's thread; of each node the last one counts.
+void AddOpinion(PeerOpinion opinion, std::vector<PeerOpinion>* opinions);
 
 // Members that this node gave up by itself while nobody else decides, until they answer: time alone
 // would call the dead alive again, and every change is a new plan. Pure.
 class OwnSuspicions {
  public:
-  void Hear(const Word& word);
+  void OnOpinion(const PeerOpinion& opinion);
   void Clear() { list_.clear(); }
   // Marks those in `members` dead.
   void Apply(std::vector<Member>* members) const;

@@ -137,12 +137,13 @@ Status Node::Start() {
   engine_.SetSourceWrap([exchange = exchange_, self = self_](
                             DatasetId id, std::shared_ptr<const Catalog> catalog,
                             std::unique_ptr<Source> inner) -> Result<std::unique_ptr<Source>> {
-    Result<std::shared_ptr<Book>> book =
-        Book::Make(id, std::move(catalog), self, SteadyClock().Now());
-    if (!book) return book.error();
-    Result<std::unique_ptr<PeerSource>> made = PeerSource::Make(exchange, *book, std::move(inner));
+    Result<std::shared_ptr<PeerDataset>> dataset =
+        PeerDataset::Make(id, std::move(catalog), self, SteadyClock().Now());
+    if (!dataset) return dataset.error();
+    Result<std::unique_ptr<PeerSource>> made =
+        PeerSource::Make(exchange, *dataset, std::move(inner));
     if (!made) return made.error();
-    exchange->Add(*std::move(book));
+    exchange->Add(*std::move(dataset));
     return std::unique_ptr<Source>(*std::move(made));
   });
   engine_.SetClusterReport([this] {
@@ -187,17 +188,17 @@ void Node::Shutdown() {
   transport_.reset();
   for (const Ask& ask : left) {
     const Answer answer{.slot = ask.slot, .outcome = Outcome::kLost, .crc = 0};
-    ask.book->Deliver({&answer, 1});
+    ask.dataset->Deliver({&answer, 1});
   }
   for (const uint32_t id : requests_.Select([](const Request&) { return true; })) {
     End(id, Outcome::kLost);
   }
   Deliver(false, 0);
-  for (const BookState& state : books_) state.book->Abandon();
+  for (const PeerDatasetState& state : datasets_) state.dataset->Abandon();
   for (size_t i = 0; i < serves_.capacity(); ++i) {
     if (serves_[i].at != Serve::At::kFree) EndServe(i);
   }
-  for (const BookState& state : books_) {
+  for (const PeerDatasetState& state : datasets_) {
     if (state.ready) (void)engine_.CloseStream(state.serving);
   }
 }
@@ -242,19 +243,19 @@ void Node::Publish() {
 
 void Node::Run(const std::stop_token& stop) {
   std::vector<Ask> asks;
-  std::vector<std::shared_ptr<Book>> books;
+  std::vector<std::shared_ptr<PeerDataset>> datasets;
   const std::array<int, 2> fds = {membership_->event_fd(), engine_.serving_fd()};
   bool slept = true;
   while (!stop.stop_requested()) {
     const bool more = transport_->Progress();
-    exchange_->Take(&asks, &books);
+    exchange_->Take(&asks, &datasets);
     const Nanos now = SteadyClock().Now();
-    if (!books.empty()) AddBooks(books);
+    if (!datasets.empty()) AddDatasets(datasets);
     if (!asks.empty()) Enqueue(asks);
     SendAsks(now);
     uint64_t count;
     if ((slept || !reading_.empty()) && read(engine_.serving_fd(), &count, sizeof count) > 0) {
-      LookAtReading();
+      PollReading();
     }
     TakeTurns(now);
     if (now >= tick_at_) Tick(now);
@@ -283,14 +284,14 @@ void Node::Tick(Nanos now) {
       view_.version == 0 || poll(&member, 1, 0) > 0) {
     TakeView(now);
   }
-  ReadyBooks();
-  PlanBooks(now);
+  ReadyDatasets();
+  PlanDatasets(now);
   for (uint32_t node = 0; node < nodes_; ++node) UpdateReach(node);
   Reconnect(now);
   CheckSilence(now);
   GiveUpLate(now);
-  LookAtReading();
-  TellHeld(now);
+  PollReading();
+  AnnounceHeld(now);
   Pull(now);
   Publish();
   const bool busy = requests_.size() > 0 || !reading_.empty() || turns_.waiting() > 0;
@@ -331,10 +332,10 @@ void Node::TakeView(Nanos now) {
     Fault(node, "it was silent for its lease, or has left");
   }
   if (!planned_) return;
-  for (uint32_t number = 0; number < books_.size(); ++number) {
-    if (books_[number].book->growing) {
+  for (uint32_t number = 0; number < datasets_.size(); ++number) {
+    if (datasets_[number].dataset->growing) {
       PlanGrowing(number);
-    } else if (std::optional<Directory> plan = books_[number].book->Plan()) {
+    } else if (std::optional<Directory> plan = datasets_[number].dataset->Plan()) {
       Plan(number, *std::move(plan));
     }
   }
@@ -350,8 +351,8 @@ void Node::Forget(uint32_t node, const std::string& why, uint64_t incarnation) {
     Close(other.in, why);
   }
   other.theirs.clear();
-  other.told.clear();
-  for (BookState& state : books_) {
+  other.announced.clear();
+  for (PeerDatasetState& state : datasets_) {
     Correct(state, [&](Directory& directory) { directory.OnDead(node); });
   }
   UpdateReach(node);
@@ -390,7 +391,7 @@ void Node::CheckSilence(Nanos now) {
     Other& other = others_[node];
     if (!other.out_ready) continue;
     const bool asked = other.flying > 0;
-    const Nanos silent = now - other.heard;
+    const Nanos silent = now - other.last_received;
     const bool unanswered =
         asked && silent > options_.request_wait && now - other.oldest > options_.request_wait;
     if (unanswered || silent > options_.lease) {
@@ -400,7 +401,7 @@ void Node::CheckSilence(Nanos now) {
       continue;
     }
     const Nanos every = std::min(kPingEvery, (asked ? options_.request_wait : options_.lease) / 4);
-    if (now - other.heard > every && now - other.pinged > every) {
+    if (now - other.last_received > every && now - other.pinged > every) {
       other.pinged = now;
       Send(other.out, PingMessage{.stamp = static_cast<uint64_t>(now), .reply = 0});
     }
@@ -478,7 +479,7 @@ void Node::OnClosed(ConnectionId id, const Status& why) {
     other.out = 0;
     LostOut(connection.node);
     other.theirs.clear();
-    other.told.clear();
+    other.announced.clear();
     if (!connection.closing) {
       Fault(connection.node, StrCat("connection lost: ", why.message()));
       if (other.seen.state != "refused") other.seen.state = other.known ? "connecting" : "dead";
@@ -525,7 +526,7 @@ void Node::Proven(ConnectionId id, Connection& connection) {
   const Nanos now = SteadyClock().Now();
   if (connection.asking) {
     other.out_ready = true;
-    other.heard = now;
+    other.last_received = now;
     other.backoff = 0;
     other.seen.state = "connected";
     membership_->Trust(node, connection.handshake->other().incarnation);
@@ -539,7 +540,7 @@ void Node::Proven(ConnectionId id, Connection& connection) {
     DropServing(node, old);
     Close(old, "replaced");
   }
-  for (uint32_t number = 0; number < books_.size(); ++number) Announce(node, number);
+  for (uint32_t number = 0; number < datasets_.size(); ++number) Announce(node, number);
 }
 
 std::span<std::byte> Node::OnMessage(ConnectionId id, std::span<const std::byte> header,
@@ -560,7 +561,7 @@ std::span<std::byte> Node::OnMessage(ConnectionId id, std::span<const std::byte>
   }
   const uint32_t node = connection.node;
   Other& other = others_[node];
-  if (connection.asking) other.heard = SteadyClock().Now();
+  if (connection.asking) other.last_received = SteadyClock().Now();
   if (const auto* data = std::get_if<DataMessage>(&message); data != nullptr && connection.asking) {
     return OnData(id, *data, payload_bytes, tag);
   }
@@ -584,23 +585,24 @@ std::span<std::byte> Node::OnMessage(ConnectionId id, std::span<const std::byte>
     if (other.theirs.size() < kMostDatasets) other.theirs.insert_or_assign(dataset->name, *dataset);
     UpdateReach(node);
     // Before, it could not have made use of it.
-    for (uint32_t number = 0; number < books_.size(); ++number) {
-      const BookState& state = books_[number];
-      if (!state.ready || state.book->name != dataset->name || other.in == 0) continue;
+    for (uint32_t number = 0; number < datasets_.size(); ++number) {
+      const PeerDatasetState& state = datasets_[number];
+      if (!state.ready || state.dataset->name != dataset->name || other.in == 0) continue;
       SendHave(other.in, number, false);
     }
   } else if (const auto* have = std::get_if<HaveMessage>(&message)) {
-    if (BookState* state = BookOf(node, have->dataset)) {
+    if (PeerDatasetState* state = DatasetOf(node, have->dataset)) {
       const uint64_t end = uint64_t{have->first} + have->bits.size() * 8;
-      const uint64_t samples = state->book->catalog->size();
+      const uint64_t samples = state->dataset->catalog->size();
       if (have->first % 8 == 0 && end < samples + 8) {
         Correct(*state, [&](Directory& d) { d.OnHave(node, have->first, have->bits); });
-        if (end >= samples && other.told.insert(state->book->name).second) UpdateReach(node);
+        if (end >= samples && other.announced.insert(state->dataset->name).second)
+          UpdateReach(node);
       }
     }
   } else if (const auto* changes = std::get_if<ChangesMessage>(&message)) {
-    if (BookState* state = BookOf(node, changes->dataset)) {
-      const SampleId samples = static_cast<SampleId>(state->book->catalog->size());
+    if (PeerDatasetState* state = DatasetOf(node, changes->dataset)) {
+      const SampleId samples = static_cast<SampleId>(state->dataset->catalog->size());
       Correct(*state, [&](Directory& d) {
         for (const SampleId s : changes->got) {
           if (s < samples) d.OnGot(node, s);

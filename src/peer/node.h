@@ -97,12 +97,12 @@ class Node final : public Peers, private TransportHandler {
     bool was_ready = false;  // and is not any more: nobody waits for it
     Nanos retry_at = 0;
     Nanos backoff = 0;
-    Nanos heard = 0;
+    Nanos last_received = 0;
     Nanos pinged = 0;
     Nanos oldest = 0;   // since when something is under way without an answer
     Nanos gave_up = 0;  // the last request that took too long
     std::map<uint64_t, DatasetMessage> theirs;  // by name
-    std::set<uint64_t> told;                    // of these, whose held samples it has said
+    std::set<uint64_t> announced;               // of these, whose held samples it has announced
     std::deque<uint32_t> queue;                 // requests that wait for credit
     size_t flying = 0;
     uint64_t flying_bytes = 0;
@@ -123,8 +123,8 @@ class Node final : public Peers, private TransportHandler {
     std::string why;    // it is being closed
     bool late = false;  // closed for a request that took too long
   };
-  struct BookState {
-    std::shared_ptr<Book> book;
+  struct PeerDatasetState {
+    std::shared_ptr<PeerDataset> dataset;
     bool ready = false;  // the engine has it
     StreamId serving = 0;
     std::optional<Directory> early;   // before the first plan; growing: none
@@ -182,20 +182,20 @@ class Node final : public Peers, private TransportHandler {
   void Publish();
 
   // Data sets.
-  void AddBooks(std::vector<std::shared_ptr<Book>>& books);
-  void ReadyBooks();
-  void PlanBooks(Nanos now);
+  void AddDatasets(std::vector<std::shared_ptr<PeerDataset>>& datasets);
+  void ReadyDatasets();
+  void PlanDatasets(Nanos now);
   void Plan(uint32_t number, Directory plan);
   void PlanGrowing(uint32_t number);
-  void ServeEarly(BookState& state);
+  void ServeEarly(PeerDatasetState& state);
   void UpdateReach(uint32_t node);
   void Announce(uint32_t node, uint32_t number);
-  void TellHeld(Nanos now);
-  void Tell(uint32_t number, const HeldChanges& changes);
-  void NoteHeld(BookState& state, const HeldChanges& changes);
+  void AnnounceHeld(Nanos now);
+  void AnnounceChanges(uint32_t number, const HeldChanges& changes);
+  void NoteHeld(PeerDatasetState& state, const HeldChanges& changes);
   void SendHave(ConnectionId connection, uint32_t number, bool all);
-  void Correct(BookState& state, const std::function<void(Directory&)>& change);
-  BookState* BookOf(uint32_t node, uint32_t their_number);
+  void Correct(PeerDatasetState& state, const std::function<void(Directory&)>& change);
+  PeerDatasetState* DatasetOf(uint32_t node, uint32_t their_number);
 
   // Asking.
   void Enqueue(std::vector<Ask>& asks);
@@ -218,16 +218,16 @@ class Node final : public Peers, private TransportHandler {
     std::optional<SampleId> sample = std::nullopt;
     Refusal why = Refusal::kNoSuchSample;
   };
-  Resolved Resolve(BookState& state, const FileSample& wanted);
+  Resolved Resolve(PeerDatasetState& state, const FileSample& wanted);
   void OnCancel(uint32_t node, uint32_t request);
   void DropServing(uint32_t node, ConnectionId id);
   Nanos TurnAt() const;
   void TakeTurns(Nanos now);
   void StartServe(const Turn& turn);
   void Refuse(const Turn& turn, Refusal why);
-  bool Holds(const BookState& state, SampleId sample) const;
-  void Look(size_t serve);
-  void LookAtReading();
+  bool Holds(const PeerDatasetState& state, SampleId sample) const;
+  void PollServe(size_t serve);
+  void PollReading();
   void Reply(size_t serve);
   bool Gather(Serve& serve, std::span<const std::byte> bytes, uint32_t crc);
   void FlushGather(uint32_t node);
@@ -258,7 +258,7 @@ class Node final : public Peers, private TransportHandler {
   std::vector<Other> others_;
   std::unordered_map<ConnectionId, Connection> connections_;
   size_t strangers_ = 0;  // accepted connections that have proven nothing
-  std::vector<BookState> books_;
+  std::vector<PeerDatasetState> datasets_;
   Requests requests_;
   std::vector<uint32_t> asking_;  // nodes whose queue is not empty
   size_t answers_ = 0;            // not delivered yet

@@ -21,11 +21,11 @@ class GetBatch {
  public:
   // False: it does not go with the others. `dataset`: the receiver's number.
   bool Add(uint32_t id, const Ask& ask, uint32_t dataset) {
-    const bool alike = ids_.empty() || (book_ == ask.book.get() && held_only_ == ask.held_only &&
+    const bool alike = ids_.empty() || (of_ == ask.dataset.get() && held_only_ == ask.held_only &&
                                         urgent_ == ask.urgent);
     if (!alike || ids_.size() == kMostWanted) return false;
-    if (ask.book->growing) {
-      FileSample sample = FileSampleOf(*ask.book->catalog, ask.sample);
+    if (ask.dataset->growing) {
+      FileSample sample = FileSampleOf(*ask.dataset->catalog, ask.sample);
       const size_t bytes = kNamedBytes + sample.path.size();
       if (!ids_.empty() && header_bytes_ + bytes > Transport::kMaxHeader) return false;
       header_bytes_ += bytes;
@@ -34,7 +34,7 @@ class GetBatch {
       by_number_.push_back({.request = id, .sample = ask.sample});
     }
     ids_.push_back(id);
-    book_ = ask.book.get();
+    of_ = ask.dataset.get();
     dataset_ = dataset;
     held_only_ = ask.held_only;
     urgent_ = ask.urgent;
@@ -58,7 +58,7 @@ class GetBatch {
   static constexpr size_t kMessageBytes = 10;
   static constexpr size_t kNamedBytes = 36;
 
-  const Book* book_ = nullptr;
+  const PeerDataset* of_ = nullptr;
   uint32_t dataset_ = 0;
   bool held_only_ = false;
   bool urgent_ = false;
@@ -75,7 +75,7 @@ void Node::Enqueue(std::vector<Ask>& asks) {
     Other& other = others_[ask.node];
     if (!other.out_ready || requests_.full()) {
       const Answer answer{.slot = ask.slot, .outcome = Outcome::kLost, .crc = 0};
-      ask.book->Deliver({&answer, 1});
+      ask.dataset->Deliver({&answer, 1});
       continue;
     }
     if (other.queue.empty()) asking_.push_back(ask.node);
@@ -89,7 +89,7 @@ void Node::Enqueue(std::vector<Ask>& asks) {
 void Node::SendAsks(Nanos now) {
   for (const uint32_t node : std::exchange(asking_, {})) {
     Other& other = others_[node];
-    if (other.flying == 0 && other.heard >= other.gave_up) other.oldest = now;
+    if (other.flying == 0 && other.last_received >= other.gave_up) other.oldest = now;
     SendAsksTo(node);
     if (!other.queue.empty()) asking_.push_back(node);
   }
@@ -116,7 +116,7 @@ void Node::SendAsksTo(uint32_t node) {
     const uint64_t bytes = request->ask.dest.size();
     if (other.flying > 0 && other.flying_bytes + bytes > kCreditBytes) break;
     other.queue.pop_front();
-    const auto theirs = other.theirs.find(request->ask.book->name);
+    const auto theirs = other.theirs.find(request->ask.dataset->name);
     if (!other.out_ready || theirs == other.theirs.end()) {
       End(id, Outcome::kLost);
       continue;
@@ -176,8 +176,8 @@ void Node::End(uint32_t id, Outcome outcome, uint32_t crc) {
   }
   const Answer answer{.slot = ask.slot, .outcome = outcome, .crc = crc};
   // Data sets are few.
-  for (BookState& state : books_) {
-    if (state.book == ask.book) state.answers.push_back(answer);
+  for (PeerDatasetState& state : datasets_) {
+    if (state.dataset == ask.dataset) state.answers.push_back(answer);
   }
   ++answers_;
   requests_.Remove(id);
@@ -225,7 +225,7 @@ std::span<std::byte> Node::OnData(ConnectionId id, const DataMessage& data, uint
     sum += given.length;
     const Request* request = requests_.Find(given.request);
     if (request == nullptr || request->connection != id) continue;  // given up
-    const bool same = request->ask.book->growing || request->ask.sample == given.sample;
+    const bool same = request->ask.dataset->growing || request->ask.sample == given.sample;
     right = right && request->at == Request::At::kSent && same &&
             request->ask.dest.size() == given.length;
     wanted = true;
@@ -276,7 +276,7 @@ void Node::OnPayload(ConnectionId id, uint64_t tag, const Status& status) {
   uint64_t at = 0;
   const auto it = connections_.find(id);
   const bool late = it != connections_.end() && it->second.late;
-  if (it != connections_.end()) others_[it->second.node].heard = SteadyClock().Now();
+  if (it != connections_.end()) others_[it->second.node].last_received = SteadyClock().Now();
   for (const Given& given : gathered.given) {
     Request* request = requests_.Find(given.request);
     const bool live =
@@ -303,7 +303,7 @@ void Node::OnRefused(ConnectionId id, const RefusedMessage& refused) {
   const uint32_t node = request->ask.node;
   if (refused.why == Refusal::kNotHeld) {
     const SampleId sample = request->ask.sample;
-    request->ask.book->Correct([&](Directory& directory) { directory.OnLost(node, sample); });
+    request->ask.dataset->Correct([&](Directory& directory) { directory.OnLost(node, sample); });
   }
   End(refused.request, Outcome::kRefused);
 }
@@ -313,9 +313,9 @@ void Node::Deliver(bool more, Nanos now) {
   if (answers_ == 0 || (more && answers_ < kTogether && now < deliver_at_)) return;
   answers_ = 0;
   deliver_at_ = now + kTogetherWait;
-  for (BookState& state : books_) {
+  for (PeerDatasetState& state : datasets_) {
     if (state.answers.empty()) continue;
-    state.book->Deliver(state.answers);
+    state.dataset->Deliver(state.answers);
     state.answers.clear();
   }
 }

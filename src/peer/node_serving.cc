@@ -30,12 +30,12 @@ void Node::OnGet(ConnectionId id, uint32_t node, const GetMessage& get) {
               .held_only = get.held_only != 0,
               .urgent = get.urgent != 0,
               .connection = id};
-    if (get.dataset >= books_.size() || !books_[get.dataset].ready ||
-        wanted.sample >= books_[get.dataset].book->catalog->size()) {
+    if (get.dataset >= datasets_.size() || !datasets_[get.dataset].ready ||
+        wanted.sample >= datasets_[get.dataset].dataset->catalog->size()) {
       Refuse(turn, Refusal::kNoSuchSample);
       continue;
     }
-    turn.bytes = books_[get.dataset].book->catalog->length(wanted.sample);
+    turn.bytes = datasets_[get.dataset].dataset->catalog->length(wanted.sample);
     if (!turns_.Add(turn)) Refuse(turn, Refusal::kBusy);
   }
 }
@@ -52,9 +52,9 @@ void Node::OnGetNamed(ConnectionId id, uint32_t node, const GetNamedMessage& get
               .urgent = get.urgent != 0,
               .connection = id};
     Resolved resolved;
-    if (get.dataset < books_.size() && books_[get.dataset].ready &&
-        books_[get.dataset].book->growing) {
-      resolved = Resolve(books_[get.dataset], wanted.sample);
+    if (get.dataset < datasets_.size() && datasets_[get.dataset].ready &&
+        datasets_[get.dataset].dataset->growing) {
+      resolved = Resolve(datasets_[get.dataset], wanted.sample);
     }
     if (!resolved.sample) {
       Refuse(turn, resolved.why);
@@ -68,26 +68,27 @@ void Node::OnGetNamed(ConnectionId id, uint32_t node, const GetNamedMessage& get
 // What this node has never seen it takes for what the asker says: its source reads no other version
 // of the file, and a copy in its folder has the version in its name. Nothing is asked of the
 // storage here.
-Node::Resolved Node::Resolve(BookState& state, const FileSample& wanted) {
-  const Book& book = *state.book;
-  const std::string path = JoinPath(book.catalog->root(), wanted.path);
+Node::Resolved Node::Resolve(PeerDatasetState& state, const FileSample& wanted) {
+  const PeerDataset& dataset = *state.dataset;
+  const std::string path = JoinPath(dataset.catalog->root(), wanted.path);
   const NewFile file{
       .path = path, .size = wanted.bytes, .mtime_ns = wanted.modified_ns, .block = wanted.block};
   const auto number = [&](const Appended& samples) {
     const uint64_t index = wanted.block == 0 ? 0 : wanted.offset / wanted.block;
     return Resolved{.sample = samples.first + static_cast<SampleId>(index)};
   };
-  if (const std::optional<Appended> found = book.catalog->Find(file)) return number(*found);
+  if (const std::optional<Appended> found = dataset.catalog->Find(file)) return number(*found);
   // Before the first plan the asker's word counts; StartServe looks again.
-  if (book.planned() && book.HomeOf(HomeName(wanted)) != self_) return {.why = Refusal::kNotHeld};
+  if (dataset.planned() && dataset.HomeOf(HomeName(wanted)) != self_)
+    return {.why = Refusal::kNotHeld};
   std::vector<Appended> added;
-  if (!engine_.AppendSamples(book.id, {&file, 1}, &added).ok()) return {.why = Refusal::kBusy};
+  if (!engine_.AppendSamples(dataset.id, {&file, 1}, &added).ok()) return {.why = Refusal::kBusy};
   return number(added.front());
 }
 
 void Node::OnCancel(uint32_t node, uint32_t request) {
   turns_.Cancel(node, request);
-  for (BookState& state : books_) {
+  for (PeerDatasetState& state : datasets_) {
     std::erase_if(state.early_turns,
                   [&](const Turn& turn) { return turn.node == node && turn.request == request; });
   }
@@ -108,7 +109,7 @@ void Node::DropServing(uint32_t node, ConnectionId id) {
     send_buffers_.Free(std::exchange(other.gather, SIZE_MAX));
     other.gather_message.given.clear();
   }
-  for (BookState& state : books_) {
+  for (PeerDatasetState& state : datasets_) {
     std::erase_if(state.early_turns, [&](const Turn& turn) { return turn.connection == id; });
   }
   for (size_t i = 0; i < serves_.capacity(); ++i) {
@@ -141,13 +142,13 @@ void Node::TakeTurns(Nanos now) {
 }
 
 void Node::StartServe(const Turn& turn) {
-  BookState& state = books_[turn.dataset];
+  PeerDatasetState& state = datasets_[turn.dataset];
   if (turn.connection == 0 || turn.connection != others_[turn.node].in) return;
   if (!options_.coordinate) {
     Refuse(turn, Refusal::kNotHeld);
     return;
   }
-  if (!state.book->planned()) {
+  if (!state.dataset->planned()) {
     // Both see the same cluster soon.
     if (state.early_turns.size() < Turns::kMostWaiting) {
       state.early_turns.push_back(turn);
@@ -158,9 +159,9 @@ void Node::StartServe(const Turn& turn) {
   }
   // Only its home reads a sample from the source for others: two nodes whose views differ for a
   // moment would wait for each other.
-  const bool home = state.book->Locate(turn.sample).home == self_;
+  const bool home = state.dataset->Locate(turn.sample).home == self_;
   if (!Holds(state, turn.sample) && (turn.held_only || !home)) {
-    Tell(turn.dataset, engine_.TakeHeldChanges(state.book->id));
+    AnnounceChanges(turn.dataset, engine_.TakeHeldChanges(state.dataset->id));
     if (!Holds(state, turn.sample)) {
       Refuse(turn, Refusal::kNotHeld);
       return;
@@ -172,7 +173,7 @@ void Node::StartServe(const Turn& turn) {
   serve.connection = turn.connection;
   serve.pull = false;
   pinned_ += turn.bytes;
-  Look(index);
+  PollServe(index);
 }
 
 size_t Node::NewServe() {
@@ -183,10 +184,10 @@ size_t Node::NewServe() {
 }
 
 // Asks the engine once; what is not there yet is looked at again.
-void Node::Look(size_t index) {
+void Node::PollServe(size_t index) {
   Serve& serve = serves_[index];
   const bool first = serve.lease == kNoLease;
-  const StreamId stream = books_[serve.turn.dataset].serving;
+  const StreamId stream = datasets_[serve.turn.dataset].serving;
   const Result<TakeKind> taken =
       engine_.Fetch(stream, serve.turn.sample, 0, &serve.lease, &serve.loan);
   if (taken && *taken == TakeKind::kPending) {
@@ -194,9 +195,9 @@ void Node::Look(size_t index) {
     // It was held a moment ago. Were it read from its home, which may be asking for it here, the
     // two would wait for each other.
     const uint32_t number = serve.turn.dataset;
-    BookState& state = books_[number];
-    if (!serve.pull && state.book->Locate(serve.turn.sample).home != self_) {
-      Tell(number, engine_.TakeHeldChanges(state.book->id));
+    PeerDatasetState& state = datasets_[number];
+    if (!serve.pull && state.dataset->Locate(serve.turn.sample).home != self_) {
+      AnnounceChanges(number, engine_.TakeHeldChanges(state.dataset->id));
       if (!Holds(state, serve.turn.sample)) {
         Refuse(serve.turn, Refusal::kNotHeld);
         EndServe(index);
@@ -221,9 +222,9 @@ void Node::Look(size_t index) {
   Reply(index);
 }
 
-void Node::LookAtReading() {
+void Node::PollReading() {
   const std::vector<size_t> reading = reading_;
-  for (const size_t index : reading) Look(index);
+  for (const size_t index : reading) PollServe(index);
 }
 
 void Node::Reply(size_t index) {
@@ -324,13 +325,13 @@ void Node::EndServe(size_t index) {
 // its room and its future.
 void Node::Pull(Nanos now) {
   if (!planned_ || metrics_.pull.value() == 0) return;
-  for (uint32_t number = 0; number < books_.size(); ++number) {
-    BookState& state = books_[number];
-    if (!state.ready || now < state.pull_at || !state.book->planned()) continue;
+  for (uint32_t number = 0; number < datasets_.size(); ++number) {
+    PeerDatasetState& state = datasets_[number];
+    if (!state.ready || now < state.pull_at || !state.dataset->planned()) continue;
     if (pulls_ >= kMostPulls || requests_.size() > pulls_) return;
     bool any = false;
-    for (const SampleId sample : engine_.Upcoming(state.book->id, kMostPulls - pulls_)) {
-      if (state.book->ChooseOne(sample, false).to != Choice::To::kPeer) continue;
+    for (const SampleId sample : engine_.Upcoming(state.dataset->id, kMostPulls - pulls_)) {
+      if (state.dataset->ChooseOne(sample, false).to != Choice::To::kPeer) continue;
       any = true;
       const size_t index = NewServe();
       Serve& serve = serves_[index];
@@ -344,7 +345,7 @@ void Node::Pull(Nanos now) {
                     .connection = 0};
       serve.pull = true;
       ++pulls_;
-      Look(index);
+      PollServe(index);
     }
     if (!any) state.pull_at = now + kPullPause;
   }

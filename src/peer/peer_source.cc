@@ -9,20 +9,20 @@
 namespace forebay::peer {
 
 Result<std::unique_ptr<PeerSource>> PeerSource::Make(std::shared_ptr<Exchange> exchange,
-                                                     std::shared_ptr<Book> book,
+                                                     std::shared_ptr<PeerDataset> dataset,
                                                      std::unique_ptr<Source> inner) {
   Result<WakeFd> wake = WakeFd::Make();
   if (!wake) return wake.error();
   FOREBAY_RETURN_IF_ERROR(wake->Watch(inner->event_fd()));
-  FOREBAY_RETURN_IF_ERROR(wake->Watch(book->event_fd()));
+  FOREBAY_RETURN_IF_ERROR(wake->Watch(dataset->event_fd()));
   return std::unique_ptr<PeerSource>(
-      new PeerSource(std::move(exchange), std::move(book), std::move(inner), *std::move(wake)));
+      new PeerSource(std::move(exchange), std::move(dataset), std::move(inner), *std::move(wake)));
 }
 
-PeerSource::PeerSource(std::shared_ptr<Exchange> exchange, std::shared_ptr<Book> book,
+PeerSource::PeerSource(std::shared_ptr<Exchange> exchange, std::shared_ptr<PeerDataset> dataset,
                        std::unique_ptr<Source> inner, WakeFd wake)
     : exchange_(std::move(exchange)),
-      book_(std::move(book)),
+      dataset_(std::move(dataset)),
       creator_(getpid()),
       slots_(inner->capacity()),
       wake_(std::move(wake)),
@@ -30,26 +30,26 @@ PeerSource::PeerSource(std::shared_ptr<Exchange> exchange, std::shared_ptr<Book>
 
 PeerSource::~PeerSource() {
   if (getpid() != creator_) return;
-  book_->Retire();
+  dataset_->Retire();
   // Nothing may write to the reads' memory once they are gone. Every ask ends within its time. Some
   // may have been answered, and wait for a Reap that had room for them.
   asked_ -= answers_.size() - answers_at_;
   while (asked_ > 0) {
-    pollfd waiting{book_->event_fd(), POLLIN, 0};
+    pollfd waiting{dataset_->event_fd(), POLLIN, 0};
     poll(&waiting, 1, 50);
     answers_.clear();
-    book_->TakeAnswers(&answers_);
+    dataset_->TakeAnswers(&answers_);
     asked_ -= std::min(asked_, answers_.size());
   }
 }
 
 std::string PeerSource::Describe() const { return StrCat("peers, then ", inner_->Describe()); }
 
-bool PeerSource::MayWait(Nanos now) const { return now - book_->added < exchange_->join_wait; }
+bool PeerSource::MayWait(Nanos now) const { return now - dataset_->added < exchange_->join_wait; }
 
 int32_t PeerSource::Elsewhere(SampleId sample) const {
   if (!exchange_->coordinate) return -1;
-  const Choice choice = book_->ChooseOne(sample, false);
+  const Choice choice = dataset_->ChooseOne(sample, false);
   return choice.to == Choice::To::kPeer ? static_cast<int32_t>(choice.node) : -1;
 }
 
@@ -73,16 +73,16 @@ size_t PeerSource::Submit(std::span<const SourceRead> reads) {
     samples_.push_back(read.sample);
   }
   if (exchange_->coordinate) {
-    book_->Choose(samples_, MayWait(now), &choices_);
+    dataset_->Choose(samples_, MayWait(now), &choices_);
   } else {
     choices_.assign(taken, Choice{});
   }
-  Place(true, now);
+  Dispatch(true, now);
   Flush(now);
   return taken;
 }
 
-void PeerSource::Place(bool groups, Nanos now) {
+void PeerSource::Dispatch(bool groups, Nanos now) {
   // A group is what is read in one piece: one that goes to a peer ends it, so that the source does
   // not read what lies between.
   uint32_t group = 0;
@@ -104,7 +104,7 @@ void PeerSource::Place(bool groups, Nanos now) {
         slot.at = At::kPeer;
         slot.start = now;
         ++asked_;
-        asks_.push_back({.book = book_,
+        asks_.push_back({.dataset = dataset_,
                          .slot = index,
                          .node = choice.node,
                          .sample = slot.read.sample,
@@ -166,7 +166,7 @@ void PeerSource::Flush(Nanos now) {
   } else if (!to_inner_.empty()) {
     wake_.SetTime(now + kMilli);
   } else if (!waiting_.empty()) {
-    wake_.SetTime(book_->added + exchange_->join_wait);
+    wake_.SetTime(dataset_->added + exchange_->join_wait);
   } else {
     wake_.SetTime(WakeFd::kNever);
   }
@@ -174,15 +174,15 @@ void PeerSource::Flush(Nanos now) {
 
 void PeerSource::TryWaiting(Nanos now) {
   if (waiting_.empty()) return;
-  const uint64_t version = book_->version();
+  const uint64_t version = dataset_->version();
   if (version == version_ && MayWait(now)) return;
   version_ = version;
   placed_.clear();
   placed_.swap(waiting_);
   samples_.clear();
   for (const uint32_t index : placed_) samples_.push_back(slots_[index].read.sample);
-  book_->Choose(samples_, MayWait(now), &choices_);
-  Place(false, now);
+  dataset_->Choose(samples_, MayWait(now), &choices_);
+  Dispatch(false, now);
 }
 
 size_t PeerSource::Reap(std::span<SourceDone> out) {
@@ -201,7 +201,7 @@ size_t PeerSource::ReapAnswers(std::span<SourceDone> out, Nanos now) {
     answers_.clear();
     answers_at_ = 0;
   }
-  book_->TakeAnswers(&answers_);
+  dataset_->TakeAnswers(&answers_);
   size_t taken = 0;
   for (; answers_at_ < answers_.size() && taken < out.size(); ++answers_at_) {
     const Answer& answer = answers_[answers_at_];
@@ -211,7 +211,7 @@ size_t PeerSource::ReapAnswers(std::span<SourceDone> out, Nanos now) {
     if (answer.outcome != Outcome::kArrived) {
       if (answer.outcome == Outcome::kTimeout) {
         cost.OnTimeout(slot.read.dest.size(), slot.depth, now - slot.start, now);
-      } else if (answer.outcome == Outcome::kRefused && book_->growing) {
+      } else if (answer.outcome == Outcome::kRefused && dataset_->growing) {
         cost.OnRefused(now);
       } else {
         cost.OnFailure(now);

@@ -28,7 +28,7 @@ namespace forebay::peer {
 class PeerSource final : public Source {
  public:
   static Result<std::unique_ptr<PeerSource>> Make(std::shared_ptr<Exchange> exchange,
-                                                  std::shared_ptr<Book> book,
+                                                  std::shared_ptr<PeerDataset> dataset,
                                                   std::unique_ptr<Source> inner);
   // Waits for peers' bytes under way, whose time is bounded.
   ~PeerSource() override;
@@ -50,11 +50,11 @@ class PeerSource final : public Source {
     At at = At::kFree;
   };
 
-  PeerSource(std::shared_ptr<Exchange> exchange, std::shared_ptr<Book> book,
+  PeerSource(std::shared_ptr<Exchange> exchange, std::shared_ptr<PeerDataset> dataset,
              std::unique_ptr<Source> inner, WakeFd wake);
   bool MayWait(Nanos now) const;
   // Sends the slots in `placed_` where `choices_` says; `groups`: they are a Submit's.
-  void Place(bool groups, Nanos now);
+  void Dispatch(bool groups, Nanos now);
   void ToInner(uint32_t index, uint32_t group, Nanos now);
   void Flush(Nanos now);
   void TryWaiting(Nanos now);
@@ -64,7 +64,7 @@ class PeerSource final : public Source {
 
   // Shared with the peer thread, which may end before this source, or after it.
   const std::shared_ptr<Exchange> exchange_;
-  const std::shared_ptr<Book> book_;
+  const std::shared_ptr<PeerDataset> dataset_;
   const pid_t creator_;
   Slots<Slot> slots_;
   std::vector<uint32_t> waiting_;  // for a plan, or for a home
@@ -79,7 +79,7 @@ class PeerSource final : public Source {
   uint32_t last_group_ = 0;
   size_t asked_ = 0;        // slots at peers
   size_t inner_depth_ = 0;  // slots at the inner source
-  PlaceModel source_model_;
+  OriginModel source_model_;
   std::vector<std::unique_ptr<PeerCost>> costs_;  // by node; null: never asked
   WakeFd wake_;
   std::unique_ptr<Source> inner_;

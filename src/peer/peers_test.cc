@@ -92,7 +92,7 @@ TEST_F(PeersTest, ASourceGoesWithAnswersThatNobodyTook) {
   Metric& avoided = registry.AddMechanism("test", "a test").AddCounter("avoided", "a test");
   const auto exchange = std::make_shared<Exchange>(kSecond, kSecond, true, avoided);
   exchange->Open([] {});
-  std::shared_ptr<Book> book = *Book::Make(0, catalog, 0, SteadyClock().Now());
+  std::shared_ptr<PeerDataset> dataset = *PeerDataset::Make(0, catalog, 0, SteadyClock().Now());
   View view{.version = 1, .nodes = 2, .members = {}};
   for (uint32_t node = 0; node < 2; ++node) {
     Member member;
@@ -102,9 +102,9 @@ TEST_F(PeersTest, ASourceGoesWithAnswersThatNobodyTook) {
   }
   Directory plan(0, Engine::TierLengths(*catalog));
   plan.OnView(view);
-  book->SetPlan(plan);
-  book->SetReach(1, Reach::kReady);
-  auto source = PeerSource::Make(exchange, book, *MakeNullSource(16));
+  dataset->SetPlan(plan);
+  dataset->SetReach(1, Reach::kReady);
+  auto source = PeerSource::Make(exchange, dataset, *MakeNullSource(16));
   ASSERT_TRUE(source);
   std::array<std::array<std::byte, 100>, 3> bytes{};
   std::vector<SourceRead> reads;
@@ -114,12 +114,12 @@ TEST_F(PeersTest, ASourceGoesWithAnswersThatNobodyTook) {
   }
   ASSERT_EQ((*source)->Submit(reads), 3u);
   std::vector<Ask> asks;
-  std::vector<std::shared_ptr<Book>> books;
-  exchange->Take(&asks, &books);
+  std::vector<std::shared_ptr<PeerDataset>> datasets;
+  exchange->Take(&asks, &datasets);
   ASSERT_EQ(asks.size(), 3u);
   for (const Ask& ask : asks) {
     const Answer answer{.slot = ask.slot, .outcome = Outcome::kArrived, .crc = Crc32c(ask.dest)};
-    book->Deliver({&answer, 1});
+    dataset->Deliver({&answer, 1});
   }
   std::array<SourceDone, 1> done;
   ASSERT_EQ((*source)->Reap(done), 1u);

@@ -59,7 +59,7 @@ class PullTest : public testing::PeerCluster {
       if (plan.Locate(s).home == 0) theirs_.insert(s);
     }
     for (SampleId s = 0; s < kLarge; ++s) {
-      ASSERT_EQ(plan.ShareOf(s), theirs_.contains(s) ? Share::kNone : Share::kHome) << s;
+      ASSERT_EQ(plan.ShareOf(s), theirs_.contains(s) ? KeepShare::kNone : KeepShare::kHome) << s;
     }
   }
 

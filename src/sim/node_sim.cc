@@ -10,6 +10,7 @@
 #include "base/slots.h"
 #include "core/sampler.h"
 #include "core/scheduler.h"
+#include "core/waits.h"
 
 namespace forebay::sim {
 namespace {
@@ -166,7 +167,7 @@ void Node::Start(const ReadAction& action) {
     processor_free_at_ = std::max(now_, processor_free_at_) + SpanOf(1, sc_.reads_per_s);
     begin = processor_free_at_;
   }
-  if (action.place == Place::kTier && folder_.Has(action.sample)) {
+  if (action.origin == Origin::kTier && folder_.Has(action.sample)) {
     read.from_folder = true;
     At(folder_.Read(action.length, begin), index);
     return;
@@ -215,14 +216,14 @@ void Node::Finish(uint32_t index) {
   }
   meter_.OnBytes(bytes);
   meter_.OnRequest(now_ - read.start);
-  scheduler_.OnReadDone(read.action, true, 0, read.from_folder ? Place::kTier : Place::kSource);
+  scheduler_.OnReadDone(read.action, true, 0, read.from_folder ? Origin::kTier : Origin::kSource);
   reads_.Free(index);
 }
 
 // Hands the scheduler's wishes on, as the engine does after every event.
 void Node::Pump() {
-  for (std::vector<OrderAction> orders = scheduler_.NextOrders(); !orders.empty();
-       orders = scheduler_.NextOrders()) {
+  for (std::vector<OrderAction> orders = scheduler_.lookahead().TakeOrders(); !orders.empty();
+       orders = scheduler_.lookahead().TakeOrders()) {
     for (const OrderAction& order : orders) {
       SamplerSpec sampler;
       sampler.size = static_cast<uint32_t>(sc_.lengths.size());
@@ -235,9 +236,9 @@ void Node::Pump() {
   folder_.Advance(now_, &stored_);
   for (const SampleId sample : stored_) scheduler_.OnStoreEnded(0, sample, true);
   StoreAction store;
-  while (scheduler_.FirstStore(&store) && folder_.MayTake(store.length)) {
-    scheduler_.BeginStore(store);
-    scheduler_.OnStoreTaken(store);
+  while (scheduler_.stores().First(&store) && folder_.MayTake(store.length)) {
+    scheduler_.stores().Begin(store);
+    scheduler_.stores().OnTaken(store);
     const Nanos whole = folder_.Write(store.sample, store.length, now_);
     if (whole < 0) {
       scheduler_.OnStoreEnded(0, store.sample, false);
@@ -246,11 +247,11 @@ void Node::Pump() {
     }
   }
   actions_.clear();
-  scheduler_.SetReadAheadBytes(sc_.read_ahead != 0 ? sc_.read_ahead
-                                                   : tuner_->decision().ahead_bytes);
-  scheduler_.NextReads(limit(), &actions_);
+  scheduler_.lookahead().SetReadAheadBytes(sc_.read_ahead != 0 ? sc_.read_ahead
+                                                               : tuner_->decision().ahead_bytes);
+  scheduler_.leases().NextReads(limit(), &actions_);
   for (const ReadAction& action : actions_) Start(action);
-  meter_.OnWaiting(scheduler_.WaitingForReads(), now_);
+  meter_.OnWaiting(Waits(scheduler_).CountForReads(), now_);
 }
 
 void Node::Tune() {
@@ -259,10 +260,10 @@ void Node::Tune() {
     source_.Apply(sc_.then, now_);
   }
   const TuneObservation seen = meter_.Observe({.consumers = 1,
-                                               .in_flight = scheduler_.requests(),
-                                               .ready_bytes = scheduler_.ready_bytes(),
-                                               .ahead_bytes = scheduler_.ahead_bytes(),
-                                               .batch_bytes = scheduler_.batch_bytes(),
+                                               .in_flight = scheduler_.reads().requests(),
+                                               .ready_bytes = scheduler_.residency().bytes().ready,
+                                               .ahead_bytes = scheduler_.residency().bytes().ahead,
+                                               .batch_bytes = scheduler_.lookahead().batch_bytes(),
                                                .fixed_reads = sc_.in_flight,
                                                .fixed_bytes = sc_.read_ahead},
                                               now_);
@@ -275,7 +276,7 @@ void Node::Tune() {
 // The consumer asks for its next batch; it holds the one before until it has it.
 Status Node::Take() {
   while (waiting_) {
-    const Scheduler::Take take = scheduler_.TakeBatch(stream_, &handout_);
+    const Scheduler::Take take = scheduler_.leases().TakeBatch(stream_, &handout_);
     switch (take) {
       case Scheduler::Take::kReady: {
         waiting_ = false;
@@ -284,9 +285,9 @@ Status Node::Take() {
         delivered_ += handout_.samples.size();
         uint64_t bytes = 0;
         for (const uint32_t length : handout_.lengths) bytes += length;
-        meter_.OnTake(bytes, scheduler_.ready_bytes());
+        meter_.OnTake(bytes, scheduler_.residency().bytes().ready);
         if (on_batch_) on_batch_(static_cast<uint32_t>(handout_.epoch), handout_.samples);
-        if (held_ != kNoLease) scheduler_.Release(held_);
+        if (held_ != kNoLease) scheduler_.leases().Release(held_);
         held_ = handout_.lease;
         const auto samples = static_cast<Nanos>(handout_.samples.size());
         At(now_ + sc_.step + samples * sc_.sample_step, kStepDone);
@@ -319,18 +320,19 @@ Status Node::Take() {
 
 Result<NodeOutcome> Node::Run() {
   const size_t samples = sc_.lengths.size();
-  if (scheduler_.AddDataset(sc_.lengths, Scheduler::MetadataBytes(samples)) == Scheduler::kNoRoom) {
+  if (scheduler_.AddDataset(sc_.lengths, samples * Residency::kBytesPerSample) ==
+      Scheduler::kNoRoom) {
     return Status(Code::kResourceExhausted, StrCat("the tables of ", samples, " samples need ",
-                                                   Scheduler::MetadataBytes(samples),
+                                                   samples * Residency::kBytesPerSample,
                                                    " bytes; the memory has ", sc_.arena_bytes));
   }
   if (sc_.folder.bytes > 0) {
     uint64_t bytes = 0;
     for (const uint32_t length : sc_.lengths) bytes += length;
-    scheduler_.SetTier(
-        0, {.present = true,
-            .holds_all = bytes <= sc_.folder.bytes,
-            .largest = sc_.folder.buffer_bytes == 0 ? ~uint64_t{0} : sc_.folder.buffer_bytes});
+    scheduler_.residency().dataset(0).tier = {
+        .present = true,
+        .holds_all = bytes <= sc_.folder.bytes,
+        .largest = sc_.folder.buffer_bytes == 0 ? ~uint64_t{0} : sc_.folder.buffer_bytes};
   }
   StreamShape shape;
   shape.batch_size = sc_.batch;
@@ -358,11 +360,11 @@ Result<NodeOutcome> Node::Run() {
       FOREBAY_RETURN_IF_ERROR(Take());
     } else if (what == kCopied) {
       Pump();
-      if (waiting_ && scheduler_.IsDue(stream_)) FOREBAY_RETURN_IF_ERROR(Take());
+      if (waiting_ && scheduler_.leases().consumer(stream_).due) FOREBAY_RETURN_IF_ERROR(Take());
     } else if (reads_[what].from_folder || !NextOp(what, now_)) {
       Finish(what);
       Pump();
-      if (waiting_ && scheduler_.IsDue(stream_)) FOREBAY_RETURN_IF_ERROR(Take());
+      if (waiting_ && scheduler_.leases().consumer(stream_).due) FOREBAY_RETURN_IF_ERROR(Take());
     }
     if (delivered_ >= next_tick_) {
       next_tick_ = delivered_ + kTickEvery;
@@ -372,7 +374,7 @@ Result<NodeOutcome> Node::Run() {
     }
   }
   out_.seconds = Seconds(now_);
-  out_.kept_bytes = scheduler_.kept_bytes();
+  out_.kept_bytes = scheduler_.residency().bytes().kept;
   out_.folder_bytes = folder_.used();
   out_.in_flight_limit = limit();
   out_.read_ahead_bytes = tuner_->decision().ahead_bytes;

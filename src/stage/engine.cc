@@ -14,6 +14,7 @@
 #include "base/system_memory.h"
 #include "base/thread.h"
 #include "catalog/paths.h"
+#include "core/waits.h"
 #include "decode/numa.h"
 #include "stage/early_samples.h"
 
@@ -35,6 +36,8 @@ constexpr Nanos kTablesWait = 500 * kMilli;  // the daemon serves nobody meanwhi
 constexpr uint64_t kClusterBytesASample = 24;
 // What a growing catalog takes: record, name and a part of a folder's.
 constexpr uint64_t kGrowingBytesASample = 96;
+// The part of memory that samples which come before their data set leave free.
+constexpr uint64_t kEarlyLeavesOneIn = 16;
 // What a file counts as while no size is known.
 constexpr uint32_t kGuessedBytes = 128 << 10;
 
@@ -53,6 +56,11 @@ size_t DecodeThreads(const EngineOptions& options, uint64_t budget) {
   const size_t share = std::max<size_t>(1, UsableProcessors() / LocalRanks());
   const size_t most = options.decode_threads != 0 ? options.decode_threads : share;
   return std::min<size_t>(most, std::max<uint64_t>(1, budget / (uint64_t{16} << 20)));
+}
+
+// Closed, and no lease of it is left.
+bool Unused(const Scheduler& scheduler, StreamId id) {
+  return !scheduler.lookahead().streams()[id].open && scheduler.leases().consumer(id).leases == 0;
 }
 
 Status BadPosition(uint64_t position, uint32_t world) {
@@ -184,12 +192,13 @@ Engine::Engine(const EngineOptions& options, uint64_t budget, uint64_t arena_byt
       memory_tier_(registry_, arena_bytes, std::min(options.memory_tier, arena_bytes)),
       cache_folder_(registry_),
       admission_(registry_),
-      hedging_(registry_, Scheduler::kHedgeOneIn),
+      hedging_(registry_, Reads::kHedgeOneIn),
       source_limit_(registry_),
       scheduler_({.arena_bytes = arena_bytes,
                   .keep = options.keep,
                   .keep_bytes = std::min(options.memory_tier, arena_bytes),
-                  .max_samples = options.max_in_flight * PosixSourceOptions::kReadsPerOp}),
+                  .max_samples = options.max_in_flight * PosixSourceOptions::kReadsPerOp},
+                 &remote_),
       tuner_(MakeTuner(TunerOptions(options, arena_bytes))),
       decode_pool_(registry_, DecodeThreads(options, budget)) {
   for (size_t i = 0; i < kStallCauses; ++i) {
@@ -203,7 +212,7 @@ Status Engine::Start() {
   uint64_t arena_bytes = 0;
   {
     MutexLock lock(mutex_);
-    arena_bytes = scheduler_.capacity();
+    arena_bytes = scheduler_.arena().capacity();
   }
   memfd_ = OwnedFd(memfd_create("forebay", MFD_CLOEXEC));
   if (!memfd_.valid()) return ErrnoStatus(errno, "memfd_create for the sample arena");
@@ -264,7 +273,7 @@ Engine::~Engine() {
     for (DatasetState& dataset : datasets) {
       if (dataset.sizer != nullptr) dataset.sizer->Detach();
     }
-    flying = scheduler_.in_flight() - outbox_.size();
+    flying = scheduler_.reads().in_flight() - outbox_.size();
   }
   for (DatasetState& dataset : datasets) flying -= dataset.backlog.size();
   // Drain what the sources still have; a read stuck in the kernel must not hang the exit.
@@ -290,7 +299,7 @@ void Engine::FinishCopies() {
   const Nanos until = SteadyClock().Now() + 2 * kSecond;
   MutexLock lock(mutex_);
   closing_ = true;
-  while (scheduler_.copies_under_way() > 0 && !scheduler_.copies_hang() &&
+  while (scheduler_.stores().under_way() > 0 && !scheduler_.stores().hangs() &&
          SteadyClock().Now() < until) {
     room_.wait_for(lock.native(), std::chrono::milliseconds(5));
   }
@@ -337,7 +346,7 @@ Status Engine::CacheStatus() const {
   if (cache_ == nullptr) return Status();
   const Status health = cache_->store->health();
   MutexLock lock(mutex_);
-  if (!health.ok() || !scheduler_.copies_hang()) return health;
+  if (!health.ok() || !scheduler_.stores().hangs()) return health;
   return Status(Code::kUnavailable, cache_warning_);
 }
 
@@ -427,19 +436,20 @@ Result<DatasetId> Engine::Add(std::shared_ptr<const Catalog> catalog,
   const uint64_t paid = growing == nullptr ? lengths.size() : GrowthStep(lengths.size());
   const uint64_t tables = paid * TableBytes(growing != nullptr, tiered != nullptr, shared) + stacks;
   FOREBAY_RETURN_IF_ERROR(SetTablesAside(paid, tables, early, lock));
-  const DatasetId id = sizer == nullptr ? scheduler_.AddDataset(lengths)
-                                        : scheduler_.AddUnsized(lengths.size(), kGuessedBytes);
-  scheduler_.SetLayout(id, catalog);
-  if (shared) {
-    scheduler_.SetElsewhere(id, [s = source.get()](SampleId x) { return s->Elsewhere(x) >= 0; });
-  }
+  const DatasetId id =
+      sizer == nullptr
+          ? scheduler_.AddDataset(lengths)
+          : scheduler_.residency().Add(Residency::Dataset::Unsized(lengths.size(), kGuessedBytes));
+  scheduler_.residency().dataset(id).layout = catalog;
+  remote_.Add(shared ? source.get() : nullptr);
   if (tiered != nullptr) {
-    scheduler_.SetTier(id, ShapeOf(*tiered, bytes, lengths.size(), growing != nullptr));
-    for (const SampleId s : copied) scheduler_.OnStored(id, s);
+    scheduler_.residency().dataset(id).tier =
+        ShapeOf(*tiered, bytes, lengths.size(), growing != nullptr);
+    for (const SampleId s : copied) scheduler_.residency().SetInTier(id, s, true);
     UpdateFolderRoom();
   }
   if (const auto share = early_shares_.find(id); share != early_shares_.end()) {
-    scheduler_.SetShare(id, std::move(share->second));
+    scheduler_.residency().SetShare(id, std::move(share->second));
     early_shares_.erase(share);
   }
   if (early != nullptr) AdoptEarly(id, *catalog, *early);
@@ -473,7 +483,7 @@ uint64_t Engine::GrowthStep(uint64_t samples) {
 }
 
 uint64_t Engine::TableBytes(bool growing, bool tiered, bool shared) {
-  return Scheduler::MetadataBytes(1) + (growing ? kGrowingBytesASample : 0) +
+  return Residency::kBytesPerSample + (growing ? kGrowingBytesASample : 0) +
          (tiered ? FolderStore::kBytesASample : 0) + (shared ? kClusterBytesASample : 0);
 }
 
@@ -490,7 +500,7 @@ Status Engine::SetTablesAside(uint64_t samples, uint64_t bytes, EarlySamples* ea
     scheduler_.ReturnAside(given);
     fits = scheduler_.SetAside(bytes, &blocks, leave);
   }
-  if (fits || (scheduler_.MaySetAside(bytes, leave) &&
+  if (fits || (scheduler_.arena().MaySetAside(bytes, leave) &&
                SetAsideSlowly(bytes, SteadyClock().Now() + kTablesWait, &blocks, lock))) {
     return Status();
   }
@@ -508,8 +518,10 @@ uint64_t Engine::EarlyRoom(uint64_t samples) const {
 uint64_t Engine::EarlyRoomLocked(uint64_t samples) const {
   // Copies in a folder are made of what the engine reads, and nodes divide what they read.
   if (!options_.keep || cache_ != nullptr || has_peers_.load()) return 0;
-  const uint64_t room = scheduler_.EarlyRoom(samples);
-  return room - std::min(room, LeastForStreams());
+  const Arena& arena = scheduler_.arena();
+  const uint64_t taken = arena.used() + arena.capacity() / kEarlyLeavesOneIn +
+                         samples * Residency::kBytesPerSample + LeastForStreams();
+  return arena.capacity() - std::min(arena.capacity(), taken);
 }
 
 std::span<std::byte> Engine::AllotEarly(uint32_t length, uint64_t samples,
@@ -517,9 +529,9 @@ std::span<std::byte> Engine::AllotEarly(uint32_t length, uint64_t samples,
   if (!Alive().ok()) return {};
   MutexLock lock(mutex_);
   if (length > EarlyRoomLocked(samples)) return {};
-  *block = scheduler_.AllotEarly(length);
+  *block = scheduler_.arena().SetAside(length);
   if (*block == ArenaAllocator::kNone) return {};
-  return {arena_.data() + scheduler_.block_offset(*block), length};
+  return {arena_.data() + scheduler_.arena().offset(*block), length};
 }
 
 void Engine::ReturnEarly(std::span<const ArenaAllocator::Block> blocks) {
@@ -538,7 +550,7 @@ void Engine::AdoptEarly(DatasetId dataset, const Catalog& catalog, EarlySamples&
       strange.push_back(sample.block);
       continue;
     }
-    scheduler_.Adopt(dataset, static_cast<SampleId>(id), sample.block, sample.crc);
+    scheduler_.residency().Adopt(dataset, static_cast<SampleId>(id), sample.block, sample.crc);
     bytes += sample.length;
     ++count;
   }
@@ -588,7 +600,7 @@ bool Engine::SetAsideSlowly(uint64_t bytes, Nanos until, std::vector<ArenaAlloca
     if (scheduler_.SetAside(std::min(left, kPiece), &piece)) {
       blocks->insert(blocks->end(), piece.begin(), piece.end());
       left -= std::min(left, kPiece);
-    } else if (scheduler_.in_flight() != 0 && SteadyClock().Now() < until) {
+    } else if (scheduler_.reads().in_flight() != 0 && SteadyClock().Now() < until) {
       room_.wait_for(lock.native(), kPause);
     } else {
       scheduler_.ReturnAside(*blocks);
@@ -600,7 +612,7 @@ bool Engine::SetAsideSlowly(uint64_t bytes, Nanos until, std::vector<ArenaAlloca
 }
 
 // Who comes later must not leave those who train without room for their next batch.
-uint64_t Engine::LeastForStreams() const { return scheduler_.batch_bytes() / 4 * 5; }
+uint64_t Engine::LeastForStreams() const { return scheduler_.lookahead().batch_bytes() / 4 * 5; }
 
 Result<MemoryShare> Engine::Lend(uint64_t bytes, uint64_t leave, Nanos wait) {
   FOREBAY_RETURN_IF_ERROR(Alive());
@@ -608,7 +620,7 @@ Result<MemoryShare> Engine::Lend(uint64_t bytes, uint64_t leave, Nanos wait) {
   leave = std::max(leave, LeastForStreams());
   std::vector<ArenaAllocator::Block> blocks;
   bool lent = scheduler_.SetAside(bytes, &blocks, leave);
-  if (!lent && wait > 0 && scheduler_.MaySetAside(bytes, leave)) {
+  if (!lent && wait > 0 && scheduler_.arena().MaySetAside(bytes, leave)) {
     lent = SetAsideSlowly(bytes, SteadyClock().Now() + wait, &blocks, lock);
   }
   if (!lent) {
@@ -619,9 +631,9 @@ Result<MemoryShare> Engine::Lend(uint64_t bytes, uint64_t leave, Nanos wait) {
   // Pages that samples had lain on count no longer.
   constexpr uint64_t kPage = 4096;
   for (const ArenaAllocator::Block block : blocks) {
-    const uint64_t begin = scheduler_.block_offset(block);
+    const uint64_t begin = scheduler_.arena().offset(block);
     const uint64_t first = (begin + kPage - 1) / kPage * kPage;
-    const uint64_t last = (begin + scheduler_.block_bytes(block)) / kPage * kPage;
+    const uint64_t last = (begin + scheduler_.arena().size(block)) / kPage * kPage;
     if (first >= last) continue;
     (void)fallocate(memfd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
                     static_cast<off_t>(first), static_cast<off_t>(last - first));
@@ -646,7 +658,7 @@ std::optional<StreamId> Engine::TakeClosed() {
   constexpr size_t kLeftAlone = 64;
   for (size_t i = 0; i + kLeftAlone < closed_.size(); ++i) {
     const StreamId id = closed_[i];
-    if (!scheduler_.Unused(id) || streams_[id].waiters != 0) continue;
+    if (!Unused(scheduler_, id) || streams_[id].waiters != 0) continue;
     closed_.erase(closed_.begin() + static_cast<int64_t>(i));
     return id;
   }
@@ -658,7 +670,7 @@ Status Engine::SetPassing(DatasetId dataset) {
   if (dataset >= datasets_.size()) {
     return Status(Code::kInvalidArgument, StrCat("there is no data set ", dataset));
   }
-  scheduler_.SetPassing(dataset);
+  scheduler_.residency().dataset(dataset).passing = true;
   return Status();
 }
 
@@ -726,10 +738,10 @@ Result<StreamId> Engine::Open(const StreamOptions& options) {
   try {
     scheduler_.OpenStream(shape, closed);
   } catch (...) {
-    if (scheduler_.stream_count() < streams_.size()) {
+    if (scheduler_.lookahead().streams().size() < streams_.size()) {
       streams_.pop_back();
     } else {
-      if (!scheduler_.Unused(id)) scheduler_.CloseStream(id);
+      if (!Unused(scheduler_, id)) scheduler_.CloseStream(id);
       streams_[id].open = false;
     }
     throw;
@@ -759,7 +771,7 @@ void Engine::SetShare(DatasetId dataset, std::vector<uint8_t> share) {
   while (state.growing != nullptr && share.size() < state.growing->size()) {
     share.push_back(ShareOfNew(state, static_cast<SampleId>(share.size())));
   }
-  scheduler_.SetShare(dataset, std::move(share));
+  scheduler_.residency().SetShare(dataset, std::move(share));
   Collect();
 }
 
@@ -777,13 +789,13 @@ Result<StreamId> Engine::OpenServing(DatasetId dataset) {
 std::vector<std::byte> Engine::HeldBits(DatasetId dataset) const {
   MutexLock lock(mutex_);
   if (dataset >= datasets_.size()) return {};
-  return scheduler_.HeldBits(dataset);
+  return scheduler_.residency().dataset(dataset).HeldBits();
 }
 
 HeldChanges Engine::TakeHeldChanges(DatasetId dataset) {
   MutexLock lock(mutex_);
   if (dataset >= datasets_.size()) return {};
-  return scheduler_.TakeHeldChanges(dataset);
+  return scheduler_.residency().dataset(dataset).TakeHeldChanges();
 }
 
 NodeRoom Engine::TierRoom() const {
@@ -795,11 +807,12 @@ NodeRoom Engine::TierRoom() const {
   NodeRoom room;
   MutexLock lock(mutex_);
   if (options_.keep) {
-    const uint64_t usable = less_margin(scheduler_.capacity());
+    const uint64_t usable = less_margin(scheduler_.arena().capacity());
     const uint64_t asked = static_cast<uint64_t>(memory_tier_.bytes.value());
     const uint64_t staging = std::min(usable / 2, std::max(kStaging, usable / 8));
     room.memory = asked == 0 ? usable - staging : std::min(asked, usable - usable / 8);
-    if (!datasets_.empty()) room.memory = std::min(room.memory, scheduler_.keep_quota());
+    if (!datasets_.empty())
+      room.memory = std::min(room.memory, scheduler_.residency().keep_quota());
     room.memory = less_margin(room.memory);
   }
   if (cache_ != nullptr) room.folder = less_margin(cache_->store->capacity_bytes());
@@ -808,7 +821,8 @@ NodeRoom Engine::TierRoom() const {
 
 uint64_t Engine::TierQuota() const {
   MutexLock lock(mutex_);
-  return scheduler_.keep_quota() + (cache_ == nullptr ? 0 : cache_->store->capacity_bytes());
+  return scheduler_.residency().keep_quota() +
+         (cache_ == nullptr ? 0 : cache_->store->capacity_bytes());
 }
 
 std::vector<uint32_t> Engine::TierLengths(const Catalog& catalog) {
@@ -828,7 +842,7 @@ std::vector<uint32_t> Engine::TierLengths(DatasetId dataset) const {
 std::vector<SampleId> Engine::Upcoming(DatasetId dataset, size_t most) const {
   MutexLock lock(mutex_);
   if (dataset >= datasets_.size()) return {};
-  return scheduler_.Upcoming(dataset, most);
+  return scheduler_.lookahead().Upcoming(dataset, most);
 }
 
 void Engine::SetClusterReport(std::function<ClusterReport()> report) {
@@ -844,7 +858,7 @@ ClusterReport Engine::Cluster() const {
 void Engine::UpdateFolderRoom() {
   const uint64_t capacity = cache_->store->capacity_bytes();
   const uint64_t used = cache_->store->used_bytes() + cache_->buffer.used_bytes();
-  scheduler_.SetFolderRoom(capacity - std::min(capacity, used));
+  scheduler_.stores().SetFolderRoom(capacity - std::min(capacity, used));
   if (capacity <= used) NoteStopped();
 }
 
@@ -862,9 +876,9 @@ void Engine::NoteStopped() {
 void Engine::SignalServing() {
   bool changed = false;
   for (const StreamId id : serving_) {
-    const uint64_t changes = scheduler_.Changes(id);
-    changed |= streams_[id].told_changes != changes;
-    streams_[id].told_changes = changes;
+    const uint64_t changes = scheduler_.leases().consumer(id).changes;
+    changed |= streams_[id].announced_changes != changes;
+    streams_[id].announced_changes = changes;
   }
   if (!changed) return;
   const uint64_t one = 1;
@@ -927,9 +941,10 @@ Status Engine::Declare(StreamId id, uint64_t epoch, std::vector<SampleId> order,
     }
   }
   if (Sizer* sizer = datasets_[(*state)->options.shape.dataset].sizer; sizer != nullptr) {
-    sizer->Follow(id, scheduler_.generation(id), order);
+    sizer->Follow(id, scheduler_.lookahead().streams().at(id).generation, order);
   }
-  scheduler_.ExtendOrder(id, scheduler_.generation(id), epoch, std::move(order), last);
+  scheduler_.ExtendOrder(id, scheduler_.lookahead().streams().at(id).generation, epoch,
+                         std::move(order), last);
   Collect();
   SignalProgress();
   NotifyAll(**state);
@@ -946,15 +961,15 @@ Status Engine::TooLarge(uint64_t bytes) const {
 
 Status Engine::HeldByLeases() const {
   return Status(Code::kResourceExhausted,
-                StrCat("the next batch finds no room: ", scheduler_.lease_count(),
-                       " batches that were not released hold ", scheduler_.leased_bytes(),
+                StrCat("the next batch finds no room: ", scheduler_.leases().leases().size(),
+                       " batches that were not released hold ", scheduler_.leases().leased_bytes(),
                        " of the memory budget of ", budget_,
                        " bytes; let go of earlier batches, lower batch_size or raise memory="));
 }
 
 Status Engine::Failure(StreamState& state, SampleId sample) {
   const DatasetId dataset = state.options.shape.dataset;
-  if (scheduler_.Invalidated(dataset, sample)) {
+  if (scheduler_.residency().dataset(dataset).Dead(sample)) {
     const Catalog& catalog = *datasets_[dataset].catalog;
     return Status(Code::kChanged, StrCat(catalog.ObjectPath(catalog.object(sample)),
                                          " has changed since it was opened; open it again"));
@@ -995,7 +1010,7 @@ void Engine::Account(StreamState& state, const BatchLoan& loan, Nanos now) {
   // The times of single samples nobody wants to know, and an itemised stream's epoch ends with a
   // Seek only.
   state.epochs.Count(loan.epoch, loan.samples.size(), bytes, now, !state.options.shape.itemised);
-  meter_.OnTake(bytes, scheduler_.ready_bytes());
+  meter_.OnTake(bytes, scheduler_.residency().bytes().ready);
   samples_total_.Add(loan.samples.size());
   sample_bytes_total_.Add(bytes);
 }
@@ -1031,11 +1046,11 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
   handout.crcs.swap(out->crcs);
   while (true) {
     if (!state.open) return Status(Code::kCancelled, "the stream was closed");
-    const uint64_t seen =
-        fetch != nullptr ? scheduler_.LeaseChanges(id, *fetch) : scheduler_.Changes(id);
+    const uint64_t seen = fetch != nullptr ? scheduler_.leases().Changes(id, *fetch)
+                                           : scheduler_.leases().consumer(id).changes;
     const Scheduler::Take take = fetch != nullptr
-                                     ? scheduler_.FetchSample(id, sample, fetch, &handout)
-                                     : scheduler_.TakeBatch(id, &handout);
+                                     ? scheduler_.leases().FetchSample(id, sample, fetch, &handout)
+                                     : scheduler_.leases().TakeBatch(id, &handout);
     Collect();
     switch (take) {
       case Scheduler::Take::kReady: {
@@ -1065,7 +1080,7 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
       case Scheduler::Take::kPending:
         break;
     }
-    if (scheduler_.OnlyReleaseHelps(id) && !state.options.ahead_of_consumer) {
+    if (Waits(scheduler_).OnlyReleaseHelps(id) && !state.options.ahead_of_consumer) {
       if (state.blocked_since < 0) state.blocked_since = now;
       if (now - state.blocked_since > options_.release_wait) {
         state.blocked_since = -1;
@@ -1077,13 +1092,13 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
     const Nanos left = wait - (now - start);
     if (left <= 0) return TakeKind::kPending;
     // The wait is charged to what the batch lacks as the wait begins.
-    const StallCause cause =
-        fetch != nullptr ? scheduler_.LeaseWaitCause(*fetch) : scheduler_.WaitCause(id);
+    const StallCause cause = fetch != nullptr ? Waits(scheduler_).CauseOfLease(*fetch)
+                                              : Waits(scheduler_).CauseOfStream(id);
     const std::chrono::nanoseconds slice(std::min(left, kSlice));
     ++state.waiters;
     if (fetch == nullptr) {
       state.ready.wait_for(lock.native(), slice, [&]() NO_THREAD_SAFETY_ANALYSIS {
-        return scheduler_.Changes(id) != seen || !state.open;
+        return scheduler_.leases().consumer(id).changes != seen || !state.open;
       });
     } else {
       FetchWaiter waiter;
@@ -1091,7 +1106,7 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
       waiter.seen = seen;
       state.fetches.push_back(&waiter);
       waiter.ready.wait_for(lock.native(), slice, [&]() NO_THREAD_SAFETY_ANALYSIS {
-        return scheduler_.LeaseChanges(id, waiter.lease) != waiter.seen || !state.open;
+        return scheduler_.leases().Changes(id, waiter.lease) != waiter.seen || !state.open;
       });
       std::erase(state.fetches, &waiter);
     }
@@ -1117,7 +1132,7 @@ Result<TakeKind> Engine::Fetch(StreamId stream, SampleId sample, Nanos wait, Lea
 Status Engine::Release(LeaseId lease) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   MutexLock lock(mutex_);
-  scheduler_.Release(lease);
+  scheduler_.leases().Release(lease);
   Collect();
   SignalProgress();
   return Status();
@@ -1125,8 +1140,8 @@ Status Engine::Release(LeaseId lease) {
 
 StallCause Engine::WaitCause(StreamId stream, LeaseId fetch) const {
   MutexLock lock(mutex_);
-  if (fetch != kNoLease) return scheduler_.LeaseWaitCause(fetch);
-  return stream < streams_.size() ? scheduler_.WaitCause(stream) : StallCause::kPlan;
+  if (fetch != kNoLease) return Waits(scheduler_).CauseOfLease(fetch);
+  return stream < streams_.size() ? Waits(scheduler_).CauseOfStream(stream) : StallCause::kPlan;
 }
 
 void Engine::CountStall(StallCause cause, Nanos waited) {
@@ -1140,7 +1155,7 @@ size_t Engine::dataset_count() const {
 
 Status Engine::Blocked(StreamId id) const {
   MutexLock lock(mutex_);
-  if (id >= streams_.size() || !scheduler_.OnlyReleaseHelps(id)) return Status();
+  if (id >= streams_.size() || !Waits(scheduler_).OnlyReleaseHelps(id)) return Status();
   return HeldByLeases();
 }
 
@@ -1162,7 +1177,7 @@ void Engine::SetJobLimits(std::string_view job, const JobLimits& limits) {
 std::vector<JobStats> Engine::TakeJobStats() {
   MutexLock lock(mutex_);
   scheduler_.Advance(SteadyClock().Now());
-  std::vector<JobStats> stats = scheduler_.TakeJobStats();
+  std::vector<JobStats> stats = scheduler_.jobs().TakeStats();
   Collect();
   return stats;
 }
@@ -1172,9 +1187,9 @@ std::string Engine::WaitingFor(StreamId id) const {
   if (id >= streams_.size()) return "nothing";
   DatasetId dataset = 0;
   SampleId sample = 0;
-  const StallCause cause = scheduler_.WaitCause(id);
+  const StallCause cause = Waits(scheduler_).CauseOfStream(id);
   std::string what(kStallCauseNames[static_cast<size_t>(cause)]);
-  if (scheduler_.FirstMissing(id, &dataset, &sample)) {
+  if (Waits(scheduler_).FirstMissing(id, &dataset, &sample)) {
     const Catalog& catalog = *datasets_[dataset].catalog;
     if (cause == StallCause::kPeer) {
       what += StrCat(" (node ", datasets_[dataset].source->Elsewhere(sample), ")");
@@ -1186,7 +1201,7 @@ std::string Engine::WaitingFor(StreamId id) const {
 
 size_t Engine::in_flight() const {
   MutexLock lock(mutex_);
-  return scheduler_.in_flight();
+  return scheduler_.reads().in_flight();
 }
 
 size_t Engine::in_flight_limit() const {
@@ -1214,9 +1229,10 @@ void Engine::SignalProgress() {
 
 void Engine::NotifyDue() {
   for (StreamId id = 0; id < streams_.size(); ++id) {
-    if (scheduler_.IsDue(id)) streams_[id].ready.notify_all();
+    if (scheduler_.leases().consumer(id).due) streams_[id].ready.notify_all();
     for (FetchWaiter* waiter : streams_[id].fetches) {
-      if (scheduler_.LeaseChanges(id, waiter->lease) != waiter->seen) waiter->ready.notify_one();
+      if (scheduler_.leases().Changes(id, waiter->lease) != waiter->seen)
+        waiter->ready.notify_one();
     }
   }
 }
@@ -1230,10 +1246,10 @@ void Engine::ApplyKnobs() {
   registry_.ReadKnobs(&knobs_seen_, [this]() NO_THREAD_SAFETY_ANALYSIS {
     fixed_reads_ = static_cast<size_t>(prefetch_.reads.value());
     fixed_ahead_ = static_cast<uint64_t>(read_ahead_.bytes.value());
-    scheduler_.SetKeepBytes(static_cast<uint64_t>(memory_tier_.bytes.value()));
+    scheduler_.residency().SetKeepBytes(static_cast<uint64_t>(memory_tier_.bytes.value()));
     scheduler_.SetAdmission(admission_.memory.value() != 0, admission_.folder.value() != 0);
-    scheduler_.SetHedging(static_cast<uint64_t>(hedging_.one_in.value()));
-    scheduler_.SetSourceLimits(source_limit_.limits());
+    scheduler_.reads().SetHedging(static_cast<uint64_t>(hedging_.one_in.value()));
+    scheduler_.jobs().SetNodeLimits(source_limit_.limits());
     if (cache_ != nullptr)
       cache_->store->SetQuota(static_cast<uint64_t>(cache_folder_.bytes.value()));
   });
@@ -1244,43 +1260,43 @@ void Engine::Collect() {
   ApplyKnobs();
   const size_t limit = InFlightLimit();
   const uint64_t ahead = fixed_ahead_ != 0 ? fixed_ahead_ : tuner_->decision().ahead_bytes;
-  scheduler_.SetReadAheadBytes(ahead);
-  scheduler_.NextReads(limit, &outbox_, !closing_);
-  const size_t waiting = scheduler_.WaitingForReads();
+  scheduler_.lookahead().SetReadAheadBytes(ahead);
+  scheduler_.leases().NextReads(limit, &outbox_, !closing_);
+  const size_t waiting = Waits(scheduler_).CountForReads();
   if (waiting != meter_.waiting()) meter_.OnWaiting(waiting, SteadyClock().Now());
-  for (OrderAction& order : scheduler_.NextOrders()) {
+  for (OrderAction& order : scheduler_.lookahead().TakeOrders()) {
     if (streams_[order.stream].options.declared) continue;
     order_work_.push_back(order);
     order_ready_.notify_one();
   }
-  const std::vector<SizeAction> sizes = scheduler_.NextSizes();
+  const std::vector<SizeAction> sizes = scheduler_.leases().TakeSizes();
   for (size_t i = 0; i < sizes.size();) {
     std::vector<SampleId> samples;
     const DatasetId id = sizes[i].dataset;
     for (; i < sizes.size() && sizes[i].dataset == id; ++i) samples.push_back(sizes[i].sample);
     datasets_[id].sizer->Want(samples);
   }
-  for (CopyAction& copy : scheduler_.NextCopies()) {
+  for (CopyAction& copy : scheduler_.leases().TakeCopies()) {
     copy_work_.push_back(std::move(copy));
     copy_ready_.notify_one();
   }
   if (!serving_.empty()) SignalServing();
-  if ((!outbox_.empty() || scheduler_.wake_at() < loop_until_) && !loop_awake_) {
+  if ((!outbox_.empty() || scheduler_.jobs().wake_at() < loop_until_) && !loop_awake_) {
     loop_awake_ = true;
     WakeLoop();
   }
-  arena_used_.Set(scheduler_.used_bytes());
-  arena_peak_.Raise(scheduler_.used_bytes());
-  memory_tier_.kept_bytes.Set(scheduler_.kept_bytes());
-  prefetch_.in_flight.Set(scheduler_.requests());
+  arena_used_.Set(scheduler_.arena().used());
+  arena_peak_.Raise(scheduler_.arena().used());
+  memory_tier_.kept_bytes.Set(scheduler_.residency().bytes().kept);
+  prefetch_.in_flight.Set(scheduler_.reads().requests());
   prefetch_.requests_total.Set(scheduler_.counters().requests);
   hedging_.hedged_total.Set(scheduler_.counters().hedged);
   prefetch_.limit.Set(limit);
   read_ahead_.limit_bytes.Set(ahead);
-  read_ahead_.ahead_bytes.Set(scheduler_.ahead_bytes());
-  read_ahead_.ready_bytes.Set(scheduler_.ready_bytes());
-  leases_.Set(scheduler_.lease_count());
-  source_limit_.held.Set(static_cast<uint64_t>(scheduler_.held_time()));
+  read_ahead_.ahead_bytes.Set(scheduler_.residency().bytes().ahead);
+  read_ahead_.ready_bytes.Set(scheduler_.residency().bytes().ready);
+  leases_.Set(scheduler_.leases().leases().size());
+  source_limit_.held.Set(static_cast<uint64_t>(scheduler_.jobs().held_total()));
   changed_total_.Set(scheduler_.counters().changed);
   if (cache_ != nullptr) NoteCopies();
   memory_tier_.evicted_total.Set(scheduler_.counters().evicted);
@@ -1289,11 +1305,11 @@ void Engine::Collect() {
 void Engine::NoteCopies() {
   const uint64_t given_up = scheduler_.counters().copies_given_up;
   cache_->metrics.skipped.Add(given_up - std::exchange(copies_given_up_, given_up));
-  cache_->metrics.under_way.Set(scheduler_.copies_under_way());
-  cache_->metrics.held.Set(scheduler_.held_bytes());
-  if (!scheduler_.copies_hang() || !cache_warning_.empty()) return;
+  cache_->metrics.under_way.Set(scheduler_.stores().under_way());
+  cache_->metrics.held.Set(scheduler_.residency().bytes().storing);
+  if (!scheduler_.stores().hangs() || !cache_warning_.empty()) return;
   cache_warning_ = StrCat("the cache folder ", options_.cache_folder, " has written nothing for ",
-                          scheduler_.copy_patience() / kSecond,
+                          scheduler_.stores().patience() / kSecond,
                           " s: training goes on without it, and what is not copied now is copied "
                           "in a later epoch");
   if (warn_) warn_(cache_warning_);
@@ -1360,7 +1376,7 @@ void Engine::RunCopier(std::stop_token stop) {
       at += size;
     }
     MutexLock lock(mutex_);
-    scheduler_.OnCopyDone(work.lease);
+    scheduler_.leases().OnCopyDone(work.lease);
     Collect();
     SignalProgress();
     NotifyDue();

@@ -42,6 +42,7 @@
 #include "source/source.h"
 #include "stage/mechanisms.h"
 #include "stage/peer_report.h"
+#include "stage/shared_sources.h"
 #include "tier/folder_tier.h"
 #include "tier/tiered_source.h"
 
@@ -159,7 +160,7 @@ class Engine {
   // under its name. Batches on loan stay as they are. The file, as it is then, is appended anew.
   // kUnavailable: the cache folder hangs and may still have a copy.
   Status Invalidate(DatasetId dataset, SampleId first, uint32_t count);
-  // Scheduler::SetPassing; before the first stream over it.
+  // Residency::Dataset::passing; before the first stream over it.
   Status SetPassing(DatasetId dataset);
   Result<StreamId> OpenStream(const StreamOptions& options);
   // Until every length of the data set was looked up.
@@ -284,13 +285,13 @@ class Engine {
     uint64_t peer_bytes = 0;
     // Loop thread only.
     std::deque<ReadAction> backlog;
-    PlaceModel source_model;
-    PlaceModel tier_model;
+    OriginModel source_model;
+    OriginModel tier_model;
   };
   // A thread that waits for one sample.
   struct FetchWaiter {
     LeaseId lease = kNoLease;
-    uint64_t seen = 0;  // of Scheduler::LeaseChanges
+    uint64_t seen = 0;  // of Leases::Changes
     std::condition_variable ready;
   };
   struct StreamState {
@@ -302,9 +303,9 @@ class Engine {
     std::vector<FetchWaiter*> fetches;
     EpochLog epochs;
     Nanos last_ask = 0;
-    Nanos blocked_since = -1;   // across calls: a caller may wait in short slices
-    EpochStats at_start;        // the data set's reads when the epoch began
-    uint64_t told_changes = 0;  // serving: of Scheduler::Changes
+    Nanos blocked_since = -1;        // across calls: a caller may wait in short slices
+    EpochStats at_start;             // the data set's reads when the epoch began
+    uint64_t announced_changes = 0;  // serving: of Leases::Consumer::changes
     // Where it was opened or sought to: the scheduler counts batches from there.
     uint64_t start_epoch = 0;
     uint64_t start_index = 0;
@@ -367,7 +368,7 @@ class Engine {
   void RunCopier(std::stop_token stop);
   // `arrived_crc` is of the bytes in the arena; only with options.verify.
   void Finished(DatasetState& dataset, const ReadAction& read, SourceDone& done,
-                uint32_t arrived_crc, Place from) REQUIRES(mutex_);
+                uint32_t arrived_crc, Origin from) REQUIRES(mutex_);
   // Loop thread: takes what has arrived, starts what is due, races what hangs.
   bool ReapInto(std::span<DatasetState* const> datasets, ReadsUnderWay& under_way, bool* arrived);
   // Takes over lengths that have become known.
@@ -376,7 +377,7 @@ class Engine {
   // Planner thread: appends what has gathered to the log.
   void WriteTunerLog();
   void Learn(DatasetState& dataset, const ReadsUnderWay::Read& read, const SourceDone& done,
-             Place from);
+             Origin from);
   void UpdateCosts(DatasetId id, DatasetState& dataset, const ReadsUnderWay& under_way)
       REQUIRES(mutex_);
   bool StoreDue(std::span<DatasetState* const> datasets, bool* arrived);
@@ -459,6 +460,7 @@ class Engine {
   std::function<ClusterReport()> report_ GUARDED_BY(report_mutex_);
 
   mutable Mutex mutex_;
+  SharedSources remote_ GUARDED_BY(mutex_);
   Scheduler scheduler_ GUARDED_BY(mutex_);
   const std::unique_ptr<Tuner> tuner_ GUARDED_BY(mutex_);
   TuneMeter meter_ GUARDED_BY(mutex_);

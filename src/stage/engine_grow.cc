@@ -60,9 +60,9 @@ std::optional<Appended> Engine::FindSamples(DatasetId id, const DatasetState& da
                                             const NewFile& file) const {
   const std::optional<Appended> found = dataset.growing->Find(file);
   // Those of this call are in the catalog only.
-  if (!found || found->first >= scheduler_.sample_count(id)) return found;
+  if (!found || found->first >= scheduler_.residency().dataset(id).entries.size()) return found;
   for (uint32_t i = 0; i < found->count; ++i) {
-    if (scheduler_.Invalidated(id, found->first + i)) return std::nullopt;
+    if (scheduler_.residency().dataset(id).Dead(found->first + i)) return std::nullopt;
   }
   return found;
 }
@@ -101,9 +101,10 @@ void Engine::TakeOverSamples(DatasetId id, DatasetState& dataset, SampleId befor
   (void)scheduler_.AppendSamples(id, lengths, 0, shares);  // their tables are paid for
   dataset.mean_bytes = catalog.total_bytes() / end;
   if (dataset.tiered == nullptr) return;
-  scheduler_.SetTier(id, ShapeOf(*dataset.tiered, catalog.total_bytes(), end, true));
+  scheduler_.residency().dataset(id).tier =
+      ShapeOf(*dataset.tiered, catalog.total_bytes(), end, true);
   for (SampleId s = before; s < end; ++s) {
-    if (dataset.tiered->Holds(s)) scheduler_.OnStored(id, s);
+    if (dataset.tiered->Holds(s)) scheduler_.residency().SetInTier(id, s, true);
   }
 }
 
@@ -142,11 +143,11 @@ Status Engine::Invalidate(DatasetId id, SampleId first, uint32_t count) {
 bool Engine::InvalidateRange(DatasetId id, DatasetState& dataset, SampleId first, SampleId end) {
   bool drops = false;
   for (SampleId s = first; s < end; ++s) {
-    if (scheduler_.Invalidated(id, s)) continue;
+    if (scheduler_.residency().dataset(id).Dead(s)) continue;
     scheduler_.Invalidate(id, s);
     failures_.erase({id, s});
     if (dataset.tiered == nullptr) continue;
-    if (!scheduler_.Storing(id, s) && !dataset.tiered->Holds(s)) continue;
+    if (!scheduler_.stores().Writing(id, s) && !dataset.tiered->Holds(s)) continue;
     dataset.to_drop.push_back(s);
     dataset.dropping.insert(s);
     drops = true;
@@ -161,7 +162,7 @@ void Engine::DropCopies() {
     DatasetState& dataset = datasets_[id];
     std::vector<SampleId> later;
     for (const SampleId s : dataset.to_drop) {
-      if (scheduler_.Storing(id, s) || !dataset.tiered->Drop(s)) later.push_back(s);
+      if (scheduler_.stores().Writing(id, s) || !dataset.tiered->Drop(s)) later.push_back(s);
     }
     dataset.to_drop = std::move(later);
   }

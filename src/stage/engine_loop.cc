@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/crc32c.h"
+#include "core/waits.h"
 #include "stage/engine.h"
 
 namespace forebay {
@@ -35,7 +36,7 @@ uint64_t RequestBytes(const ReadAction& read) {
 }  // namespace
 
 void Engine::Finished(DatasetState& dataset, const ReadAction& read, SourceDone& done,
-                      uint32_t arrived_crc, Place from) {
+                      uint32_t arrived_crc, Origin from) {
   read_retries_total_.Add(done.retries);
   if (options_.verify && done.status.ok()) {
     if (arrived_crc != done.crc) {
@@ -55,25 +56,25 @@ void Engine::Finished(DatasetState& dataset, const ReadAction& read, SourceDone&
   }
   if (!done.status.ok()) {
     read_errors_total_.Add(1);
-    if (!scheduler_.Invalidated(read.dataset, read.sample)) {
+    if (!scheduler_.residency().dataset(read.dataset).Dead(read.sample)) {
       failures_.insert_or_assign({read.dataset, read.sample}, done.status);
     }
-  } else if (from == Place::kPeer) {
+  } else if (from == Origin::kPeer) {
     ++dataset.peer_reads;
     dataset.peer_bytes += read.length;
     peer_reads_total_.Add(1);
     peer_read_bytes_total_.Add(read.length);
-  } else if (from == Place::kSource) {
+  } else if (from == Origin::kSource) {
     ++dataset.reads;
     const uint64_t bytes = read.length + done.gap_bytes;
     dataset.read_bytes += bytes;
     reads_total_.Add(1);
     read_bytes_total_.Add(bytes);
   }
-  const size_t requests = scheduler_.requests();
+  const size_t requests = scheduler_.reads().requests();
   scheduler_.OnReadDone(read, done.status.ok(), done.crc, from);
   meter_.OnBytes(read.length);
-  if (scheduler_.requests() < requests) meter_.OnRequest(done.latency_ns);
+  if (scheduler_.reads().requests() < requests) meter_.OnRequest(done.latency_ns);
 }
 
 void Engine::StepTuner(Nanos now) {
@@ -82,10 +83,10 @@ void Engine::StepTuner(Nanos now) {
     consumers += stream.open && now - stream.last_ask < kLately ? 1 : 0;
   }
   const TuneObservation seen = meter_.Observe({.consumers = consumers,
-                                               .in_flight = scheduler_.requests(),
-                                               .ready_bytes = scheduler_.ready_bytes(),
-                                               .ahead_bytes = scheduler_.ahead_bytes(),
-                                               .batch_bytes = scheduler_.batch_bytes(),
+                                               .in_flight = scheduler_.reads().requests(),
+                                               .ready_bytes = scheduler_.residency().bytes().ready,
+                                               .ahead_bytes = scheduler_.residency().bytes().ahead,
+                                               .batch_bytes = scheduler_.lookahead().batch_bytes(),
                                                .fixed_reads = fixed_reads_,
                                                .fixed_bytes = fixed_ahead_},
                                               now);
@@ -103,12 +104,12 @@ void Engine::StepTuner(Nanos now) {
 }
 
 void Engine::Learn(DatasetState& dataset, const ReadsUnderWay::Read& read, const SourceDone& done,
-                   Place from) {
-  // Where a warm folder was not known to have the sample, the depth is of another place. Peers have
-  // models of their own.
+                   Origin from) {
+  // Where a warm folder was not known to have the sample, the depth is of another origin. Peers
+  // have models of their own.
   if (!done.status.ok() || from != read.action.likely || !read.first) return;
-  if (from == Place::kPeer) return;
-  PlaceModel& model = from == Place::kTier ? dataset.tier_model : dataset.source_model;
+  if (from == Origin::kPeer) return;
+  OriginModel& model = from == Origin::kTier ? dataset.tier_model : dataset.source_model;
   // A group that failed was read one by one.
   const uint64_t bytes = done.group_size > 1 ? RequestBytes(read.action) : read.action.length;
   model.OnRead(bytes, read.depth, done.latency_ns);
@@ -116,7 +117,7 @@ void Engine::Learn(DatasetState& dataset, const ReadsUnderWay::Read& read, const
 
 void Engine::UpdateCosts(DatasetId id, DatasetState& dataset, const ReadsUnderWay& under_way) {
   ReadCosts costs;
-  const size_t depth = std::max<size_t>(1, under_way.depth(Place::kSource));
+  const size_t depth = std::max<size_t>(1, under_way.depth(Origin::kSource));
   if (dataset.source_model.known()) {
     costs.merge_bytes = dataset.source_model.MergeBytes(depth);
     costs.merge_gap = dataset.source_model.MergeGap(depth);
@@ -126,14 +127,14 @@ void Engine::UpdateCosts(DatasetId id, DatasetState& dataset, const ReadsUnderWa
     // consumer waiting. How long the folder's oldest read has taken by now tells so at once, and
     // tells when it is over.
     const Nanos tier = under_way.oldest_tier_age();
-    if (dataset.source_model.known() && tier > kHidden && scheduler_.Waiting()) {
+    if (dataset.source_model.known() && tier > kHidden && Waits(scheduler_).AnyForSamples()) {
       costs.tier = static_cast<double>(tier);
       costs.source = static_cast<double>(dataset.source_model.Expect(dataset.mean_bytes, depth));
     }
     // Neighbours are staged for the folder's sake: not when it cannot take them.
     if (dataset.tiered->write_room() < 0.5) costs.merge_bytes = 0;
   }
-  scheduler_.SetCosts(id, costs);
+  scheduler_.residency().dataset(id).costs = costs;
 }
 
 bool Engine::ReapInto(std::span<DatasetState* const> datasets, ReadsUnderWay& under_way,
@@ -155,8 +156,8 @@ bool Engine::ReapInto(std::span<DatasetState* const> datasets, ReadsUnderWay& un
     busy |= n == done.size();
     *arrived = true;
     auto from = [&](size_t i) {
-      if (dataset.tiered != nullptr && dataset.tiered->FromTier(i)) return Place::kTier;
-      return done[i].peer >= 0 ? Place::kPeer : Place::kSource;
+      if (dataset.tiered != nullptr && dataset.tiered->FromTier(i)) return Origin::kTier;
+      return done[i].peer >= 0 ? Origin::kPeer : Origin::kSource;
     };
     for (size_t i = 0; i < n; ++i) {
       reads[i] = under_way.Remove(done[i].tag);
@@ -193,12 +194,12 @@ bool Engine::StoreDue(std::span<DatasetState* const> datasets, bool* arrived) {
   {
     MutexLock lock(mutex_);
     StoreAction next;
-    while (copies.size() < kStoreAtOnce && scheduler_.FirstStore(&next)) {
+    while (copies.size() < kStoreAtOnce && scheduler_.stores().First(&next)) {
       if (next.dataset >= datasets.size()) break;
       const std::optional<uint32_t> reserved =
           datasets[next.dataset]->tiered->ReserveCopy(next.length);
       if (!reserved) break;
-      scheduler_.BeginStore(next);
+      scheduler_.stores().Begin(next);
       copies.push_back({next, *reserved});
     }
   }
@@ -213,7 +214,7 @@ bool Engine::StoreDue(std::span<DatasetState* const> datasets, bool* arrived) {
   }
   MutexLock lock(mutex_);
   for (const Copy& copy : copies) {
-    scheduler_.OnStoreTaken(copy.action);
+    scheduler_.stores().OnTaken(copy.action);
     if (!copy.refused) continue;
     scheduler_.OnStoreEnded(copy.action.dataset, copy.action.sample, copy.held);
     *arrived = true;  // for whoever waited for it
@@ -235,7 +236,7 @@ void Engine::SubmitBacklog(DatasetState& dataset, ReadsUnderWay& under_way) {
     out.sample = read.sample;
     out.dest = {arena_.data() + read.offset, read.length};
     out.group = read.group;
-    out.skip_tier = read.place == Place::kSource;
+    out.skip_tier = read.origin == Origin::kSource;
     out.urgent = read.urgent;
     batch.push_back(out);
   }
@@ -250,20 +251,20 @@ Nanos Engine::HedgeHanging(std::span<DatasetState* const> datasets, ReadsUnderWa
   under_way.FindOldest(now);
   {
     MutexLock lock(mutex_);
-    scheduler_.SetHanging(under_way.hanging());
+    scheduler_.reads().SetHanging(under_way.hanging());
   }
   if (under_way.size() == 0) return now + kSlice;
   Nanos next = now + kLookLatest;
   for (ReadsUnderWay::Read& read : under_way.all()) {
     if (!read.live || read.looked_at) continue;
     const DatasetState& dataset = *datasets[read.action.dataset];
-    const PlaceModel& model =
-        read.action.likely == Place::kTier ? dataset.tier_model : dataset.source_model;
+    const OriginModel& model =
+        read.action.likely == Origin::kTier ? dataset.tier_model : dataset.source_model;
     Nanos tail = model.Tail(RequestBytes(read.action), read.depth);
-    if (tail == PlaceModel::kNever) continue;
+    if (tail == OriginModel::kNever) continue;
     tail = std::max(tail, kLookLatest);
     // A peer that does not answer is left to those who asked it, for a while.
-    if (read.action.likely == Place::kPeer) tail += kPeerPatience;
+    if (read.action.likely == Origin::kPeer) tail += kPeerPatience;
     if (now - read.start < tail) {
       next = std::min(next, read.start + tail);
       continue;
@@ -309,9 +310,9 @@ void Engine::RunLoop(std::stop_token stop) {
       unsized.clear();
       for (DatasetId id = 0; id < datasets_.size(); ++id) {
         Sizer* const sizer = datasets_[id].sizer;
-        if (sizer == nullptr || scheduler_.unsized(id) == 0) continue;
+        if (sizer == nullptr || scheduler_.residency().dataset(id).unsized == 0) continue;
         TakeLengths(id, datasets_[id]);
-        unsized.emplace_back(sizer, scheduler_.SizedAhead(id));
+        unsized.emplace_back(sizer, scheduler_.residency().dataset(id).SizedAhead());
       }
       Collect();
       // Under the same lock: a read may name a data set added since the top of the loop.
@@ -319,7 +320,7 @@ void Engine::RunLoop(std::stop_token stop) {
       reads.swap(outbox_);
       // From here on a consumer with new reads must wake us.
       loop_awake_ = !reads.empty() || busy;
-      held_until = scheduler_.wake_at();
+      held_until = scheduler_.jobs().wake_at();
       loop_until_ = std::min(held_until, now + kSlice);
     }
     for (const ReadAction& read : reads) datasets[read.dataset]->backlog.push_back(read);

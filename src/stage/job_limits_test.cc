@@ -10,6 +10,8 @@
 #include "base/rng.h"
 #include "core/sampler.h"
 #include "core/scheduler.h"
+#include "core/scheduler_check.h"
+#include "core/waits.h"
 
 namespace forebay {
 namespace {
@@ -47,9 +49,9 @@ class Node {
         Pump();
       }
       for (const StreamId id : eager) {
-        ++causes[{id, scheduler.WaitCause(id)}];
+        ++causes[{id, Waits(scheduler).CauseOfStream(id)}];
       }
-      Nanos next = std::min(until, scheduler.wake_at());
+      Nanos next = std::min(until, scheduler.jobs().wake_at());
       if (!events_.empty()) next = std::min(next, events_.top().at);
       ASSERT_GT(next, now - 1);
       now = std::max(now + 1, next);
@@ -59,17 +61,17 @@ class Node {
         scheduler.OnReadDone(read, true, read.sample + 1, from);
       }
       if (++steps % 64 == 0) {
-        ASSERT_EQ(scheduler.CheckInvariants(), "");
+        ASSERT_EQ(CheckInvariants(scheduler), "");
       }
     }
   }
 
   bool TakeOne(StreamId id) {
     Scheduler::Handout out;
-    const Take take = scheduler.TakeBatch(id, &out);
+    const Take take = scheduler.leases().TakeBatch(id, &out);
     if (take == Take::kReady) {
       bytes[id] += out.samples.size() * kSample;
-      scheduler.Release(out.lease);
+      scheduler.leases().Release(out.lease);
     }
     return take == Take::kReady || take == Take::kEndOfEpoch;
   }
@@ -78,12 +80,12 @@ class Node {
     scheduler.Advance(now);
     std::vector<ReadAction> reads;
     do {
-      for (const OrderAction& a : scheduler.NextOrders()) {
+      for (const OrderAction& a : scheduler.lookahead().TakeOrders()) {
         scheduler.ExtendOrder(a.stream, a.generation, a.epoch,
                               EpochOrder(specs_.at(a.stream), a.epoch, a.first_position), false);
       }
       reads.clear();
-      scheduler.NextReads(slots, &reads);
+      scheduler.leases().NextReads(slots, &reads);
       for (const ReadAction& read : reads) {
         started += read.length;
         ++started_of[read.sample];
@@ -94,7 +96,7 @@ class Node {
   }
 
   JobStats Stats(const std::string& job) {
-    for (JobStats& stats : scheduler.TakeJobStats()) {
+    for (JobStats& stats : scheduler.jobs().TakeStats()) {
       if (stats.name == job) return stats;
     }
     return {};
@@ -104,7 +106,7 @@ class Node {
   Nanos now = 0;
   size_t slots = 64;                   // requests at once, a millisecond each
   Nanos service = 0;                   // of a source that does one after the other
-  Place from = Place::kSource;         // where reads turn out to come from
+  Origin from = Origin::kSource;       // where reads turn out to come from
   std::map<StreamId, uint64_t> bytes;  // handed out
   std::map<SampleId, int> started_of;
   uint64_t started = 0;
@@ -182,10 +184,10 @@ TEST(JobLimits, ASampleThatTwoJobsWantIsChargedOnce) {
 TEST(JobLimits, WhatTheFolderHasIsFree) {
   for (const bool known : {true, false}) {
     Node node;
-    node.from = Place::kTier;
+    node.from = Origin::kTier;
     const DatasetId d = node.AddDataset(4'000);
-    node.scheduler.SetTier(d, {.present = true, .holds_all = true});
-    for (SampleId s = 0; known && s < 4'000; ++s) node.scheduler.OnStored(d, s);
+    node.scheduler.residency().dataset(d).tier = {.present = true, .holds_all = true};
+    for (SampleId s = 0; known && s < 4'000; ++s) node.scheduler.residency().SetInTier(d, s, true);
     const StreamId a = node.Open("a", d);
     node.scheduler.SetJobLimits("a", Bytes(1e6));
     node.Run(kSecond, {a});
@@ -215,7 +217,7 @@ TEST(JobLimits, OfAllJobsTogether) {
   Node node;
   const StreamId a = node.Open("a", node.AddDataset(4'000));
   const StreamId b = node.Open("", node.AddDataset(4'000));
-  node.scheduler.SetSourceLimits({kUnlimited, 1000});
+  node.scheduler.jobs().SetNodeLimits({kUnlimited, 1000});
   node.Run(2 * kSecond, {a, b});
   EXPECT_NEAR(static_cast<double>(node.bytes[a] + node.bytes[b]), 2000.0 * kSample, 1.5e6);
   EXPECT_GT(node.bytes[a], 5e6);
@@ -262,7 +264,7 @@ TEST(JobLimits, TheMemoryTierHasAQuotaForEachJob) {
   EXPECT_GE(node.Stats("b").kept_bytes, 1'000u * kSample);
   node.scheduler.SetJobLimits("b", {.memory_bytes = 2 << 20});
   EXPECT_LE(node.Stats("b").kept_bytes, 2u << 20);
-  EXPECT_EQ(node.scheduler.CheckInvariants(), "");
+  EXPECT_EQ(CheckInvariants(node.scheduler), "");
 }
 
 TEST(JobTable, YieldsToWhoHasGotLessButNotForLongAndToNobodyWithoutALimit) {
@@ -294,7 +296,7 @@ TEST(JobTable, YieldsToWhoHasGotLessButNotForLongAndToNobodyWithoutALimit) {
 TEST(JobTable, WhoTheNodesLimitHoldsBackWantsMore) {
   JobTable jobs;
   const JobId a = jobs.Open("a");
-  jobs.SetNodeLimits({1e6, kUnlimited}, 0);
+  jobs.SetNodeLimits({1e6, kUnlimited});
   EXPECT_TRUE(jobs.Ready(a, 0));
   jobs.Charge(a, 1'000'000);
   EXPECT_FALSE(jobs.Ready(a, kMilli));

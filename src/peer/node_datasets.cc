@@ -7,7 +7,7 @@
 namespace forebay::peer {
 namespace {
 
-constexpr Nanos kTellEvery = 50 * kMilli;
+constexpr Nanos kAnnounceEvery = 50 * kMilli;
 constexpr Nanos kSoon = 2 * kSecond;
 constexpr size_t kBitmapInstead = 8192;  // changes beyond which the bitmap is sent as a whole
 
@@ -25,33 +25,33 @@ void SetBit(std::span<std::byte> bits, SampleId sample, bool on) {
 
 }  // namespace
 
-void Node::AddBooks(std::vector<std::shared_ptr<Book>>& books) {
-  for (std::shared_ptr<Book>& book : books) {
-    BookState state;
-    state.book = std::move(book);
-    books_.push_back(std::move(state));
+void Node::AddDatasets(std::vector<std::shared_ptr<PeerDataset>>& datasets) {
+  for (std::shared_ptr<PeerDataset>& dataset : datasets) {
+    PeerDatasetState state;
+    state.dataset = std::move(dataset);
+    datasets_.push_back(std::move(state));
   }
-  books.clear();
-  ReadyBooks();
-  PlanBooks(SteadyClock().Now());
+  datasets.clear();
+  ReadyDatasets();
+  PlanDatasets(SteadyClock().Now());
 }
 
 // A source is made before the engine knows its data set.
-void Node::ReadyBooks() {
+void Node::ReadyDatasets() {
   const size_t known = engine_.dataset_count();
-  for (uint32_t number = 0; number < books_.size(); ++number) {
-    BookState& state = books_[number];
-    const Book& book = *state.book;
-    if (state.ready || book.retired() || book.id >= known) continue;
-    const Result<StreamId> serving = engine_.OpenServing(book.id);
+  for (uint32_t number = 0; number < datasets_.size(); ++number) {
+    PeerDatasetState& state = datasets_[number];
+    const PeerDataset& dataset = *state.dataset;
+    if (state.ready || dataset.retired() || dataset.id >= known) continue;
+    const Result<StreamId> serving = engine_.OpenServing(dataset.id);
     if (!serving) continue;
     state.serving = *serving;
-    state.held = engine_.HeldBits(book.id);
-    state.held.resize((book.catalog->size() + 7) / 8);
-    if (book.growing) {
+    state.held = engine_.HeldBits(dataset.id);
+    state.held.resize((dataset.catalog->size() + 7) / 8);
+    if (dataset.growing) {
       state.homes.emplace(self_);
     } else {
-      state.early.emplace(self_, engine_.TierLengths(book.id));
+      state.early.emplace(self_, engine_.TierLengths(dataset.id));
     }
     state.ready = true;
     for (uint32_t node = 0; node < nodes_; ++node) {
@@ -63,24 +63,24 @@ void Node::ReadyBooks() {
 }
 
 void Node::Plan(uint32_t number, Directory plan) {
-  BookState& state = books_[number];
+  PeerDatasetState& state = datasets_[number];
   const bool changed = plan.OnView(view_);
   state.home_bytes = plan.home_bytes(self_);
-  if (changed || state.early) engine_.SetShare(state.book->id, plan.Shares());
+  if (changed || state.early) engine_.SetShare(state.dataset->id, plan.Shares());
   state.early.reset();
-  state.book->SetPlan(std::move(plan));
+  state.dataset->SetPlan(std::move(plan));
   ServeEarly(state);
 }
 
 void Node::PlanGrowing(uint32_t number) {
-  BookState& state = books_[number];
+  PeerDatasetState& state = datasets_[number];
   if (!state.homes || !state.homes->OnView(view_)) return;
-  state.book->SetHomes(*state.homes);
-  engine_.SetShare(state.book->id, state.book->GrowingShares());
+  state.dataset->SetHomes(*state.homes);
+  engine_.SetShare(state.dataset->id, state.dataset->GrowingShares());
   ServeEarly(state);
 }
 
-void Node::ServeEarly(BookState& state) {
+void Node::ServeEarly(PeerDatasetState& state) {
   for (const Turn& turn : std::exchange(state.early_turns, {})) StartServe(turn);
 }
 
@@ -88,55 +88,55 @@ void Node::ServeEarly(BookState& state) {
 // set is planned as if it had all of it.
 uint64_t Node::UnkeptBytes() const {
   uint64_t bytes = 0;
-  for (const BookState& state : books_) bytes += state.home_bytes;
+  for (const PeerDatasetState& state : datasets_) bytes += state.home_bytes;
   if (bytes == 0) return 0;
   return bytes - std::min(bytes, engine_.TierQuota());
 }
 
-void Node::PlanBooks(Nanos now) {
+void Node::PlanDatasets(Nanos now) {
   if (!options_.coordinate) return;
   if (!planned_) {
     if (view_.version == 0) return;
     planned_ = view_.complete() || now - attached_ >= options_.join_wait;
     if (!planned_) return;
   }
-  for (uint32_t number = 0; number < books_.size(); ++number) {
-    BookState& state = books_[number];
+  for (uint32_t number = 0; number < datasets_.size(); ++number) {
+    PeerDatasetState& state = datasets_[number];
     if (state.ready && state.early) Plan(number, *state.early);
-    if (state.ready && state.homes && !state.book->planned()) PlanGrowing(number);
+    if (state.ready && state.homes && !state.dataset->planned()) PlanGrowing(number);
   }
 }
 
 void Node::UpdateReach(uint32_t node) {
   const Other& other = others_[node];
   const Nanos now = SteadyClock().Now();
-  for (const BookState& state : books_) {
+  for (const PeerDatasetState& state : datasets_) {
     if (!state.ready) continue;
     Reach reach = Reach::kNone;
-    const bool growing = state.book->growing;
-    const auto theirs = other.theirs.find(state.book->name);
+    const bool growing = state.dataset->growing;
+    const auto theirs = other.theirs.find(state.dataset->name);
     if (other.out_ready && theirs != other.theirs.end() &&
         (theirs->second.growing != 0) == growing) {
-      const bool told = growing || other.told.contains(state.book->name);
-      reach = told ? Reach::kReady : Reach::kUntold;
+      const bool announced = growing || other.announced.contains(state.dataset->name);
+      reach = announced ? Reach::kReady : Reach::kUnannounced;
     } else if (other.known && !other.was_ready && other.seen.state != "refused" &&
                other.backoff < kSecond &&
-               (now - state.book->added < kSoon ||
+               (now - state.dataset->added < kSoon ||
                 (growing ? !other.out_ready : other.theirs.empty()))) {
       // One that has told of other data sets has this one soon, or never. Folders that grow are
       // opened by programs, which need not open the same ones everywhere.
       reach = Reach::kExpected;
     }
-    state.book->SetReach(node, reach);
+    state.dataset->SetReach(node, reach);
   }
 }
 
-Node::BookState* Node::BookOf(uint32_t node, uint32_t their_number) {
+Node::PeerDatasetState* Node::DatasetOf(uint32_t node, uint32_t their_number) {
   for (const auto& [name, dataset] : others_[node].theirs) {
     if (dataset.number != their_number) continue;
-    for (BookState& state : books_) {
-      if (state.ready && state.book->name == name && !state.book->growing &&
-          state.book->catalog->size() == dataset.samples) {
+    for (PeerDatasetState& state : datasets_) {
+      if (state.ready && state.dataset->name == name && !state.dataset->growing &&
+          state.dataset->catalog->size() == dataset.samples) {
         return &state;
       }
     }
@@ -144,31 +144,32 @@ Node::BookState* Node::BookOf(uint32_t node, uint32_t their_number) {
   return nullptr;
 }
 
-void Node::Correct(BookState& state, const std::function<void(Directory&)>& change) {
+void Node::Correct(PeerDatasetState& state, const std::function<void(Directory&)>& change) {
   if (state.early) {
     change(*state.early);
   } else {
-    state.book->Correct(change);
+    state.dataset->Correct(change);
   }
 }
 
 void Node::Announce(uint32_t node, uint32_t number) {
   const ConnectionId connection = others_[node].in;
-  const BookState& state = books_[number];
+  const PeerDatasetState& state = datasets_[number];
   if (!state.ready) return;
-  const bool growing = state.book->growing;
-  Send(connection,
-       DatasetMessage{.number = number,
-                      .name = state.book->name,
-                      .samples = growing ? 0 : static_cast<uint32_t>(state.book->catalog->size()),
-                      .growing = static_cast<uint8_t>(growing ? 1 : 0)});
+  const bool growing = state.dataset->growing;
+  Send(
+      connection,
+      DatasetMessage{.number = number,
+                     .name = state.dataset->name,
+                     .samples = growing ? 0 : static_cast<uint32_t>(state.dataset->catalog->size()),
+                     .growing = static_cast<uint8_t>(growing ? 1 : 0)});
   // Who has not got the data set yet cannot use it, and asks for it by its own announcement.
-  if (others_[node].theirs.contains(state.book->name)) SendHave(connection, number, false);
+  if (others_[node].theirs.contains(state.dataset->name)) SendHave(connection, number, false);
 }
 
 void Node::SendHave(ConnectionId connection, uint32_t number, bool all) {
-  if (books_[number].book->growing) return;  // its numbers mean nothing to others
-  const std::span<const std::byte> held = books_[number].held;
+  if (datasets_[number].dataset->growing) return;  // its numbers mean nothing to others
+  const std::span<const std::byte> held = datasets_[number].held;
   for (size_t at = 0; at < held.size(); at += kHaveBytes) {
     const std::span<const std::byte> part =
         held.subspan(at, std::min(kHaveBytes, held.size() - at));
@@ -181,30 +182,30 @@ void Node::SendHave(ConnectionId connection, uint32_t number, bool all) {
   }
 }
 
-bool Node::Holds(const BookState& state, SampleId sample) const {
+bool Node::Holds(const PeerDatasetState& state, SampleId sample) const {
   return BitOf(state.held, sample);
 }
 
-void Node::NoteHeld(BookState& state, const HeldChanges& changes) {
-  if (state.book->growing) state.held.resize((state.book->catalog->size() + 7) / 8);
+void Node::NoteHeld(PeerDatasetState& state, const HeldChanges& changes) {
+  if (state.dataset->growing) state.held.resize((state.dataset->catalog->size() + 7) / 8);
   for (const SampleId sample : changes.got) SetBit(state.held, sample, true);
   for (const SampleId sample : changes.lost) SetBit(state.held, sample, false);
 }
 
-void Node::TellHeld(Nanos now) {
+void Node::AnnounceHeld(Nanos now) {
   if (now < held_at_) return;
-  held_at_ = now + kTellEvery;
-  for (uint32_t number = 0; number < books_.size(); ++number) {
-    BookState& state = books_[number];
+  held_at_ = now + kAnnounceEvery;
+  for (uint32_t number = 0; number < datasets_.size(); ++number) {
+    PeerDatasetState& state = datasets_[number];
     if (!state.ready) continue;
-    Tell(number, engine_.TakeHeldChanges(state.book->id));
+    AnnounceChanges(number, engine_.TakeHeldChanges(state.dataset->id));
   }
 }
 
-void Node::Tell(uint32_t number, const HeldChanges& changes) {
+void Node::AnnounceChanges(uint32_t number, const HeldChanges& changes) {
   if (changes.got.empty() && changes.lost.empty()) return;
-  NoteHeld(books_[number], changes);
-  if (books_[number].book->growing) return;
+  NoteHeld(datasets_[number], changes);
+  if (datasets_[number].dataset->growing) return;
   const bool whole = changes.got.size() + changes.lost.size() > kBitmapInstead;
   std::vector<ChangesMessage> messages;
   const auto add = [&](const std::vector<SampleId>& samples, bool got) {

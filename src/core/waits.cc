@@ -1,0 +1,100 @@
+#include "core/waits.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace forebay {
+namespace {
+
+using Entry = Residency::Entry;
+using SampleState = Residency::State;
+
+}  // namespace
+
+bool Waits::FirstMissing(StreamId id, DatasetId* dataset, SampleId* sample) const {
+  for (const LeaseId candidate : leases().pending()) {
+    const Lease& l = lease(candidate);
+    if (l.stream != id || l.missing.empty()) continue;
+    *dataset = l.dataset;
+    *sample = l.missing.front();
+    return true;
+  }
+  return false;
+}
+
+StallCause Waits::CauseOfStream(StreamId id) const {
+  for (const LeaseId candidate : leases().pending()) {
+    const Lease& l = lease(candidate);
+    if (l.stream == id) return CauseOf(l);
+  }
+  const bool planned = !scheduler_.lookahead().streams()[id].epochs.empty();
+  return planned ? StallCause::kSource : StallCause::kPlan;
+}
+
+StallCause Waits::CauseOfLease(LeaseId id) const {
+  const auto found = leases().leases().find(id);
+  return found == leases().leases().end() ? StallCause::kSource : CauseOf(found->second);
+}
+
+StallCause Waits::CauseOf(const Lease& l) const {
+  if (l.throttled) return StallCause::kShare;
+  const Residency::Dataset& dataset = scheduler_.residency().dataset(l.dataset);
+  bool from_tier = false;
+  bool from_peer = false;
+  for (const SampleId s : l.missing) {
+    const Entry& e = dataset.entries[s];
+    from_tier |= e.state == SampleState::kAbsent && scheduler_.stores().Awaits(l.dataset, s);
+    if (e.state == SampleState::kUnsized) return StallCause::kSource;
+    if (e.state != SampleState::kReading) continue;
+    if (e.flags & Residency::kInTier) {
+      from_tier = true;
+    } else if (dataset.Remote(s)) {
+      from_peer = true;
+    } else {
+      return StallCause::kSource;
+    }
+  }
+  if (from_peer) return StallCause::kPeer;
+  if (from_tier) return StallCause::kTier;
+  // What waits to be copied into the folder has the memory.
+  if (scheduler_.residency().bytes().storing > 0 && !l.copying()) return StallCause::kTier;
+  return l.copying() ? StallCause::kDecode : StallCause::kMemory;
+}
+
+bool Waits::AwaitsLength(const Lease& l) const {
+  const Residency::Dataset& dataset = scheduler_.residency().dataset(l.dataset);
+  return l.unsized && std::any_of(l.missing.begin(), l.missing.end(), [&](SampleId s) {
+           const Entry& e = dataset.entries[s];
+           return e.state == SampleState::kUnsized && (e.flags & Residency::kUrgent);
+         });
+}
+
+bool Waits::OnlyReleaseHelps(StreamId id) const {
+  if (scheduler_.reads().Moving() || leases().CopiesWait() || leases().consumer(id).due) {
+    return false;
+  }
+  for (const LeaseId candidate : leases().pending()) {
+    const Lease& l = lease(candidate);
+    if (l.copying() || AwaitsLength(l) || (l.throttled && !l.serving())) return false;
+    if (l.stream == id) return true;
+  }
+  return false;
+}
+
+bool Waits::AnyForSamples() const {
+  const std::vector<LeaseId>& pending = leases().pending();
+  return std::any_of(pending.begin(), pending.end(), [this](LeaseId id) {
+    const Lease& l = lease(id);
+    return l.wanted() && !l.serving() && !l.missing.empty();
+  });
+}
+
+size_t Waits::CountForReads() const {
+  const std::vector<LeaseId>& pending = leases().pending();
+  return static_cast<size_t>(std::count_if(pending.begin(), pending.end(), [this](LeaseId id) {
+    const Lease& l = lease(id);
+    return l.wanted() && !l.serving() && !l.blocked() && !l.throttled && !l.missing.empty();
+  }));
+}
+
+}  // namespace forebay
