@@ -113,8 +113,11 @@ def _ranks(text: _Text, said: dict[str, Any], now: Rates | None) -> None:
         cause = max(waits, key=lambda c: waits[c])
         share = s["recent_stall_share"]
         of = f"/{s['epoch_batches']}" if s["epoch_batches"] else ""
+        where = (f"{s['rank']}/{s['world']}", str(s["epoch"]), f"{s['batches']}{of}")
+        if client.get("program"):
+            where = ("-", "-", "-")
         rows.append((
-            text_of(s["job"]), f"{s['rank']}/{s['world']}", str(s["epoch"]), f"{s['batches']}{of}",
+            text_of(s["job"]), *where,
             "-" if got is None else _number(got[0]), str(s["ready"]), f"{share:.0%}",
             CAUSES.get(cause, cause) if share >= 0.005 else "-",
         ))  # fmt: skip
