@@ -27,13 +27,8 @@ start=$SECONDS
 export CMAKE_BUILD_PARALLEL_LEVEL="$JOBS"
 verbose=(--quiet)
 [ -z "${V:-}" ] || verbose=(--verbose)
-# ninja's log has a line for each file that is done.
-log="build/python/.ninja_log"
-done_before="$(wc -l 2>/dev/null <"$log" || echo 0)"
 progress_detail() {
-  local now
-  now="$(wc -l 2>/dev/null <"$log" || echo 0)"
-  [ "$now" -le "$done_before" ] || echo "$((now - done_before)) files compiled or linked"
+  echo "$(find build/python -name '*.o' -newer "$began" 2>/dev/null | wc -l) files compiled"
 }
 if ! progress "build" "$VENV/bin/python" -m pip install "${verbose[@]}" --disable-pip-version-check --no-build-isolation \
   --no-deps --no-index --force-reinstall .; then
