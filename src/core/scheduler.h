@@ -309,6 +309,8 @@ class Scheduler {
   uint64_t capacity() const { return arena_.capacity(); }
   uint64_t leased_bytes() const { return leases_.leased_bytes(); }
   size_t lease_count() const { return leases_.leases().size(); }
+  Leases::Held HeldBeside(StreamId id) const { return leases_.HeldBeside(id); }
+  uint64_t usable() const { return arena_.usable(); }
   const Counters& counters() const { return common_.counters; }
 
   // Bytes of bookkeeping for a data set of n samples, so that the engine can charge the budget.

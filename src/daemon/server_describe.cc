@@ -136,9 +136,8 @@ std::string Server::Describe() const {
   for (DatasetId id = 0; id < engine_.dataset_count(); ++id) {
     if (engine_.shared_catalog(id)->format() == Format::kGrowing) listed_sets.push_back(id);
   }
-  const std::string datasets = Joined(listed_sets, [this](DatasetId id) {
-    return DatasetJson(id, *engine_.shared_catalog(id));
-  });
+  const std::string datasets = Joined(
+      listed_sets, [this](DatasetId id) { return DatasetJson(id, *engine_.shared_catalog(id)); });
   const std::string clients = Joined(peers_, [&](const auto& entry) {
     const Peer& peer = *entry.second;
     const std::string streams = Joined(peer.streams, [&](const auto& stream) {
@@ -161,8 +160,8 @@ std::string Server::Describe() const {
   if (options_.programs != nullptr) {
     programs = Joined(options_.programs->Programs(now), [&](const ProgramWatch::Program& program) {
       return StrCat("{\"pid\":", program.pid,
-                    ",\"program\":true,\"leases\":0,\"streams\":[{\"stream\":0,\"job\":", Quoted(program.name),
-                    ",\"dataset\":0,\"batch_size\":1,\"rank\":0,\"world\":1",
+                    ",\"program\":true,\"leases\":0,\"streams\":[{\"stream\":0,\"job\":",
+                    Quoted(program.name), ",\"dataset\":0,\"batch_size\":1,\"rank\":0,\"world\":1",
                     ",\"seed\":0,\"epoch\":0,\"batches\":", program.watch.samples(),
                     ",\"epoch_batches\":0,\"ready\":0", WatchJson(program.watch, now), "}]}");
     });
