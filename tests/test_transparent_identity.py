@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -37,13 +38,18 @@ pytestmark = pytest.mark.skipif(
 
 
 def outcomes(
-    python: str, tests: list[str], folder: Path, environment: dict[str, str]
+    python: str,
+    tests: list[str],
+    folder: Path,
+    environment: dict[str, str],
+    ignored: Sequence[str] = (),
 ) -> dict[str, str]:
     """Result of each test by name. They work in `folder`, and keep their files there."""
     folder.mkdir()
     report = folder.parent / f"{folder.name}.xml"
+    left = [word for name in ignored for word in ("-i", name)]
     done = run(
-        [python, "-m", "test", "--tempdir", str(folder), "--junit-xml", str(report), *tests],
+        [python, "-m", "test", "--tempdir", str(folder), "--junit-xml", str(report), *left, *tests],
         environment | {"TMPDIR": str(folder)},
         folder,
         timeout=3000,
@@ -57,7 +63,9 @@ def outcomes(
     return found
 
 
-def check_cpython(tests: list[str], tmp_path: Path, young_ms: int) -> None:
+def check_cpython(
+    tests: list[str], tmp_path: Path, young_ms: int, ignored: Sequence[str] = ()
+) -> None:
     python, library = cpython.find()
     if python is None:
         pytest.skip("no Python here has its own tests (package libpython3.11-testsuite)")
@@ -68,16 +76,18 @@ def check_cpython(tests: list[str], tmp_path: Path, young_ms: int) -> None:
         FileService([data, library], young_ms=young_ms) as service,
         ThreadPoolExecutor(1) as meanwhile,
     ):
-        without = meanwhile.submit(outcomes, python, tests, data / "plain", plain_environment())
-        served = outcomes(python, tests, data / "served", service.environment())
+        without = meanwhile.submit(
+            outcomes, python, tests, data / "plain", plain_environment(), ignored
+        )
+        served = outcomes(python, tests, data / "served", service.environment(), ignored)
         plain = without.result()
         assert service.copies() > len(tests)
         # What depends on the machine's mood gets another try, alone, both ways.
         different = {n for n in plain.keys() | served.keys() if plain.get(n) != served.get(n)}
         again = sorted({".".join(name.split(".")[1:2]) for name in different} & set(tests))
         if again:
-            plain |= outcomes(python, again, data / "plain2", plain_environment())
-            served |= outcomes(python, again, data / "served2", service.environment())
+            plain |= outcomes(python, again, data / "plain2", plain_environment(), ignored)
+            served |= outcomes(python, again, data / "served2", service.environment(), ignored)
     different = {n for n in plain.keys() | served.keys() if plain.get(n) != served.get(n)}
     assert not {n: (plain.get(n), served.get(n)) for n in different}
     assert len(plain) > 5 * len(tests)
@@ -85,7 +95,7 @@ def check_cpython(tests: list[str], tmp_path: Path, young_ms: int) -> None:
 
 
 def test_cpythons_own_tests(tmp_path: Path) -> None:
-    check_cpython(cpython.SHORT, tmp_path, young_ms=0)
+    check_cpython(cpython.SHORT, tmp_path, young_ms=0, ignored=cpython.SLOW)
 
 
 if "FOREBAY_SOAK" in os.environ:  # takes many minutes: make soak

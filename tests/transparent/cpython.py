@@ -14,6 +14,8 @@ SHORT = [
     "test_fileinput", "test_univnewlines", "test_largefile", "test_gzip",
     "test_dbm_dumb", "test_pathlib", "test_os",
 ]  # fmt: skip
+# Of those, what copies a file of 2.5 GB: make soak.
+SLOW = ["test.test_largefile.TestCopyfile.*", "test.test_largefile.TestSocketSendfile.*"]
 # With these it takes minutes: make soak.
 LONG = [
     "test_tempfile", "test_lzma", "test_import",
