@@ -251,9 +251,7 @@ def test_check_asks_no_daemon_but_the_one_that_is_named(
 
 
 @pytest.mark.skipif(not Etcd.available()[0], reason=Etcd.available()[1])
-def test_a_clusters_policy_lies_in_etcd(
-    site: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_clusters_policy_lies_in_etcd(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Etcd() as etcd:
         code, out, err = call(capsys, "policy", "show", "--etcd", etcd.endpoint)
         assert code == 0 and "no policy is in force" in out, err

@@ -17,7 +17,7 @@ from typing import Any
 
 from . import _forebay
 from ._errors import ArgumentError, MissingError, UnsupportedError
-from .units import parse_bytes
+from ._internal.units import parse_bytes
 
 Knob = tuple[str, int, int]
 """Name, least and largest value."""

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 from .. import _forebay, files
 from .._errors import MissingError, StorageError, UnsupportedError
+from .._internal.units import format_bytes
 from ..policy import BUILT_IN, JobRule, Knob, Policy, from_json, knobs_of, load_policy
-from ..units import format_bytes
 
 _EXAMPLES = """\
 examples:

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import _forebay, files
 from .._errors import AccessError, MissingError, StorageError
-from ..units import format_bytes, text_of
+from .._internal.units import format_bytes, text_of
 from .control_status import control_lines
 from .peers_status import cluster_lines
 from .watch import why_idle

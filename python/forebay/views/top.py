@@ -16,7 +16,7 @@ from typing import Any
 
 from .. import _forebay, files
 from .._errors import AccessError, ForebayError
-from ..units import format_bytes, text_of
+from .._internal.units import format_bytes, text_of
 from .daemon_status import duration, knob_value
 from .peers_status import cluster_lines
 from .report import CAUSES

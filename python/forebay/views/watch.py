@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..units import format_bytes, text_of
+from .._internal.units import format_bytes, text_of
 from .peers_status import at_fault
 from .report import CAUSES
 
