@@ -1,6 +1,7 @@
 """What forebay_hook.pth imports when `forebay run` has set FOREBAY_HOOK.
 
-Loads forebay/hook.py alone: the package around it would be imported by every Python program.
+Loads forebay/_internal/hook.py alone: the package around it would be imported by every Python
+program.
 """
 
 try:
@@ -8,7 +9,9 @@ try:
     import os
     import sys
 
-    _file = os.path.join(os.path.dirname(os.path.abspath(__file__)), "forebay", "hook.py")
+    _file = os.path.join(
+        os.path.dirname(os.path.abspath(__file__)), "forebay", "_internal", "hook.py"
+    )
     _spec = importlib.util.spec_from_file_location("_forebay_hook", _file)
     if _spec is not None and _spec.loader is not None:
         _hook = importlib.util.module_from_spec(_spec)

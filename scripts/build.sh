@@ -27,7 +27,10 @@ start=$SECONDS
 export CMAKE_BUILD_PARALLEL_LEVEL="$JOBS"
 verbose=(--quiet)
 [ -z "${V:-}" ] || verbose=(--verbose)
-if ! "$VENV/bin/python" -m pip install "${verbose[@]}" --disable-pip-version-check --no-build-isolation \
+progress_detail() {
+  echo "$(find build/python -name '*.o' -newer "$began" 2>/dev/null | wc -l) files compiled"
+}
+if ! progress "build" "$VENV/bin/python" -m pip install "${verbose[@]}" --disable-pip-version-check --no-build-isolation \
   --no-deps --no-index --force-reinstall .; then
   die "the build failed (make build V=1 shows every command)"
 fi

@@ -12,6 +12,25 @@ die() {
   printf '%s\n' "error: $*" >&2
   exit 1
 }
+
+# progress WHAT COMMAND...: runs it, and says every few seconds that it goes on. A function
+# progress_detail, where there is one, prints how far it is.
+progress() {
+  local what="$1" start=$SECONDS rc=0 ticker
+  shift
+  (
+    # The pause does not hold the output open after the end.
+    while sleep "${PROGRESS_SECONDS:-5}" </dev/null >/dev/null 2>&1; do
+      detail="$(declare -F progress_detail >/dev/null && progress_detail || true)"
+      printf '    %s: %d s%s\n' "$what" "$((SECONDS - start))" "${detail:+, $detail}"
+    done
+  ) &
+  ticker=$!
+  "$@" || rc=$?
+  kill "$ticker" 2>/dev/null || true
+  wait "$ticker" 2>/dev/null || true
+  return "$rc"
+}
 have() { command -v "$1" >/dev/null 2>&1; }
 
 # The venv comes first: it also holds cmake and ninja where the machine has none.

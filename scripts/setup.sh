@@ -81,13 +81,15 @@ if [ -n "$missing" ]; then
   if [ "$can_apt" = yes ]; then
     say "installing: $(echo $missing)"
     export DEBIAN_FRONTEND=noninteractive
-    "${as_root[@]}" apt-get update -qq || warn "apt-get update failed; trying with the lists at hand"
+    progress "package lists" "${as_root[@]}" apt-get update -qq || warn "apt-get update failed; trying with the lists at hand"
     # One by one after a failure, so that one unknown package does not cost the others.
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
-      --no-install-recommends $missing >/dev/null ||
+    quiet_apt() {
+      "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+        --no-install-recommends "$@" >/dev/null
+    }
+    progress "system packages" quiet_apt $missing ||
       for name in $missing; do
-        "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
-          --no-install-recommends "$name" >/dev/null || warn "apt-get could not install $name"
+        progress "$name" quiet_apt "$name" || warn "apt-get could not install $name"
       done
   fi
   missing="$(apt_missing | without_tools)"
@@ -99,7 +101,7 @@ have "$PYTHON" || die "no $PYTHON on PATH; Forebay needs Python 3.10 or newer"
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
   die "$("$PYTHON" --version) is too old; Forebay needs Python 3.10 or newer (set PYTHON=...)"
 if ! [ -x "$VENV/bin/python" ] || ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
-  "$PYTHON" -m venv "$VENV" || die "$PYTHON -m venv failed; install python3-venv or set PYTHON=..."
+  progress "new environment" "$PYTHON" -m venv "$VENV" || die "$PYTHON -m venv failed; install python3-venv or set PYTHON=..."
 fi
 rm -f "$VENV"/.setup-*
 printf '%s' "$missing" >"$missing_note"
@@ -109,7 +111,8 @@ extra=()
 have cmake || extra+=("cmake>=3.22,<4")
 have ninja || extra+=(ninja)
 index=yes
-if ! "${pip[@]}" -r packages/python.txt "${extra[@]}"; then
+say "setup: packages for building and testing (packages/python.txt), some minutes the first time"
+if ! progress "pip" "${pip[@]}" -r packages/python.txt "${extra[@]}"; then
   index=no
   # No package index: the machine's own Python packages are the next best, and the offline bundle
   # brings the pure ones that the build needs.
@@ -139,9 +142,10 @@ if absent:
               " machine with packages and copy the folder offline/ here")
 PY
 fi
-if [ "$index" = no ] || ! "${pip[@]}" -r packages/frameworks.txt; then
+[ "$index" = no ] || say "setup: other frameworks, for their tests (packages/frameworks.txt)"
+if [ "$index" = no ] || ! progress "pip" "${pip[@]}" -r packages/frameworks.txt; then
   warn "packages/frameworks.txt is not installed: the tests and examples of TensorFlow, Grain," \
     "Lightning, pandas and PyArrow are skipped"
 fi
 : >"$stamp"
-say "setup: done"
+say "setup: done in $SECONDS s"

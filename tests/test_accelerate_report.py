@@ -17,8 +17,8 @@ torch = pytest.importorskip("torch")
 
 import forebay  # noqa: E402
 from data_sets import DataSet  # noqa: E402
+from forebay._internal.worker_io import WorkerWaits  # noqa: E402
 from forebay.views.report import CAUSES  # noqa: E402
-from forebay.worker_io import WorkerWaits  # noqa: E402
 from test_accelerate import Files, Unknown, accelerated, as_list, file_list  # noqa: E402
 from test_accelerate_shared import Thinking  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -90,16 +91,19 @@ if __name__ == "__main__":
 """
 
 
-@needs_library
-@needs_fuse
-@pytest.mark.parametrize("how", ["unmodified", "accelerated"])
-@pytest.mark.parametrize("library", READERS)
-def test_reads_of_c_libraries_come_from_copies(
-    library: str,
-    how: str,
-    tmp_path: Path,
-    local: Path,  # noqa: F811
-) -> None:
+@dataclass
+class Trained:
+    """A script, its data, and what it says of each pass without Forebay."""
+
+    script: Path
+    data: Path
+    passes: list
+
+
+@pytest.fixture(scope="module", params=READERS)
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    library = request.param
+    tmp_path = tmp_path_factory.mktemp(library)
     asked, write, read = READERS[library]
     found = subprocess.run(
         [sys.executable, "-c", asked], capture_output=True, text=True, timeout=60, check=False
@@ -110,7 +114,6 @@ def test_reads_of_c_libraries_come_from_copies(
     data.mkdir()
     for i in range(1, COUNT + 1):
         write(data / f"{i:02}.dat", i)
-    size = sum(path.stat().st_size for path in data.iterdir())
     time.sleep(3.2)  # younger files may still be being written
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(SCRIPT).format(asked=asked, read=read))
@@ -121,12 +124,25 @@ def test_reads_of_c_libraries_come_from_copies(
     assert plain.returncode == 0, plain.stderr
     passes = json.loads(plain.stdout)
     assert [sorted(i for i, _ in items) for items in passes] == [list(range(COUNT))] * 3
-    with SlowFs(data) as slow:
+    return Trained(script, data, passes)
+
+
+@needs_library
+@needs_fuse
+@pytest.mark.parametrize("how", ["unmodified", "accelerated"])
+def test_reads_of_c_libraries_come_from_copies(
+    trained: Trained,
+    how: str,
+    local: Path,  # noqa: F811
+) -> None:
+    size = sum(path.stat().st_size for path in trained.data.iterdir())
+    with SlowFs(trained.data) as slow:
         done = run(
-            "--source", str(slow.path), "--", sys.executable, str(script), how, str(slow.path)
-        )
+            "--source", str(slow.path), "--", sys.executable, str(trained.script), how,
+            str(slow.path),
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout) == passes
+        assert json.loads(done.stdout) == trained.passes
         assert f"{COUNT} files copied" in done.stderr
         # Three epochs, of two workers and perhaps an engine: each byte of the source once.
         assert slow.stats()["bytes_read"] == size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,12 +23,18 @@ pytestmark = pytest.mark.skipif(
 
 
 def outcomes(
-    python: str, tests: list[str], folder: Path, environment: dict[str, str], at_once: int = 1
+    python: str,
+    tests: list[str],
+    folder: Path,
+    environment: dict[str, str],
+    at_once: int,
+    ignored: Sequence[str],
 ) -> dict[str, str]:
     """Result of each test by name. They work in `folder`, and keep their files there."""
     folder.mkdir()
     report = folder.parent / f"{folder.name}.xml"
-    beside = [f"-j{at_once}"] if at_once > 1 else []
+    how = [f"-j{at_once}"] if at_once > 1 else []
+    how += [word for name in ignored for word in ("-i", name)]
     done = run(
         [
             python,
@@ -37,7 +44,7 @@ def outcomes(
             str(folder),
             "--junit-xml",
             str(report),
-            *beside,
+            *how,
             *tests,
         ],
         environment | {"TMPDIR": str(folder)},
@@ -53,7 +60,13 @@ def outcomes(
     return found
 
 
-def check_cpython(tests: list[str], tmp_path: Path, young_ms: int, at_once: int = 1) -> None:
+def check_cpython(
+    tests: list[str],
+    tmp_path: Path,
+    young_ms: int,
+    at_once: int = 1,
+    ignored: Sequence[str] = (),
+) -> None:
     python, library = cpython.find()
     if python is None:
         pytest.skip("no Python here has its own tests (package libpython3.11-testsuite)")
@@ -69,9 +82,17 @@ def check_cpython(tests: list[str], tmp_path: Path, young_ms: int, at_once: int 
     ):
         for i in range(TRIES):
             without = meanwhile.submit(
-                outcomes, python, again, data / f"plain{i}", plain_environment(), at_once
+                outcomes,
+                python,
+                again,
+                data / f"plain{i}",
+                plain_environment(),
+                at_once,
+                ignored,
             )
-            served |= outcomes(python, again, data / f"served{i}", service.environment(), at_once)
+            served |= outcomes(
+                python, again, data / f"served{i}", service.environment(), at_once, ignored
+            )
             plain |= without.result()
             different = {n for n in plain.keys() | served.keys() if plain.get(n) != served.get(n)}
             again = sorted({".".join(name.split(".")[1:2]) for name in different} & set(tests))
@@ -86,7 +107,7 @@ def check_cpython(tests: list[str], tmp_path: Path, young_ms: int, at_once: int 
 
 
 def test_files(tmp_path: Path) -> None:
-    check_cpython(cpython.SHORT, tmp_path, young_ms=0)
+    check_cpython(cpython.SHORT, tmp_path, young_ms=0, ignored=cpython.SLOW)
 
 
 def test_processes_and_archives(tmp_path: Path) -> None:

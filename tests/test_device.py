@@ -13,7 +13,7 @@ PIL_Image = pytest.importorskip("PIL.Image")
 
 import forebay  # noqa: E402
 from forebay import transforms as T  # noqa: E402
-from forebay.device import normalisation  # noqa: E402
+from forebay._internal.device import normalisation  # noqa: E402
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE")
@@ -99,7 +99,7 @@ def without_gpu(monkeypatch):
     for name in ("Stream", "Event", "current_stream", "stream", "device", "cudart"):
         monkeypatch.setattr(torch.cuda, name, _Nothing)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
-    monkeypatch.setattr("forebay.device._load_kernel", lambda: None)
+    monkeypatch.setattr("forebay._internal.device._load_kernel", lambda: None)
     monkeypatch.setattr("forebay.loader.check_device", lambda _: torch.device("cpu"))
 
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forebay._internal.url
 import forebay.files
-import forebay.url
 import numpy as np
 import pytest
 from data_sets import DataSet
@@ -32,19 +32,19 @@ def service(
     place = tmp_path_factory.mktemp("service")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(place))
     monkeypatch.setenv("FOREBAY_CACHE", str(place / "cache"))
-    monkeypatch.setattr(forebay.url, "_tried", False)
+    monkeypatch.setattr(forebay._internal.url, "_tried", False)
     # Files of a test have just been written.
     start = functools.partial(forebay.files.Service.start, young_ms=0, linger=1)
     monkeypatch.setattr(forebay.files.Service, "start", start)
     for name in (forebay.files.CACHE, forebay.files.SOCKET, forebay.files.SOURCES):
         monkeypatch.setenv(name, "")
     fsspec.register_implementation("forebay", ForebayFileSystem, clobber=True)
-    assert forebay.url.settings() is not None
-    made = forebay.url._service
+    assert forebay._internal.url.settings() is not None
+    made = forebay._internal.url._service
     assert made is not None
     yield made
     made.close()
-    forebay.url._service = None
+    forebay._internal.url._service = None
 
 
 def copies(service: forebay.files.Service) -> int:

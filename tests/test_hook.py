@@ -25,7 +25,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.utils.data.dataloader as loaders  # noqa: E402
-from forebay import hook  # noqa: E402
+from forebay._internal import hook  # noqa: E402
 from torch.utils.data import (  # noqa: E402
     BatchSampler,
     ConcatDataset,
@@ -613,7 +613,7 @@ def test_many_files_are_told_piece_by_piece(
 # ---- how it starts
 
 
-_here = Path(hook.__file__).parent.parent
+_here = Path(hook.__file__).parents[2]
 needs_installed = pytest.mark.skipif(
     str(_here) not in site.getsitepackages() or not (_here / "forebay_hook.pth").exists(),
     reason="the package is on the path, not installed",

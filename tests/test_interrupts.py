@@ -22,7 +22,7 @@ pytest.importorskip("PIL.Image")
 
 import forebay  # noqa: E402
 from forebay import transforms as T  # noqa: E402
-from forebay.feeds import NativeFeed  # noqa: E402
+from forebay._internal.feeds import NativeFeed  # noqa: E402
 from forebay.loader import _Iterator  # noqa: E402
 from test_daemon import _await  # noqa: E402
 from test_device import (  # noqa: E402

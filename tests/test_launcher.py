@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from forebay.launcher import cluster_variables, shared_job, tasks_here, torchrun_arguments
+from forebay._internal.launcher import cluster_variables, shared_job, tasks_here, torchrun_arguments
 
 TWO = {
     "FOREBAY_NODE": "1", "FOREBAY_NODES": "2", "MASTER_ADDR": "n0", "MASTER_PORT": "29400",

@@ -235,6 +235,18 @@ def test_a_batch_larger_than_the_budget_names_both(large_folder: DataSet) -> Non
     assert len(next(iter(forebay.DataLoader(large_folder.root, 4, engine=engine)))) == 4
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_large_sample_comes_while_the_batch_before_is_held(tmp_path: Path, shuffle: bool) -> None:
+    for i in range(300):
+        (tmp_path / f"{i:03}.bin").write_bytes(bytes([i % 256]) * 100_000)
+    with open(tmp_path / "large.bin", "wb") as large:
+        large.truncate(40_000_000)
+    loader = forebay.DataLoader(tmp_path, 16, shuffle=shuffle, engine=forebay.Engine("64M"))
+    for _ in range(2):
+        sizes = [len(sample) for batch in loader for sample in batch]
+        assert sorted(sizes) == [100_000] * 300 + [40_000_000]
+
+
 # ---- one engine
 
 

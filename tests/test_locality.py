@@ -154,7 +154,7 @@ def loader_order(data: DataSet, world: int, rank: int, epoch: int) -> list[int]:
 
 def test_accelerate_foresees_the_sampler(folder: DataSet) -> None:
     pytest.importorskip("torch")
-    from forebay.foresight import next_epoch, replay
+    from forebay._internal.foresight import next_epoch, replay
     from torch.utils.data import BatchSampler
 
     sampler = forebay.LocalitySampler(folder.samples, 6, num_replicas=4, rank=1)

@@ -16,7 +16,7 @@ from typing import Any
 
 import forebay
 import pytest
-from forebay import peers_watch
+from forebay._internal import peers_watch
 from forebay.views import daemon_status, peers_status, top, watch
 from forebay.views.report import CAUSES, EpochReport, sentence, table
 
@@ -424,7 +424,7 @@ _TOLD = """
 import json, logging, sys, time
 logging.basicConfig(level=logging.INFO, stream=sys.stderr)
 import forebay
-from forebay import peers_watch
+from forebay._internal import peers_watch
 from forebay.views import daemon_status
 kind, folder, data, peers, wait_for = json.loads(sys.argv[1])
 peers_watch._LOOK_S = peers_watch._LASTED_S = 0.05

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from forebay import ArgumentError, DataLoader, SharedEngine, _forebay, cli
-from forebay.policy import JobRule, Policy, from_json, load_policy, parse_policy
+from forebay.policy import BUILT_IN, JobRule, Policy, from_json, knobs_of, load_policy, parse_policy
 from forebay_testing import Etcd
 
 SITE = """\
@@ -20,7 +20,7 @@ folder = "1T"
 
 [tuner]
 on = false
-knobs = { parallelism = 32 }
+knobs = { source_reads_in_flight = 32 }
 
 [[job]]
 match = "imagenet-*"
@@ -56,7 +56,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_key_is_read(site: Path) -> None:
-    policy = load_policy(site, KNOBS)
+    policy = load_policy(site, BUILT_IN)
     assert policy.jobs == (
         JobRule(
             match="imagenet-*", share=3, priority=1, min_bandwidth=200 << 20,
@@ -66,7 +66,7 @@ def test_every_key_is_read(site: Path) -> None:
         JobRule("*"),
     )  # fmt: skip
     assert (policy.memory, policy.folder) == (64 << 30, 1 << 40)
-    assert not policy.tuner and policy.knobs == {"parallelism": 32}
+    assert not policy.tuner and policy.knobs == {"source_reads_in_flight": 32}
     assert policy.rule_for("imagenet-22k") == policy.jobs[0]
     assert policy.rule_for("other") == policy.jobs[1]
 
@@ -126,7 +126,8 @@ def test_check_says_what_it_means(site: Path, capsys: pytest.CaptureFixture[str]
     assert "ok, 2 rules" in out
     assert "200.0 MiB/s to 1.5 GiB/s" in out and "8.0 GiB" in out
     assert "imagenet-* 100%" in out  # it has the higher priority
-    assert "tuner: off; parallelism = 32" in out
+    assert "tuner: off; source_reads_in_flight = 32" in out
+    assert "within the built-in limits" in out
     assert "match = 'imagenet-*'" in out
     code, out, _ = call(capsys, "policy", "check", site, "--json")
     assert (code, json.loads(out)["version"]) == (0, 1)
@@ -222,11 +223,35 @@ def test_a_daemon_follows_its_policy(
     loader.close()
 
 
-@pytest.mark.skipif(not Etcd.available()[0], reason=Etcd.available()[1])
-def test_a_clusters_policy_lies_in_etcd(
-    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_check_asks_no_daemon_but_the_one_that_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("forebay.commands.policy._knobs", lambda client: KNOBS)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    file = tmp_path / "node.toml"
+    file.write_text("[tuner.knobs]\nsource_reads_in_flight = 200\nread_ahead_bytes = 1000000000\n")
+    code, _, err = call(capsys, "policy", "check", file, "--folder", tmp_path / "none")
+    assert code == 1 and "no daemon is running" in err
+    engine = SharedEngine("12M", linger=0)
+    said = json.loads(engine.native.describe())
+    code, out, err = call(capsys, "policy", "check", file)
+    assert code == 0 and "within the built-in limits" in out, err
+    folder = tmp_path / "forebay"
+    code, _, err = call(capsys, "policy", "check", file, "--folder", folder)
+    assert code == 2 and "node.toml:" in err and "it must be from 0 to" in err
+    file.write_text("[tuner.knobs]\nsource_reads_in_flight = 3\n")
+    code, out, _ = call(capsys, "policy", "check", file, "--folder", folder)
+    assert code == 0 and f"the limits of forebayd {said['pid']} in {folder}" in out
+    # What a daemon has is among the built-in ones, and within.
+    known = {name: (low, high) for name, low, high in BUILT_IN}
+    for name, low, high in knobs_of(said):
+        assert known[name][0] == low and high <= known[name][1], name
+    file.write_text("[tuner.knobs]\nsource_read_in_flight = 3\n")
+    code, _, err = call(capsys, "policy", "check", file)
+    assert code == 2 and "did you mean source_reads_in_flight?" in err
+
+
+@pytest.mark.skipif(not Etcd.available()[0], reason=Etcd.available()[1])
+def test_a_clusters_policy_lies_in_etcd(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Etcd() as etcd:
         code, out, err = call(capsys, "policy", "show", "--etcd", etcd.endpoint)
         assert code == 0 and "no policy is in force" in out, err

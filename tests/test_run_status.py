@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -69,7 +70,9 @@ def test_the_program_and_what_it_waits_for(tmp_path: Path) -> None:
         finally:
             stop.touch()
             assert program.wait(60) == 0, program.communicate()[1]
-    assert "job python" in said, said
+    assert "program python" in said and "rank" not in said.split("\nmechanisms")[0], said
+    seen = re.search(rf"  {re.escape(str(slow.path))}  (\d+) files seen so far", said)
+    assert seen is not None and int(seen[1]) > 0, said
     assert jobs == ["mine"]  # whose limits hold for what it reads
     rows = [r for r in metrics.splitlines() if 'stream="files"' in r and "stall_nano" in r]
     waited = {r.split('cause="')[1].split('"')[0]: int(r.split()[-1]) for r in rows}

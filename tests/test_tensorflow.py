@@ -54,7 +54,7 @@ def test_the_plugin(tmp_path: Path) -> None:
         start = forebay.files.Service.start
         forebay.files.Service.start = functools.partial(start, young_ms=0, linger=1)
         import forebay.tensorflow
-        from forebay import url
+        from forebay._internal import url
         records = [os.urandom(1000 + 50 * i) for i in range(40)]
         big = [os.urandom(1 << 20) for _ in range(20)]  # more than is copied at once
         (root / "sub").mkdir()

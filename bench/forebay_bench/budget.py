@@ -7,7 +7,7 @@ import select
 import subprocess
 import sys
 
-from forebay.units import format_bytes, parse_bytes
+from forebay._internal.units import format_bytes, parse_bytes
 
 from .data import make_files
 from .measure import Case, Outcome

@@ -26,14 +26,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _forebay, ranks
+from . import _forebay
 from ._errors import ForebayError
-from .daemon import SharedEngine, default_engine
-from .engine import Engine
-from .foresight import Replay, between_passes, numbers, paths_of, replay
-from .views.progress import counting
-from .views.report import EpochReport, log_epoch, story
-from .worker_io import (
+from ._internal import ranks
+from ._internal.foresight import Replay, between_passes, numbers, paths_of, replay
+from ._internal.worker_io import (
     Place,
     Reader,
     WorkerWaits,
@@ -42,6 +39,10 @@ from .worker_io import (
     open_here,
     start_worker,
 )
+from .daemon import SharedEngine, default_engine
+from .engine import Engine
+from .views.progress import counting
+from .views.report import EpochReport, log_epoch, story
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

@@ -9,10 +9,11 @@ import threading
 import weakref
 from typing import Any
 
-from . import _forebay, peers_watch, ranks
+from . import _forebay
 from ._errors import ArgumentError
+from ._internal import peers_watch, ranks
+from ._internal.units import format_bytes, parse_bytes, text_of
 from .engine import Engine, copy_threads_of, metrics_port_of, peers_of, shared_engine
-from .units import format_bytes, parse_bytes, text_of
 
 _log = logging.getLogger("forebay")
 _START_S = 20.0

@@ -8,9 +8,10 @@ import threading
 import weakref
 from typing import Any
 
-from . import _forebay, peers_watch, ranks
+from . import _forebay
 from ._errors import ArgumentError, ForebayError
-from .units import format_bytes, parse_bytes
+from ._internal import peers_watch, ranks
+from ._internal.units import format_bytes, parse_bytes
 
 _log = logging.getLogger("forebay")
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from . import _forebay
 from ._errors import AccessError, ArgumentError, ForebayError, MissingError, StorageError
-from .units import format_bytes, parse_bytes, text_of
+from ._internal.units import format_bytes, parse_bytes, text_of
 
 NAMESPACE = "FOREBAY_FILES_NAMESPACE"
 CACHE, SOCKET, SOURCES = "FOREBAY_FILES_CACHE", "FOREBAY_FILES_SOCKET", "FOREBAY_FILES_SOURCES"

@@ -17,7 +17,7 @@ from typing import Any
 from fsspec.implementations.local import LocalFileOpener, LocalFileSystem
 from fsspec.utils import isfilelike
 
-from . import url
+from ._internal import url
 
 
 def _refuse(self: Any, path: Any, *_: Any, **__: Any) -> Any:

@@ -11,14 +11,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from . import _forebay, ranks
+from . import _forebay
 from ._errors import ArgumentError, CancelledError, DeadlineError
 from ._forebay import Batch, Catalog
+from ._internal import ranks
+from ._internal.device import DeviceBatch, DeviceFeed, check_device
+from ._internal.feeds import At, Course, Decoding, Held, PipelineFeed, StreamFeed, finish
+from ._internal.units import parse_bytes
 from .daemon import SharedEngine, default_engine
-from .device import DeviceBatch, DeviceFeed, check_device
 from .engine import Engine, may_size_later, peers_of
-from .feeds import At, Course, Decoding, Held, PipelineFeed, StreamFeed, finish
-from .units import parse_bytes
 from .views.report import EpochReport, from_native, log_epoch, story
 
 _log = logging.getLogger("forebay")

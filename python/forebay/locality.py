@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sized
 
-from . import _forebay, ranks
+from . import _forebay
 from ._errors import ArgumentError
+from ._internal import ranks
 
 
 class LocalitySampler:

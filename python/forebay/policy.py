@@ -17,10 +17,34 @@ from typing import Any
 
 from . import _forebay
 from ._errors import ArgumentError, MissingError, UnsupportedError
-from .units import parse_bytes
+from ._internal.units import parse_bytes
 
 Knob = tuple[str, int, int]
 """Name, least and largest value."""
+
+_ANY = 2**63 - 1
+BUILT_IN: tuple[Knob, ...] = (
+    ("source_reads_in_flight", 0, 4096),
+    ("read_ahead_bytes", 0, _ANY),
+    ("tuner_on", 0, 1),
+    ("memory_tier_bytes", 0, _ANY),
+    ("cache_folder_bytes", 0, _ANY),
+    ("admit_memory", 0, 1),
+    ("admit_folder", 0, 1),
+    ("hedge_one_in", 0, 1_000_000),
+    ("source_bytes_per_second", 0, 1 << 50),
+    ("source_operations_per_second", 0, 1_000_000_000),
+    ("decode_threads", 0, 4096),
+    ("daemon_linger_seconds", 0, 604_800),
+    ("peer_bytes_per_second", 0, 1 << 50),
+    ("peer_link_bytes_per_second", 0, 1 << 50),
+    ("peer_requests_in_flight", 1, 4096),
+    ("peer_pull", 0, 1),
+    ("files_reads_in_flight", 1, 256),
+    ("files_cache_bytes", 0, _ANY),
+    ("files_ahead_bytes", 0, _ANY),
+)
+"""Those that a daemon may have; what its memory and options allow may be less."""
 
 _SIZE = 'a size in bytes, such as 4096 or "8G"'
 _RATE = 'bytes a second, such as "200M"'

@@ -3,8 +3,8 @@
 >>> import forebay.tensorflow
 >>> tf.data.TFRecordDataset("forebay:///data/train-00000.tfrecord")
 
-Files are read from local copies, which the file service (``forebay.url``) makes when they are first
-asked for; ``tf.io.gfile`` lists the source. It is for reading: TensorFlow refuses the rest.
+Files are read from local copies, which the file service makes when they are first asked for;
+``tf.io.gfile`` lists the source. It is for reading: TensorFlow refuses the rest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import os
 
 import tensorflow as tf
 
-from . import _forebay, url
+from . import _forebay
+from ._internal import url
 
 
 def plugin() -> str:

@@ -320,6 +320,23 @@ uint64_t Leases::BytesOf(const Lease& lease) const {
   return bytes;
 }
 
+Leases::Held Leases::HeldBeside(StreamId id) const {
+  Held held;
+  for (const auto& [number, lease] : leases_) {
+    if (lease.state == State::kHandedOut) {
+      ++held.count;
+      held.bytes += lease.bytes;
+    } else if (lease.stream == id && lease.wanted()) {
+      held.wanted = lease.bytes;
+      for (const SampleId s : lease.missing) {
+        held.piece =
+            std::max<uint64_t>(held.piece, residency_.dataset(lease.dataset).entries[s].length);
+      }
+    }
+  }
+  return held;
+}
+
 // ---- what is missing --------------------------------------------------------------------------
 
 // A single one however large.
@@ -396,11 +413,15 @@ void Leases::AskMissing(Lease& lease) {
         continue;
       }
       if (!Allot(lease, s)) {
-        // Its own samples may lie so that no hole is left for the last one: once, it starts over.
+        // Its own samples may lie so that no hole is left for the last one: once, it starts over,
+        // with the largest.
         if (lease.wanted() && !lease.serving() && !lease.restarted && !lease.unsized &&
             !reads_.Moving() && lease.missing.size() < lease.samples.size()) {
           lease.restarted = true;
           StartOver(lease);
+          std::stable_sort(lease.missing.begin(), lease.missing.end(), [&](SampleId a, SampleId b) {
+            return dataset.entries[a].length > dataset.entries[b].length;
+          });
           i = 0;
           continue;
         }
@@ -582,7 +603,10 @@ bool Leases::MakeRoom(uint64_t bytes, StreamId for_stream, DueRoom due) {
       if (due == DueRoom::kAwait) return false;
       if (stores_.GiveUpOneDue()) continue;
     }
-    if (!lookahead_.RetractOne() && !residency_.EvictOne() && !StealOne(for_stream)) return false;
+    if (!lookahead_.RetractOne() && !residency_.EvictOne() && !StealOne(for_stream) &&
+        !arena_.GiveUpLargePlace()) {
+      return false;
+    }
   }
   return true;
 }

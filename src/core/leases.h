@@ -212,6 +212,13 @@ class Leases {
   const std::vector<LeaseId>& pending() const { return pending_; }
   const std::unordered_map<LeaseId, Lease>& leases() const { return leases_; }
   uint64_t leased_bytes() const { return leased_bytes_; }
+  struct Held {
+    size_t count = 0;     // handed out and not released
+    uint64_t bytes = 0;   // of those
+    uint64_t wanted = 0;  // by the batch that its consumer waits for
+    uint64_t piece = 0;   // the largest sample of it that is missing
+  };
+  Held HeldBeside(StreamId id) const;
   // Of leases of serving streams that have memory.
   uint64_t serving_bytes() const { return serving_bytes_; }
   bool CopiesWait() const { return !copies_.empty(); }

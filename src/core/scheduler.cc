@@ -28,6 +28,7 @@ DatasetId Scheduler::AddDataset(std::span<const uint32_t> lengths, uint64_t meta
     if (!leases_.MakeRoom(metadata_bytes, kYoungest, Leases::DueRoom::kTake)) return kNoRoom;
     arena_.SetAside(metadata_bytes);
   }
+  if (!lengths.empty()) arena_.Expect(*std::max_element(lengths.begin(), lengths.end()));
   return residency_.Add(Residency::Dataset::Sized(lengths));
 }
 
@@ -149,6 +150,7 @@ void Scheduler::OnReadDone(const ReadAction& read, bool ok, uint32_t crc, Origin
 }
 
 void Scheduler::OnLengths(DatasetId d, std::span<const SampleLength> lengths) {
+  for (const SampleLength& length : lengths) arena_.Expect(length.length);
   leases_.OnLengths(d, residency_.OnLengths(d, lengths));
 }
 

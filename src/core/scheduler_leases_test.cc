@@ -1,8 +1,11 @@
 // Leases of several streams that want the same samples while memory is short.
 #include <gtest/gtest.h>
 
+#include <numeric>
+#include <utility>
 #include <vector>
 
+#include "base/rng.h"
 #include "core/scheduler.h"
 #include "core/scheduler_check.h"
 
@@ -57,6 +60,41 @@ TEST(Leases, ASampleThatGoesAgainAsItArrivesIsReadOnceMoreForTheNext) {
     if (scheduler.leases().FetchSample(single, 3, &other, &out) == Take::kReady) return;
   }
   FAIL() << "not had in the end";
+}
+
+// As a loop does, whose variable holds the batch before: few bytes, but anywhere in the arena.
+TEST(Leases, ALargeSampleFindsAPlaceBesideTheBatchThatIsHeld) {
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    SplitMix64 rng(seed);
+    Scheduler scheduler({.arena_bytes = 56 * kSize, .keep = seed % 2 == 0});
+    std::vector<uint32_t> lengths(101, kSize);
+    lengths[100] = 40 * kSize;
+    const DatasetId d = scheduler.AddDataset(lengths);
+    const StreamId stream = scheduler.OpenStream({.dataset = d, .batch_size = 5, .epochs = 3});
+    for (uint64_t epoch = 0; epoch < 3; ++epoch) {
+      std::vector<SampleId> order(lengths.size());
+      std::iota(order.begin(), order.end(), 0);
+      for (size_t i = order.size() - 1; i > 0; --i) std::swap(order[i], order[rng.Below(i + 1)]);
+      (void)scheduler.lookahead().TakeOrders();
+      scheduler.ExtendOrder(stream, scheduler.lookahead().streams().at(stream).generation, epoch,
+                            std::move(order), true);
+    }
+    LeaseId held = kNoLease;
+    Scheduler::Handout out;
+    for (int batches = 0, tries = 0; batches < 3 * 21;) {
+      const Take take = scheduler.leases().TakeBatch(stream, &out);
+      ASSERT_EQ(CheckInvariants(scheduler), "");
+      if (take == Take::kReady) {
+        if (held != kNoLease) scheduler.leases().Release(held);
+        held = out.lease;
+        ++batches;
+        tries = 0;
+      }
+      const std::vector<ReadAction> reads = Reads(scheduler);
+      for (const ReadAction& read : reads) scheduler.OnReadDone(read, true, 1, Origin::kSource);
+      ASSERT_LT(++tries, 100) << "seed " << seed << ", batch " << batches;
+    }
+  }
 }
 
 }  // namespace

@@ -64,6 +64,16 @@ std::string ClusterJson(const ClusterReport& report) {
                 ",\"health\":", Quoted(report.health), ",\"peers\":[", peers, "]}");
 }
 
+std::string DatasetJson(DatasetId id, const Catalog& catalog) {
+  const bool grows = catalog.format() == Format::kGrowing;
+  const std::string seen = grows ? StrCat(",\"name\":", Quoted(catalog.given_name()),
+                                          ",\"files\":", catalog.object_count())
+                                 : "";
+  return StrCat("{\"dataset\":", id, ",\"root\":", Quoted(catalog.root()),
+                ",\"grows\":", grows ? "true" : "false", seen, ",\"samples\":", catalog.size(),
+                ",\"bytes\":", catalog.total_bytes(), "}");
+}
+
 // Of this rank in an epoch; 0: not known.
 uint64_t BatchesAnEpoch(const StreamOptions& opened) {
   const uint64_t batch = opened.shape.batch_size;
@@ -120,11 +130,14 @@ StreamWatch Server::Watched(const Peer& peer, StreamId stream, Nanos now) const 
 
 std::string Server::Describe() const {
   const Nanos now = SteadyClock().Now();
-  const std::string datasets = Joined(datasets_, [this](const auto& entry) {
-    const auto catalog = engine_.shared_catalog(entry.second);
-    return StrCat("{\"dataset\":", entry.second, ",\"root\":", Quoted(catalog->root()),
-                  ",\"samples\":", catalog->size(), ",\"bytes\":", catalog->total_bytes(), "}");
-  });
+  std::vector<DatasetId> listed_sets;
+  for (const auto& entry : datasets_) listed_sets.push_back(entry.second);
+  // Of programs that open files; no client opened them.
+  for (DatasetId id = 0; id < engine_.dataset_count(); ++id) {
+    if (engine_.shared_catalog(id)->format() == Format::kGrowing) listed_sets.push_back(id);
+  }
+  const std::string datasets = Joined(
+      listed_sets, [this](DatasetId id) { return DatasetJson(id, *engine_.shared_catalog(id)); });
   const std::string clients = Joined(peers_, [&](const auto& entry) {
     const Peer& peer = *entry.second;
     const std::string streams = Joined(peer.streams, [&](const auto& stream) {
@@ -147,8 +160,8 @@ std::string Server::Describe() const {
   if (options_.programs != nullptr) {
     programs = Joined(options_.programs->Programs(now), [&](const ProgramWatch::Program& program) {
       return StrCat("{\"pid\":", program.pid,
-                    ",\"leases\":0,\"streams\":[{\"stream\":0,\"job\":", Quoted(program.name),
-                    ",\"dataset\":0,\"batch_size\":1,\"rank\":0,\"world\":1",
+                    ",\"program\":true,\"leases\":0,\"streams\":[{\"stream\":0,\"job\":",
+                    Quoted(program.name), ",\"dataset\":0,\"batch_size\":1,\"rank\":0,\"world\":1",
                     ",\"seed\":0,\"epoch\":0,\"batches\":", program.watch.samples(),
                     ",\"epoch_batches\":0,\"ready\":0", WatchJson(program.watch, now), "}]}");
     });

@@ -959,12 +959,17 @@ Status Engine::TooLarge(uint64_t bytes) const {
                        " bytes; lower batch_size or raise memory="));
 }
 
-Status Engine::HeldByLeases() const {
-  return Status(Code::kResourceExhausted,
-                StrCat("the next batch finds no room: ", scheduler_.leases().leases().size(),
-                       " batches that were not released hold ", scheduler_.leases().leased_bytes(),
-                       " of the memory budget of ", budget_,
-                       " bytes; let go of earlier batches, lower batch_size or raise memory="));
+Status Engine::HeldByLeases(StreamId id) const {
+  const Leases::Held held = scheduler_.leases().HeldBeside(id);
+  const bool between = held.piece > 0 && held.bytes + held.wanted <= scheduler_.arena().usable();
+  return Status(
+      Code::kResourceExhausted,
+      StrCat("the next batch, of ", held.wanted, " bytes, finds no room: ", held.count,
+             " batches that were not released hold ", held.bytes, " of the memory budget of ",
+             budget_, " bytes",
+             between ? StrCat(" and lie where its sample of ", held.piece, " bytes should") : "",
+             "; let go of each batch before the next is asked for (del batch as the last line of "
+             "the loop), lower batch_size or raise memory="));
 }
 
 Status Engine::Failure(StreamState& state, SampleId sample) {
@@ -1084,7 +1089,7 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
       if (state.blocked_since < 0) state.blocked_since = now;
       if (now - state.blocked_since > options_.release_wait) {
         state.blocked_since = -1;
-        return HeldByLeases();
+        return HeldByLeases(id);
       }
     } else {
       state.blocked_since = -1;
@@ -1156,7 +1161,7 @@ size_t Engine::dataset_count() const {
 Status Engine::Blocked(StreamId id) const {
   MutexLock lock(mutex_);
   if (id >= streams_.size() || !Waits(scheduler_).OnlyReleaseHelps(id)) return Status();
-  return HeldByLeases();
+  return HeldByLeases(id);
 }
 
 std::vector<EpochStats> Engine::Stats(StreamId id) const {

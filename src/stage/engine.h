@@ -402,7 +402,7 @@ class Engine {
   std::optional<StreamId> TakeClosed() REQUIRES(mutex_);
   Result<StreamState*> FindStream(StreamId stream) REQUIRES(mutex_);
   Status TooLarge(uint64_t bytes) const REQUIRES(mutex_);
-  Status HeldByLeases() const REQUIRES(mutex_);
+  Status HeldByLeases(StreamId id) const REQUIRES(mutex_);
   Status Failure(StreamState& state, SampleId sample) REQUIRES(mutex_);
   // One ask of the scheduler: the next batch, or `sample` when `fetch` is given.
   Result<TakeKind> Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId sample, BatchLoan* out);

@@ -18,6 +18,8 @@ SHORT = [
 WAITING = [
     "test_multiprocessing_fork", "test_subprocess", "test_io", "test_zipfile", "test_tarfile",
 ]  # fmt: skip
+# Of those, what copies a file of 2.5 GB: make soak.
+SLOW = ["test.test_largefile.TestCopyfile.*", "test.test_largefile.TestSocketSendfile.*"]
 # With these it takes minutes: make soak.
 LONG = [
     "test_tempfile", "test_lzma", "test_import", "test_posix", "test_multiprocessing_spawn",

@@ -9,7 +9,7 @@ import time
 
 from .._errors import ArgumentError, MissingError, StorageError
 from .._forebay import CacheFolder, Catalog
-from ..units import format_bytes
+from .._internal.units import format_bytes
 from ..views.progress import counting
 from .index import parse_extensions
 

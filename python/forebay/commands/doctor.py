@@ -22,10 +22,10 @@ from rich.table import Table
 
 from .. import _forebay
 from .._forebay import Catalog
+from .._internal.units import format_bytes, parse_bytes
 from ..engine import Engine
 from ..loader import DataLoader
 from ..slowfs import SlowFs
-from ..units import format_bytes, parse_bytes
 from ..views.progress import counting
 from .index import describe, parse_extensions
 

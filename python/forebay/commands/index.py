@@ -8,7 +8,7 @@ import time
 
 from .._errors import ArgumentError, ChangedError, CorruptError, ForebayError, MissingError
 from .._forebay import Catalog
-from ..units import format_bytes
+from .._internal.units import format_bytes
 from ..views.progress import counting
 
 _NAMES = {

@@ -13,7 +13,7 @@ from typing import Any
 
 from .. import _forebay
 from .._errors import ArgumentError, ForebayError, MissingError, UnsupportedError
-from ..units import parse_bytes
+from .._internal.units import parse_bytes
 from . import run as run_command
 
 _KIND = "fuse.forebay"

@@ -22,7 +22,7 @@ import numpy as np
 from .. import _forebay
 from .._errors import ArgumentError
 from .._forebay import Catalog, SimScenario, SimTier, Simulation
-from ..units import format_bytes, parse_bytes
+from .._internal.units import format_bytes, parse_bytes
 from ..views.progress import counting
 
 _MB = 1 << 20

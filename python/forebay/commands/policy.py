@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 from .. import _forebay, files
 from .._errors import MissingError, StorageError, UnsupportedError
-from ..policy import JobRule, Knob, Policy, from_json, knobs_of, load_policy
-from ..units import format_bytes
+from .._internal.units import format_bytes
+from ..policy import BUILT_IN, JobRule, Knob, Policy, from_json, knobs_of, load_policy
 
 _EXAMPLES = """\
 examples:
@@ -95,31 +95,27 @@ def describe(policy: Policy) -> None:
         print("tuner: off" + (f"; {fixed}" if fixed else "; knobs stay as they start"))
 
 
-def _client(folder: str | None) -> _forebay.SharedEngine | None:
-    """This node's daemon; None where none runs."""
+def _daemon(folder: str | None) -> _forebay.SharedEngine:
     try:
         return files.attach_running(os.path.abspath(folder) if folder else "")
     except (MissingError, StorageError):
-        return None
-
-
-def _daemon(folder: str | None) -> _forebay.SharedEngine:
-    client = _client(folder)
-    if client is None:
         raise UnsupportedError(
             "no daemon is running on this node, so no policy is in force: start the training "
             "first (forebayd comes with it, and forgets its policy when it goes), or put the "
             "policy into the cluster's etcd with --etcd http://host:2379"
-        )
-    return client
+        ) from None
 
 
-def _knobs(client: _forebay.SharedEngine | None) -> list[Knob] | None:
-    return None if client is None else knobs_of(json.loads(client.describe()))
+def _knobs_at(folder: str | None) -> tuple[list[Knob], str]:
+    """Those of the daemon in the folder that was named, else the built-in ones; and whose."""
+    if not folder:
+        return list(BUILT_IN), ""
+    said = json.loads(_daemon(folder).describe())
+    return knobs_of(said), f"forebayd {said['pid']} in {os.path.abspath(folder)}"
 
 
 def _check(options: argparse.Namespace) -> int:
-    knobs = _knobs(_client(options.folder))
+    knobs, whose = _knobs_at(options.folder)
     policy = load_policy(options.file, knobs)
     if options.json:
         print(policy.json)
@@ -127,8 +123,13 @@ def _check(options: argparse.Namespace) -> int:
     count = len(policy.jobs)
     print(f"{options.file}: ok, {count} rule{'' if count == 1 else 's'}")
     describe(policy)
-    if policy.knobs and knobs is None:
-        print("knobs were not compared: no daemon runs here to ask")
+    if policy.knobs:
+        print(
+            f"knobs are within the limits of {whose}"
+            if whose
+            else "knobs are within the built-in limits; what a daemon's memory allows may be less "
+            "(--folder DIR asks that one)"
+        )
     if options.job is not None:
         rule = policy.rule_for(options.job)
         print(f"job {options.job}: " + (f"match = {rule.match!r}" if rule else "no rule, defaults"))
@@ -137,13 +138,13 @@ def _check(options: argparse.Namespace) -> int:
 
 def _set(options: argparse.Namespace) -> int:
     if options.etcd:
-        policy = load_policy(options.file, _knobs(_client(options.folder)))
+        policy = load_policy(options.file, _knobs_at(options.folder)[0])
         _forebay.store_policy(options.etcd.split(","), options.prefix, policy.json)
         print(f"{options.file} is in force from the controller's next round on")
         return 0
     load_policy(options.file)  # what is wrong with the file is said also where no daemon runs
     daemon = _daemon(options.folder)
-    policy = load_policy(options.file, _knobs(daemon))
+    policy = load_policy(options.file, knobs_of(json.loads(daemon.describe())))
     daemon.set_policy(policy.json)
     print(f"{options.file} is in force on this node")
     return 0

@@ -19,7 +19,7 @@ from typing import Any
 
 from .. import _forebay
 from .._errors import ArgumentError, MissingError, UnsupportedError
-from ..units import format_bytes, parse_bytes
+from .._internal.units import format_bytes, parse_bytes
 
 LIBRARY = "libforebay_posix.so"
 _FORWARDED = (
@@ -222,7 +222,7 @@ def peers_of(
     arguments: argparse.Namespace, command: Sequence[str], settings: dict[str, Any]
 ) -> Iterator[None]:
     """What the service that is started meanwhile is told of other nodes."""
-    from ..launcher import cluster_variables, shared_job
+    from .._internal.launcher import cluster_variables, shared_job
 
     variables: dict[str, str] = {}
     if getattr(arguments, "private", False) and not arguments.peers and shared_job(os.environ):
@@ -253,9 +253,9 @@ def job_settings(name: str | None) -> dict[str, Any]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from .. import ranks
+    from .._internal import ranks
+    from .._internal.launcher import shared_job
     from ..files import check_outside
-    from ..launcher import shared_job
 
     command = list(arguments.command)
     if command[:1] == ["--"]:

@@ -17,7 +17,7 @@ from typing import Any
 from .._errors import ArgumentError, MissingError, UnsupportedError
 from .._forebay import SimScenario, SimTier, Simulation, sim_policies
 from .._forebay import simulate_peers as _native_peers
-from ..units import parse_bytes
+from .._internal.units import parse_bytes
 from ..views.progress import counting
 
 _MB = 1 << 20

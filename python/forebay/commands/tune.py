@@ -6,7 +6,7 @@ import argparse
 
 from .. import _forebay
 from .._errors import MissingError
-from ..units import format_bytes
+from .._internal.units import format_bytes
 
 
 def run(options: argparse.Namespace) -> int:

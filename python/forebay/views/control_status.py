@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..units import format_bytes
+from .._internal.units import format_bytes
 
 
 def _rate(value: float | None) -> str:

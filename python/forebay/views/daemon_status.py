@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import _forebay, files
 from .._errors import AccessError, MissingError, StorageError
-from ..units import format_bytes, text_of
+from .._internal.units import format_bytes, text_of
 from .control_status import control_lines
 from .peers_status import cluster_lines
 from .watch import why_idle
@@ -100,14 +100,18 @@ def describe(said: dict[str, Any], where: str) -> str:
         lines.append(f"cache folder: {text_of(said['cache_status'])}")
     lines.append("\ndata sets")
     for d in said["datasets"]:
+        name = f" (shared as {text_of(d['name'])})" if d.get("name") else ""
+        what = f"{d['files']} files seen so far" if d.get("grows") else f"{d['samples']} samples"
         lines.append(
-            f"  {d['dataset']:>3}  {text_of(d['root'])}  {d['samples']} samples, "
-            f"{format_bytes(d['bytes'])}"
+            f"  {d['dataset']:>3}  {text_of(d['root'])}{name}  {what}, {format_bytes(d['bytes'])}"
         )
     if not said["datasets"]:
         lines.append("  none")
     lines.append("\nprocesses")
     for client in jobs:
+        if client.get("program"):
+            lines += [program_line(s) for s in client["streams"]]
+            continue
         lines.append(f"  pid {client['pid']}, {client['leases']} batches on loan or ready")
         for s in client["streams"]:
             lines.append(
@@ -136,6 +140,14 @@ def describe(said: dict[str, Any], where: str) -> str:
         value = metrics.get(name, 0)
         lines.append(f"  {meaning:<28}{format_bytes(value) if is_bytes else value}")
     return "\n".join(lines)
+
+
+def program_line(stream: dict[str, Any]) -> str:
+    """One that opens files and knows nothing of us."""
+    return (
+        f"  program {text_of(stream['job'])}, {stream['samples_total']} files opened, waited "
+        f"{stream['recent_stall_share']:.0%} of the last 10 s"
+    )
 
 
 def knob_value(knob: dict[str, Any], value: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .._errors import ForebayError
-from ..units import format_bytes
+from .._internal.units import format_bytes
 from .peers_status import at_fault, fault_lines
 
 _log = logging.getLogger("forebay")

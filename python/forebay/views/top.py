@@ -16,7 +16,7 @@ from typing import Any
 
 from .. import _forebay, files
 from .._errors import AccessError, ForebayError
-from ..units import format_bytes, text_of
+from .._internal.units import format_bytes, text_of
 from .daemon_status import duration, knob_value
 from .peers_status import cluster_lines
 from .report import CAUSES
@@ -113,8 +113,11 @@ def _ranks(text: _Text, said: dict[str, Any], now: Rates | None) -> None:
         cause = max(waits, key=lambda c: waits[c])
         share = s["recent_stall_share"]
         of = f"/{s['epoch_batches']}" if s["epoch_batches"] else ""
+        where = (f"{s['rank']}/{s['world']}", str(s["epoch"]), f"{s['batches']}{of}")
+        if client.get("program"):
+            where = ("-", "-", "-")
         rows.append((
-            text_of(s["job"]), f"{s['rank']}/{s['world']}", str(s["epoch"]), f"{s['batches']}{of}",
+            text_of(s["job"]), *where,
             "-" if got is None else _number(got[0]), str(s["ready"]), f"{share:.0%}",
             CAUSES.get(cause, cause) if share >= 0.005 else "-",
         ))  # fmt: skip

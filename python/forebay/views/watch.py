@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..units import format_bytes, text_of
+from .._internal.units import format_bytes, text_of
 from .peers_status import at_fault
 from .report import CAUSES
 
@@ -31,6 +31,8 @@ class Waiting:
     rank: int
     waits: dict[str, int]
     span: int
+    program: bool = False
+    """It opens files, and knows nothing of ranks."""
 
     @property
     def share(self) -> float:
@@ -53,7 +55,8 @@ def processes(said: dict[str, Any]) -> list[Waiting]:
                 waits[cause] = waits.get(cause, 0) + nanoseconds
         first = client["streams"][0]
         span = max(1, *(s["recent_ns"] for s in client["streams"]))
-        found.append(Waiting(text_of(first["job"]), first["rank"], waits, span))
+        program = bool(client.get("program"))
+        found.append(Waiting(text_of(first["job"]), first["rank"], waits, span, program))
     return found
 
 
@@ -100,9 +103,14 @@ def why_idle(said: dict[str, Any], now: Rates | None = None) -> str:
     worst = max(found, key=lambda p: p.share)
     alone = len(found) == 1
     if worst.share < 0.02:
-        who = "training has" if alone else f"all {len(found)} ranks have"
+        kinds = {p.program for p in found}
+        every = "processes" if len(kinds) == 2 else "programs" if worst.program else "ranks"
+        who = "training has" if alone else f"all {len(found)} {every} have"
         return f"Not for want of data: {who} waited {worst.share:.1%} of the last 10 s."
-    who = "Training" if alone else f"The rank that waits most ({worst.job}, rank {worst.rank})"
+    most = f"rank that waits most ({worst.job}, rank {worst.rank})"
+    if worst.program:
+        most = f"program that waits most ({worst.job})"
+    who = "Training" if alone else f"The {most}"
     of = worst.waits[worst.cause] / sum(worst.waits.values())
     more = ""
     if worst.cause == "source":

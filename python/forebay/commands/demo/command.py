@@ -27,8 +27,8 @@ from rich.table import Table
 
 from ..._errors import StorageError
 from ..._forebay import Catalog, memory_limit
+from ..._internal.units import format_bytes
 from ...slowfs import SlowFs
-from ...units import format_bytes
 from ...views import report as epoch_report
 from ...views.report import EpochReport
 from . import plot

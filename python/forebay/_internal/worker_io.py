@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from . import _forebay
-from ._errors import ChangedError
+from .. import _forebay
+from .._errors import ChangedError
 
 _log = logging.getLogger("forebay")
 _real_open = builtins.open

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from ._errors import ArgumentError
+from .._errors import ArgumentError
 
 # (rank, world size) variables, in the order in which they are believed.
 _LAUNCHERS = (

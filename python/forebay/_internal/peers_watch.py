@@ -12,10 +12,11 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from . import _forebay, ranks
+from .. import _forebay
+from . import ranks
 
 if TYPE_CHECKING:
-    from .engine import Engine
+    from ..engine import Engine
 
 _log = logging.getLogger("forebay")
 _LOOK_S = 5.0

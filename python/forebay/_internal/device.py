@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from . import transforms
-from ._errors import ArgumentError, CancelledError, ForebayError
+from .. import transforms
+from .._errors import ArgumentError, CancelledError, ForebayError
 from .feeds import At, Course, Decoding, Held
 
 _log = logging.getLogger("forebay")
@@ -307,7 +307,7 @@ def check_device(device: Any) -> Any:
 
 def _load_kernel() -> Any:
     """The compiled CUDA part, or None: PyTorch's own operations do the same, in more passes."""
-    path = Path(__file__).parent / "lib" / "libforebay_cuda.so"
+    path = Path(__file__).parent.parent / "lib" / "libforebay_cuda.so"
     if not path.exists():
         return None
     try:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import _forebay
-from ._errors import ArgumentError, CorruptError
-from .engine import Engine
+from .. import _forebay
+from .._errors import ArgumentError, CorruptError
+from ..engine import Engine
 
 if TYPE_CHECKING:
-    from . import transforms as tr
+    from .. import transforms as tr
 
 _log = logging.getLogger("forebay")
 
@@ -55,7 +55,7 @@ class Decoding:
         fast: bool,
         on_error: str,
     ) -> Decoding:
-        from . import transforms
+        from .. import transforms
 
         kind, _, name = decode.partition(":") if isinstance(decode, str) else ("", "", "")
         if kind not in KINDS or (name and kind != "npz"):
@@ -301,7 +301,7 @@ class PipelineFeed(NativeFeed):
 
 def _check_rest(chosen: tr.Translation) -> None:
     """What stays in Python must be able to run there."""
-    from . import transforms
+    from .. import transforms
 
     for op in chosen.python:
         if isinstance(op, type):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from ._errors import ArgumentError
+from .._errors import ArgumentError
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 

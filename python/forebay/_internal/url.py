@@ -15,8 +15,8 @@ import os
 import threading
 from typing import Any
 
-from . import _forebay, files
-from ._errors import ForebayError
+from .. import _forebay, files
+from .._errors import ForebayError
 
 _log = logging.getLogger("forebay")
 _lock = threading.Lock()

@@ -1,0 +1,1 @@
+"""What only Forebay's own modules use."""
