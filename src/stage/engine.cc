@@ -421,21 +421,28 @@ Result<DatasetId> Engine::Add(std::shared_ptr<const Catalog> catalog,
     bytes += lengths[s];
   }
   if (sizer != nullptr) bytes = lengths.size() * kGuessedBytes;
-  MutexLock lock(mutex_);
-  // The first data set's reader threads are paid for already; every further one has its own.
-  const uint64_t stacks = datasets_.empty() ? 0 : ReaderBytes(options_.max_in_flight);
   const uint64_t paid = growing == nullptr ? lengths.size() : GrowthStep(lengths.size());
-  const uint64_t tables = paid * TableBytes(growing != nullptr, tiered != nullptr, shared) + stacks;
-  FOREBAY_RETURN_IF_ERROR(SetTablesAside(paid, tables, early, lock));
-  const DatasetId id = sizer == nullptr ? scheduler_.AddDataset(lengths)
-                                        : scheduler_.AddUnsized(lengths.size(), kGuessedBytes);
+  {
+    MutexLock lock(mutex_);
+    // The first data set's reader threads are paid for already; every further one has its own.
+    const uint64_t stacks = datasets_.empty() ? 0 : ReaderBytes(options_.max_in_flight);
+    const uint64_t tables_bytes =
+        paid * TableBytes(growing != nullptr, tiered != nullptr, shared) + stacks;
+    FOREBAY_RETURN_IF_ERROR(SetTablesAside(paid, tables_bytes, early, lock));
+  }
+  // Without the lock, for which somebody's open() may wait.
+  Residency::Dataset tables = sizer == nullptr
+                                  ? Residency::Dataset::Sized(lengths)
+                                  : Residency::Dataset::Unsized(lengths.size(), kGuessedBytes);
+  for (const SampleId s : copied) tables.AddInTier(s);
+  MutexLock lock(mutex_);
+  const DatasetId id = scheduler_.AddTables(std::move(tables));
   scheduler_.SetLayout(id, catalog);
   if (shared) {
     scheduler_.SetElsewhere(id, [s = source.get()](SampleId x) { return s->Elsewhere(x) >= 0; });
   }
   if (tiered != nullptr) {
     scheduler_.SetTier(id, ShapeOf(*tiered, bytes, lengths.size(), growing != nullptr));
-    for (const SampleId s : copied) scheduler_.OnStored(id, s);
     UpdateFolderRoom();
   }
   if (const auto share = early_shares_.find(id); share != early_shares_.end()) {
