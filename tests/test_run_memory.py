@@ -88,7 +88,7 @@ def test_memory_and_page_cache_of_a_run(place: Path) -> None:  # noqa: F811
     ready, go = place / "ready", place / "go"
     program = [sys.executable, "-c", READ, str(folder), str(ready), str(go)]
     run = subprocess.Popen(
-        [*RUN, "--source", str(folder), "--cache", str(cache), "--cache-size", "1G", "--"] + program,
+        [*RUN, "--source", str(folder), "--cache", str(cache), "--", *program],
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
