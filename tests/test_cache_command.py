@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import forebay
 import pytest
+from test_run import needs_library, run
 
 
 def cache_command(*arguments: object, answer: str | None = None) -> tuple[int, str]:
@@ -142,3 +144,28 @@ def test_help():
         assert "cache_dir=" in text
     assert cache_command()[0] == 2
     assert cache_command("fill")[0] == 2
+
+
+@needs_library
+def test_ls_counts_a_file_that_changed_once(tmp_path: Path):
+    data, cache = tmp_path / "data", tmp_path / "cache"
+    data.mkdir()
+    for i in range(5):
+        (data / f"{i}.bin").write_bytes(bytes([i]) * 20_000)
+    for version in range(2):
+        (data / "0.bin").write_bytes(bytes([version]) * (10_000 + version))
+        time.sleep(3.2)  # younger files may still be being written
+        done = run(
+            "--source", str(data), "--cache", str(cache), "--cache-size", "1M", "--",
+            "sh", "-c", f"cat {data}/*.bin | wc -c",
+        )  # fmt: skip
+        assert done.stdout.strip() == str(90_000 + version), done.stderr
+        # One daemon drops what it knows to have changed; the next does not know.
+        end = time.monotonic() + 30
+        while "written by: nobody now" not in (text := cache_command("ls", cache)[1]):
+            assert time.monotonic() < end, text
+            time.sleep(0.2)
+    lines = text.splitlines()
+    assert lines[2].split()[:2] == [str(data), "5"]
+    assert lines[3].startswith("  5 samples, ")
+    assert lines[4] == "  and 1 former version of files that changed, 9.8 KiB"

@@ -1,4 +1,10 @@
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "common.h"
+#include "files/identity.h"
 #include "handles.h"
 #include "tier/folder_admin.h"
 
@@ -11,6 +17,31 @@ struct CacheHandle {
 
 using Name = std::pair<uint64_t, uint32_t>;
 TierKey KeyOf(const Name& name) { return {.group = 0, .name = name.first, .check = name.second}; }
+
+// Copies of files as they were before they changed: of those that a run has opened the copy tells
+// whose it is, and the newest of a path counts.
+FolderAdmin::Held FormerOf(const FolderAdmin& admin, uint64_t group) {
+  struct Newest {
+    timespec changed = {};
+    uint64_t bytes = 0;
+  };
+  std::map<std::string, Newest> paths;
+  FolderAdmin::Held former;
+  const auto identity = std::make_unique<files::Identity>();
+  for (const TierKey& key : admin.Keys(group)) {
+    const std::string file = admin.FileOf(key);
+    if (file.empty() || files::ReadIdentityAt(file.c_str(), identity.get()) != 0) continue;
+    Newest now = {identity->stat.st_mtim, static_cast<uint64_t>(identity->stat.st_size)};
+    const auto [it, fresh] = paths.try_emplace(std::string(identity->path), now);
+    if (fresh) continue;
+    const bool newer = std::pair(now.changed.tv_sec, now.changed.tv_nsec) >
+                       std::pair(it->second.changed.tv_sec, it->second.changed.tv_nsec);
+    if (newer) std::swap(it->second, now);
+    ++former.copies;
+    former.bytes += now.bytes;
+  }
+  return former;
+}
 
 }  // namespace
 
@@ -55,6 +86,16 @@ void BindCache(nb::module_& m) {
             return std::pair(held.copies, held.bytes);
           },
           nb::arg("catalog"), "(samples of a data set that it has, their bytes)")
+      .def(
+          "former",
+          [](const CacheHandle& c, uint64_t dataset) {
+            WaitUnlocked unlocked;
+            const FolderAdmin::Held held = FormerOf(c.admin, dataset);
+            return std::pair(held.copies, held.bytes);
+          },
+          nb::arg("dataset"),
+          "(copies of files as they were before they changed, their bytes): of files that a run "
+          "has opened.")
       .def(
           "samples",
           [](const CacheHandle& c, uint64_t dataset) {

@@ -228,6 +228,10 @@ struct OpenedCatalog {
 };
 Result<OpenedCatalog> OpenOrBuild(const std::string& path, const BuildOptions& options);
 
+// The saved catalog of the path, however old; null: there is none that may be trusted. Asks nothing
+// of the data's storage.
+std::unique_ptr<Catalog> LoadSaved(const std::string& path, const BuildOptions& options);
+
 // The same for BuildFileList: the saved catalog of the same list when none of the folders that the
 // files lie in has another modification time since. It has one file for each list, named by a hash
 // of the list and one of these times; the first replaces the older ones of its list. A file that

@@ -93,6 +93,11 @@ Status CheckFolder(const std::string& folder) {
                        "set FOREBAY_CACHE_DIR to a folder that only you can write to"));
 }
 
+// Two data sets whose names collide share a file.
+bool IsOf(const Catalog& catalog, const std::string& path) {
+  return catalog.root() == path || (catalog.object_count() == 1 && catalog.ObjectPath(0) == path);
+}
+
 // The saved catalog when it can be used; else nothing, with the reason in `note` where a person
 // would want to know it.
 std::unique_ptr<Catalog> LoadFresh(const std::string& file, const std::string& path,
@@ -103,10 +108,7 @@ std::unique_ptr<Catalog> LoadFresh(const std::string& file, const std::string& p
     return nullptr;
   }
   const Catalog& catalog = **saved;
-  // Two data sets whose names collide share a file.
-  const bool ours =
-      catalog.root() == path || (catalog.object_count() == 1 && catalog.ObjectPath(0) == path);
-  if (!ours) return nullptr;
+  if (!IsOf(catalog, path)) return nullptr;
   if (!catalog.has_object_times()) {
     note = StrCat(file, " is of an older version: ", path, " is listed again");
     return nullptr;
@@ -231,6 +233,14 @@ Result<OpenedCatalog> OpenOrBuild(const std::string& path, const BuildOptions& o
   Result<std::unique_ptr<Catalog>> built = BuildCatalog(*absolute, options);
   if (!built) return built.error();
   return Keep(*std::move(built), file, trusted, *absolute, std::move(out.note));
+}
+
+std::unique_ptr<Catalog> LoadSaved(const std::string& path, const BuildOptions& options) {
+  const std::string file = DefaultCatalogFile(path, options);
+  if (file.empty() || !CheckFolder(std::string(DirName(file))).ok()) return nullptr;
+  Result<std::unique_ptr<Catalog>> saved = Catalog::LoadOwn(file);
+  const bool usable = saved && IsOf(**saved, path) && (*saved)->has_object_times();
+  return usable ? *std::move(saved) : nullptr;
 }
 
 Result<OpenedCatalog> OpenFileList(std::span<const std::string> paths,

@@ -44,8 +44,6 @@ HeldChanges Residency::Dataset::TakeHeldChanges() {
 // ---- data sets --------------------------------------------------------------------------------
 
 DatasetId Residency::Add(Dataset dataset) {
-  dataset.crcs.resize(dataset.entries.size());
-  dataset.uncovered = dataset.entries.size();
   dataset.id = static_cast<DatasetId>(datasets_.size());
   dataset.remote = remote_;
   datasets_.push_back(std::move(dataset));
@@ -56,6 +54,8 @@ DatasetId Residency::Add(Dataset dataset) {
 Residency::Dataset Residency::Dataset::Sized(std::span<const uint32_t> lengths) {
   Dataset dataset;
   dataset.entries.resize(lengths.size());
+  dataset.crcs.resize(lengths.size());
+  dataset.uncovered = lengths.size();
   for (size_t i = 0; i < lengths.size(); ++i) {
     dataset.entries[i].length = lengths[i];
     dataset.rounded_bytes += ArenaAllocator::Rounded(lengths[i]);
@@ -68,6 +68,8 @@ Residency::Dataset Residency::Dataset::Sized(std::span<const uint32_t> lengths) 
 Residency::Dataset Residency::Dataset::Unsized(size_t samples, uint32_t guess) {
   Dataset dataset;
   dataset.entries.resize(samples, Entry{.state = State::kUnsized});
+  dataset.crcs.resize(samples);
+  dataset.uncovered = samples;
   dataset.unsized = samples;
   dataset.mean_rounded = ArenaAllocator::Rounded(guess);
   dataset.rounded_bytes = samples * dataset.mean_rounded;

@@ -72,6 +72,11 @@ class Residency {
     // `samples` whose lengths OnLengths will tell; until it has told some, they count as `guess`
     // each.
     static Dataset Unsized(size_t samples, uint32_t guess);
+    // The second tier holds the sample. Before it is added; not twice for one.
+    void AddInTier(SampleId s) {
+      entries[s].flags |= kInTier;
+      --uncovered;
+    }
 
     std::vector<Entry> entries;
     std::vector<uint32_t> crcs;

@@ -328,7 +328,7 @@ void Copier::Copy(CopyResult& result) {
   if (size > options_.parallel) return PrepareLarge(result);
   FileLoan loan;
   if (!Read(result, {.offset = 0, .bytes = size, .block = 0}, &loan)) return;
-  const DiskTurn turn(*this, job);
+  const DiskTurns::Turn turn(disk_, job.urgent, job.owner, stop_.get_token());
   if (!turn.given()) return SetOutcome(result, Outcome::kDropped);
   const OwnedFd copy = MakeCopy(result, kWritten);
   if (!copy.valid()) return;
@@ -388,31 +388,6 @@ bool Copier::Read(CopyResult& result, const FileSupply::Extent& extent, FileLoan
   return true;
 }
 
-Copier::DiskTurn::DiskTurn(Copier& copier, const CopyJob& job) : copier_(copier) {
-  MutexLock lock(copier_.disk_mutex_);
-  if (copier_.at_disk_ < kAtDisk) {
-    ++copier_.at_disk_;
-    given_ = true;
-    return;
-  }
-  const auto place = copier_.for_disk_.emplace(std::pair(!job.urgent, job.owner), this);
-  turn_.wait(lock.native(), copier_.stop_.get_token(), [this] { return given_; });
-  if (!given_) copier_.for_disk_.erase(place);
-}
-
-Copier::DiskTurn::~DiskTurn() {
-  if (!given_) return;
-  const MutexLock lock(copier_.disk_mutex_);
-  if (copier_.for_disk_.empty()) {
-    --copier_.at_disk_;
-    return;
-  }
-  const auto next = copier_.for_disk_.begin();
-  next->second->given_ = true;
-  next->second->turn_.notify_one();
-  copier_.for_disk_.erase(next);
-}
-
 bool Copier::TakeStored(CopyResult& result) {
   CopyJob& job = result.job;
   const std::string name = NameIn(job.key, kWritten);
@@ -465,7 +440,7 @@ void Copier::Block(CopyResult& result) {
     return;
   }
   result.crc = Crc32c(loan.bytes());
-  const DiskTurn turn(*this, job);
+  const DiskTurns::Turn turn(disk_, job.urgent, job.owner, stop_.get_token());
   if (!turn.given()) return SetOutcome(result, Outcome::kDropped);
   const int error = WriteAll(job.part->get(), loan.bytes().data(), job.bytes, job.offset);
   if (error != 0) return CacheFailed(result, error);

@@ -11,17 +11,16 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/owned.h"
 #include "base/thread_annotations.h"
 #include "files/copy_job.h"
+#include "files/disk_turns.h"
 #include "files/supply.h"
 #include "metrics/registry.h"
 
@@ -79,25 +78,6 @@ class Copier {
   enum class Stored : bool { kNo, kYes };
   void GiveName(CopyResult& result, const char* suffix, Stored stored, uint32_t crc);
 
-  // The right to write to the cache's disk. Few threads have it at a time: more of them do not make
-  // a local disk faster, and spin for the lock of its folder (1.2 ms of processor time a file with
-  // 64). What somebody waits for goes first, then what was begun first: a reader is waiting for
-  // that, or will be next.
-  static constexpr size_t kAtDisk = 4;
-  class DiskTurn {
-   public:
-    DiskTurn(Copier& copier, const CopyJob& job);
-    ~DiskTurn();
-    DiskTurn(const DiskTurn&) = delete;
-    DiskTurn& operator=(const DiskTurn&) = delete;
-    bool given() const { return given_; }  // false: the copier ends
-
-   private:
-    Copier& copier_;
-    std::condition_variable_any turn_;
-    bool given_ = false;
-  };
-
   const CopierOptions options_;
   Room& room_;
   Mutex mutex_;
@@ -109,10 +89,7 @@ class Copier {
   size_t most_ GUARDED_BY(mutex_);
   std::vector<std::jthread> threads_ GUARDED_BY(mutex_);
   std::stop_source stop_;
-  Mutex disk_mutex_;
-  size_t at_disk_ GUARDED_BY(disk_mutex_) = 0;
-  // By urgency, then by the number of the job.
-  std::multimap<std::pair<bool, uint64_t>, DiskTurn*> for_disk_ GUARDED_BY(disk_mutex_);
+  DiskTurns disk_;
 };
 
 }  // namespace forebay::files

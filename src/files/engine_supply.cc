@@ -39,7 +39,9 @@ class OpenedFile {
 }  // namespace
 
 EngineSupply::EngineSupply(Engine& engine, std::string job, bool alone)
-    : engine_(engine), job_(std::move(job)), alone_(alone), store_(engine.cache_store()) {}
+    : engine_(engine), job_(std::move(job)), alone_(alone), store_(engine.cache_store()) {
+  if (store_ != nullptr) parts_.emplace(*store_);
+}
 
 EngineSupply::~EngineSupply() {
   const MutexLock lock(mutex_);
@@ -146,6 +148,8 @@ Result<FileLoan> EngineSupply::Read(const std::string& path,
                                     const std::shared_ptr<const SourceFile>& file,
                                     const Extent& extent, bool urgent,
                                     const std::stop_token& stop) {
+  if (std::optional<FileLoan> held = ReadParts(path, *file, extent, urgent))
+    return *std::move(held);
   const Result<Found> found = Find(path, *file, extent);
   if (!found) return found.error();
   const OpenedFile opened(found->catalog, found->sample, file, alone_);
@@ -172,6 +176,17 @@ Result<FileLoan> EngineSupply::Read(const std::string& path,
     return Status(Code::kChanged, StrCat(path, " has another size"));
   }
   return out;
+}
+
+std::optional<FileLoan> EngineSupply::ReadParts(const std::string& path, const SourceFile& file,
+                                                const Extent& extent, bool urgent) {
+  if (!parts_) return std::nullopt;
+  const Nanos since = SteadyClock().Now();
+  std::vector<std::byte> bytes;
+  const ShardParts::File of = {path, static_cast<uint64_t>(file.stat.st_size), TimeOf(file)};
+  if (!parts_->Read(of, file.fd.get(), extent.offset, extent.bytes, &bytes)) return std::nullopt;
+  if (urgent) engine_.CountStall(StallCause::kTier, SteadyClock().Now() - since);
+  return FileLoan(std::move(bytes), StallCause::kTier);
 }
 
 void EngineSupply::Release(uint64_t lease) { (void)engine_.Release(lease); }
@@ -239,6 +254,7 @@ std::vector<FileKey> EngineSupply::TakeUnlinks() {
 }
 
 void EngineSupply::Forget(const std::string& path) {
+  if (parts_) parts_->Forget(path);
   const MutexLock lock(mutex_);
   ForgetLocked(KeyOf(path));
 }

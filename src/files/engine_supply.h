@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -13,6 +14,7 @@
 #include "base/status.h"
 #include "base/thread_annotations.h"
 #include "files/key.h"
+#include "files/shard_parts.h"
 #include "files/supply.h"
 #include "stage/engine.h"
 #include "tier/folder_tier.h"
@@ -72,6 +74,9 @@ class EngineSupply final : public FileSupply {
   Result<Found> Find(const std::string& path, const SourceFile& file, const Extent& extent)
       EXCLUDES(mutex_);
   Known& Know(const std::string& path, const SourceFile& file, const Root& root) REQUIRES(mutex_);
+  // The extent from what the store has of its samples; none: it has too little.
+  std::optional<FileLoan> ReadParts(const std::string& path, const SourceFile& file,
+                                    const Extent& extent, bool urgent);
   // So that Forget and Removed find its copy.
   void Remember(const std::string& path, const SourceFile& file) EXCLUDES(mutex_);
   void ForgetLocked(const FileKey& key) REQUIRES(mutex_);
@@ -82,6 +87,7 @@ class EngineSupply final : public FileSupply {
   const std::string job_;
   const bool alone_;
   const std::shared_ptr<FolderStore> store_;  // null: there is none; shared with the engine's tiers
+  std::optional<ShardParts> parts_;           // where there is a store
 
   mutable Mutex mutex_;
   std::deque<Root> roots_ GUARDED_BY(mutex_);

@@ -24,14 +24,19 @@ class FileLoan {
   FileLoan() = default;
   FileLoan(FileSupply& supply, uint64_t lease, std::span<const std::byte> bytes, StallCause cause)
       : supply_(&supply), lease_(lease), bytes_(bytes), cause_(cause) {}
+  // Its own bytes.
+  FileLoan(std::vector<std::byte> bytes, StallCause cause)
+      : own_(std::move(bytes)), bytes_(own_), cause_(cause) {}
   FileLoan(FileLoan&& other) noexcept
       : supply_(std::exchange(other.supply_, nullptr)),
         lease_(other.lease_),
+        own_(std::move(other.own_)),
         bytes_(std::exchange(other.bytes_, {})),
         cause_(other.cause_) {}
   FileLoan& operator=(FileLoan&& other) noexcept {
     std::swap(supply_, other.supply_);
     std::swap(lease_, other.lease_);
+    std::swap(own_, other.own_);
     std::swap(bytes_, other.bytes_);
     std::swap(cause_, other.cause_);
     return *this;
@@ -44,6 +49,7 @@ class FileLoan {
  private:
   FileSupply* supply_ = nullptr;
   uint64_t lease_ = 0;
+  std::vector<std::byte> own_;
   std::span<const std::byte> bytes_;
   StallCause cause_ = StallCause::kSource;
 };

@@ -77,6 +77,14 @@ FolderAdmin::Held FolderAdmin::HeldOf(const std::shared_ptr<const Catalog>& cata
   return held;
 }
 
+std::string FolderAdmin::FileOf(const TierKey& key) const {
+  const CopyEntry* copy = index_.Find(key);
+  if (copy == nullptr || !copy->held() || copy->packed != 0) return "";
+  TierKey at = key;
+  at.group = index_.IdOf(*copy);
+  return StrCat(folder_, "/", FileName(at).data());
+}
+
 Result<bool> FolderAdmin::Check(const TierKey& key, uint64_t* bytes) {
   const CopyEntry* copy = std::as_const(index_).Find(key);
   *bytes = 0;

@@ -48,6 +48,8 @@ class FolderAdmin {
   Held HeldOf(const std::shared_ptr<const Catalog>& catalog) const;
   // What is held of a group.
   std::vector<TierKey> Keys(uint64_t group) const { return index_.Keys(group); }
+  // The copy's own file, below the folder; empty: it is packed, or there is none.
+  std::string FileOf(const TierKey& key) const;
   // False: the copy is gone, torn or has a wrong checksum. `bytes` is what was read.
   Result<bool> Check(const TierKey& key, uint64_t* bytes);
   Status Drop(const TierKey& key);

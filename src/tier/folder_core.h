@@ -8,7 +8,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <map>
@@ -77,6 +76,7 @@ class FolderCore {
   uint64_t capacity_bytes() const EXCLUDES(mutex_);
   void SetQuota(uint64_t bytes) EXCLUDES(mutex_);
   void SetAside(uint64_t bytes) EXCLUDES(mutex_);
+  TierDone Get(const TierOp& op) EXCLUDES(mutex_);
   TierStats stats() const EXCLUDES(mutex_);
   Status health() const EXCLUDES(mutex_);
   std::string note() const EXCLUDES(mutex_);
@@ -86,8 +86,6 @@ class FolderCore {
   void ReleaseCopy(const TierKey& key) EXCLUDES(mutex_);
   std::vector<TierKey> TakeUnlinks() EXCLUDES(mutex_);
   Status AdoptFile(const TierKey& key, const AdoptedFile& file, uint32_t crc, bool reserved)
-      EXCLUDES(mutex_);
-  Status AssembleFile(const TierKey& whole, uint64_t length, std::span<const FilePiece> pieces)
       EXCLUDES(mutex_);
   Status Reserve(uint64_t length) EXCLUDES(mutex_);
   void Unreserve(uint64_t length) EXCLUDES(mutex_);
@@ -127,7 +125,6 @@ class FolderCore {
   bool Packed(const Job& job) const {
     return job.call == nullptr && !job.op.as_file && Packed(job.op.bytes.size());
   }
-  TierDone Get(const TierOp& op) EXCLUDES(mutex_);
   // A job for the background thread.
   void Enqueue(Job job) REQUIRES(mutex_);
   // Enough waits to be worth a wake-up.
@@ -156,8 +153,6 @@ class FolderCore {
   void EndCall(Job& job) REQUIRES(mutex_);
   Status NoRoom(uint64_t length) const;
   static bool MayNotLink(int error);
-  Status WritePieces(const CopyName& name, std::span<const FilePiece> pieces, uint32_t* crc)
-      EXCLUDES(mutex_);
   // A copy in a segment as a file, in the log too.
   int MakeFile(const TierKey& key, const CopyEntry& file, std::span<const std::byte> bytes)
       EXCLUDES(mutex_);
@@ -228,8 +223,6 @@ class FolderCore {
   bool lock_renewed_ = false;  // since the log was written
   SegmentWriter segments_;
   uint64_t next_temporary_ = 0;
-
-  std::atomic<uint64_t> next_assembled_{uint64_t{1} << 40};  // numbers of temporary files
 
   mutable Mutex mutex_;
   std::condition_variable reads_;

@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <utility>
 
-#include "base/crc32c.h"
 #include "base/trusted_files.h"
 #include "tier/folder_core.h"
 
@@ -173,54 +172,6 @@ void FolderCore::DropNow(const TierKey& key) {
   job.op.kind = TierOp::Kind::kDrop;
   job.op.key = key;
   (void)Ask(std::move(job), &call);
-}
-
-Status FolderCore::AssembleFile(const TierKey& whole, uint64_t length,
-                                std::span<const FilePiece> pieces) {
-  uint64_t end = 0;
-  for (const FilePiece& piece : pieces) {
-    const bool fits =
-        piece.offset == end && (piece.bytes.empty() || piece.bytes.size() == piece.length);
-    if (!fits) return Status(Code::kInvalidArgument, "the pieces of a file have gaps or overlap");
-    end += piece.length;
-  }
-  if (end != length) return Status(Code::kInvalidArgument, "the pieces are not the whole file");
-  if (Has(whole)) return Status();
-  FOREBAY_RETURN_IF_ERROR(Reserve(length));
-  const CopyName name = TemporaryName(next_assembled_++);
-  uint32_t crc = 0;
-  Status status = WritePieces(name, pieces, &crc);
-  if (status.ok()) {
-    status = AdoptFile(whole, {folder_.get(), name.data(), length, false}, crc, true);
-  } else {
-    Unreserve(length);
-  }
-  (void)unlinkat(folder_.get(), name.data(), 0);
-  return status;
-}
-
-Status FolderCore::WritePieces(const CopyName& name, std::span<const FilePiece> pieces,
-                               uint32_t* crc) {
-  OwnedFd file = MakeTemporary(folder_.get(), name);
-  const std::string what = StrCat("write ", folder(), "/", name.data());
-  if (!file.valid()) return ErrnoStatus(errno, what);
-  std::vector<std::byte> buffer;
-  for (const FilePiece& piece : pieces) {
-    std::span<const std::byte> bytes = piece.bytes;
-    if (bytes.empty() && piece.length > 0) {
-      buffer.resize(piece.length);
-      const TierDone read = Get({.kind = TierOp::Kind::kGet, .key = piece.key, .bytes = buffer});
-      if (!read.status.ok()) return read.status;
-      if (!read.hit) return Status(Code::kNotFound, StrCat("a part is not held in ", folder()));
-      bytes = buffer;
-    }
-    *crc = Crc32c(bytes, *crc);
-    if (const int error = WriteBytes(file.get(), bytes, piece.offset); error != 0) {
-      return ErrnoStatus(error, what);
-    }
-  }
-  // Some file systems tell only now that there was no room.
-  return close(file.Release()) == 0 ? Status() : ErrnoStatus(errno, what);
 }
 
 // ---- the background thread

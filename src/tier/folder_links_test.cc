@@ -248,43 +248,6 @@ TEST_F(FolderLinksTest, RoomForAFileThatIsAboutToBeWritten) {
   EXPECT_TRUE(store_->Reserve(90'000).ok());
 }
 
-TEST_F(FolderLinksTest, AFileIsMadeOfItsParts) {
-  const Bytes whole = RandomBytes(300'000, 5);
-  const auto part = [&](size_t offset, size_t length) {
-    return Bytes(whole.begin() + static_cast<ptrdiff_t>(offset),
-                 whole.begin() + static_cast<ptrdiff_t>(offset + length));
-  };
-  // A header, a small sample, padding, a large one, the end.
-  ASSERT_TRUE(Put(*tier_, {9, 1}, part(512, 10'000)).stored);
-  ASSERT_TRUE(Put(*tier_, {9, 2}, part(11'000, 280'000)).stored);
-  const Bytes head = part(0, 512);
-  const Bytes padding = part(10'512, 488);
-  const Bytes end = part(291'000, 9'000);
-  const std::vector<FilePiece> pieces = {{.offset = 0, .length = 512, .bytes = head},
-                                         {.offset = 512, .length = 10'000, .key = {9, 1}},
-                                         {.offset = 10'512, .length = 488, .bytes = padding},
-                                         {.offset = 11'000, .length = 280'000, .key = {9, 2}},
-                                         {.offset = 291'000, .length = 9'000, .bytes = end}};
-  const TierKey key{9, 100};
-  ASSERT_TRUE(store_->AssembleFile(key, 300'000, pieces).ok());
-  EXPECT_TRUE(Gets(key, whole));
-  ASSERT_TRUE(Link(key, 300'000, "whole").ok());
-  EXPECT_TRUE(Content(At("whole")) == whole);
-  EXPECT_EQ(LinksOf(At("whole")), 2u);
-  EXPECT_TRUE(store_->AssembleFile(key, 300'000, pieces).ok()) << "it has it";
-  // With a gap, or without a part.
-  const TierKey other{9, 101};
-  EXPECT_EQ(store_->AssembleFile(other, 300'000, std::span(pieces).first(4)).code(),
-            Code::kInvalidArgument);
-  EXPECT_EQ(store_->AssembleFile(other, 300'000, std::span(pieces).subspan(1)).code(),
-            Code::kInvalidArgument);
-  store_->Drop({9, 1});
-  EXPECT_EQ(store_->AssembleFile(other, 300'000, pieces).code(), Code::kNotFound);
-  EXPECT_FALSE(store_->Has(other));
-  EXPECT_TRUE(folder_.Files(".tmp").empty());
-  EXPECT_EQ(store_->used_bytes(), 580'080u);
-}
-
 TEST_F(FolderLinksTest, DroppedIsNotFoundAgain) {
   for (int round = 0; round < 50; ++round) {
     // The put may be under way.

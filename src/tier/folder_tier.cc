@@ -134,9 +134,8 @@ Status FolderStore::AdoptFile(const TierKey& key, int dir, const char* name, uin
                               uint32_t crc, bool reserved) {
   return core_->AdoptFile(key, {dir, name, length, true}, crc, reserved);
 }
-Status FolderStore::AssembleFile(const TierKey& whole, uint64_t length,
-                                 std::span<const FilePiece> pieces) {
-  return core_->AssembleFile(whole, length, pieces);
+bool FolderStore::Read(const TierKey& key, std::span<std::byte> bytes) {
+  return core_->Get({.kind = TierOp::Kind::kGet, .key = key, .bytes = bytes}).hit;
 }
 Status FolderStore::Reserve(uint64_t length) { return core_->Reserve(length); }
 void FolderStore::Unreserve(uint64_t length) { core_->Unreserve(length); }

@@ -55,15 +55,6 @@ struct FolderTierOptions {
 
 class FolderCore;
 
-// A part of a file that AssembleFile makes: what the copy `key` holds, or `bytes` where these are
-// given.
-struct FilePiece {
-  uint64_t offset = 0;
-  uint64_t length = 0;
-  TierKey key = {};
-  std::span<const std::byte> bytes = {};
-};
-
 // Safe for concurrent use by multiple threads.
 class FolderStore {
  public:
@@ -101,6 +92,10 @@ class FolderStore {
   bool WaitScanned(Nanos at_most) const;
 
   bool Has(const TierKey& key) const;
+  // Whether it is held, without a claim to it.
+  bool Holds(const TierKey& key) const { return Has({.name = key.name, .check = key.check}); }
+  // Fills `bytes`, which have exactly the copy's length. Waits for the disk. False: a miss.
+  bool Read(const TierKey& key, std::span<std::byte> bytes);
 
   // ---- Copies as files. These calls wait for the disk. Only the folder's writer can: elsewhere
   // they are kUnavailable.
@@ -128,9 +123,6 @@ class FolderStore {
   // which this ends. kResourceExhausted: no room for it.
   Status AdoptFile(const TierKey& key, int dir, const char* name, uint64_t length, uint32_t crc,
                    bool reserved = false);
-  // Makes a copy of a whole file from copies of its parts and from what the caller has of it. The
-  // pieces are in order, without gaps, and together `length` long. kNotFound: a part is not held.
-  Status AssembleFile(const TierKey& whole, uint64_t length, std::span<const FilePiece> pieces);
   // Room for a file that somebody is about to write into this folder: what nobody needs is given up
   // for it. kResourceExhausted: there is none.
   Status Reserve(uint64_t length);

@@ -73,10 +73,13 @@ def run_ls(arguments: argparse.Namespace) -> int:
     cache = _ours(_open(arguments.folder), arguments.folder)
     datasets = _select(cache, None)
     print(os.path.abspath(arguments.folder))
-    rows = [
-        (_name(each), f"{each['samples']:,}", format_bytes(each["bytes"]), _ago(each["last_used"]))
-        for each in datasets
-    ]
+    former = former_bytes = 0
+    rows = []
+    for each in datasets:
+        old, old_bytes = cache.former(each["dataset"])
+        former, former_bytes = former + old, former_bytes + old_bytes
+        size = format_bytes(each["bytes"] - old_bytes)
+        rows.append((_name(each), f"{each['samples'] - old:,}", size, _ago(each["last_used"])))
     if rows:
         head = ("data set", "samples", "size", "last used")
         widths = [max(len(row[i]) for row in [head, *rows]) for i in range(4)]
@@ -85,8 +88,11 @@ def run_ls(arguments: argparse.Namespace) -> int:
                 f"  {row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]}"
             )
     limit = f" of {format_bytes(cache.limit_bytes)}" if cache.limit_bytes else ""
-    count = sum(each["samples"] for each in datasets)
+    count = sum(each["samples"] for each in datasets) - former
     print(f"  {_samples(count)}, {format_bytes(cache.used_bytes)}{limit}")
+    if former:
+        versions = f"{former:,} former version{'' if former == 1 else 's'}"
+        print(f"  and {versions} of files that changed, {format_bytes(former_bytes)}")
     print(f"  written by: {cache.writer or 'nobody now'}")
     return 0
 
