@@ -166,6 +166,7 @@ class Scheduler {
   // When NextReads would start reads that are held back now.
   Nanos wake_at() const { return common_.jobs.wake_at(); }
   // Of jobs that have streams; their `held_back` since the last call.
+  bool jobs_limited() const { return common_.jobs.AnyLimited(); }
   std::vector<JobStats> TakeJobStats() { return common_.jobs.TakeStats(); }
   Nanos held_time() const { return common_.jobs.held_total(); }
   // `closed`: its number is used again. It must be Unused().
