@@ -89,7 +89,9 @@ class Stream:
             self._forget()
             raise BrokenPipeError("the stream's descriptor was closed")
         try:
-            self._socket.sendall(_HEADER.pack(_MAGIC, kind, 0, count, self._job, len(body), a, 0) + body)
+            self._socket.sendall(
+                _HEADER.pack(_MAGIC, kind, 0, count, self._job, len(body), a, 0) + body
+            )
             self._drain()
         except OSError:
             self.close()

@@ -91,7 +91,8 @@ class Service:
         """Starts the service of a cache folder, or joins the one that runs.
 
         ``job``: whose shares and limits hold for what is read; without it, those of the daemon's
-        own. Without ``cache`` the folder is a fresh one on the node's local disk, which goes with the
+        own.
+        Without ``cache`` the folder is a fresh one on the node's local disk, which goes with the
         service; all who name the same ``shared`` have the same one. ``names``: what nodes that have
         a data folder at different paths call it, by its path without links. ``settings`` are more
         of forebayd's options.

@@ -212,9 +212,7 @@ class _Reader:
         if self._covered is not None and not any(self._covered):
             return
         self._numbers = array("q", [-1]) * len(self._paths)  # by index; -1: not told yet
-        self.stream = _beside("file_stream").Stream(
-            os.environ[_SOCKET], os.environ.get(_JOB, "")
-        )
+        self.stream = _beside("file_stream").Stream(os.environ[_SOCKET], os.environ.get(_JOB, ""))
         self.on = True
 
     def _which(self) -> list[bool] | None:

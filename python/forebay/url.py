@@ -33,8 +33,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def settings() -> tuple[str, str, str, str] | None:
-    """(cache, socket, sources, job) for clients of the service, which is started where there is none;
-    None when that fails, which is a line in the log: sources are then read.
+    """(cache, socket, sources, job) of the service, which is started where there is none; None
+    when that fails, which is a line in the log: sources are then read.
     """
     global _service, _tried
     with _lock:
