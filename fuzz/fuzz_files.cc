@@ -59,20 +59,23 @@ class World : public BookActions {
     if (!question) return;
     const Header& header = question->header;
     const uint64_t waiter = 100 + asked_++;
+    const auto job = static_cast<JobNumber>(header.job % 4);
     const std::vector<std::byte> again =
-        header.kind == Kind::kOrder ? OrderPacket(header.a, question->numbers)
-                                    : PathsPacket(header.kind, question->paths, header.a, header.b);
+        header.kind == Kind::kOrder
+            ? OrderPacket(header.a, question->numbers)
+            : PathsPacket(header.kind, question->paths, header.a, header.b, header.job);
     FUZZ_EXPECT(again.size() == packet.size());
     switch (header.kind) {
       case Kind::kHello:
         book_->LookAgain();
+        book_->SetInFlight(4, header.job % 4);
         break;
       case Kind::kGet:
-        if (!question->paths.empty()) book_->Get(question->paths[0], waiter, now_);
+        if (!question->paths.empty()) book_->Get(question->paths[0], waiter, now_, job);
         break;
       case Kind::kRange:
         if (!question->paths.empty()) {
-          book_->Range(question->paths[0], header.a, header.b, waiter, now_);
+          book_->Range(question->paths[0], header.a, header.b, waiter, now_, job);
         }
         break;
       case Kind::kDirect:
@@ -86,7 +89,7 @@ class World : public BookActions {
         book_->Changed(question->paths, waiter);
         break;
       case Kind::kNames:
-        (void)book_->Names(who, header.a, question->paths);
+        (void)book_->Names(who, header.a, question->paths, job);
         break;
       case Kind::kOrder:
         (void)book_->Order(who, header.a, question->numbers);

@@ -79,7 +79,10 @@ FIGURES = {
         "source_reads_vs_dataset", "daemon_vs_embedded", "daemon_added_us",
         "syscalls_per_ready_batch",
     },
-    "fairness": {"share_error", "redistribute_s", "shared_vs_alone", "run_share_error"},
+    "fairness": {
+        "share_error", "redistribute_s", "shared_vs_alone", "run_share_error",
+        "run_share_error_one_daemon",
+    },
     "transparent": {
         "first_vs_plain", "later_vs_plain", "decode_later_vs_plain", "tf_first_vs_plain",
         "tf_later_vs_plain", "tf_first_vs_one_shard", "tf_later_vs_one_shard", "warm_overhead",

@@ -42,7 +42,7 @@ from torch.utils.data import (  # noqa: E402
 )
 
 COUNT = 53
-HEADER = struct.Struct("<IHHIIQQ")
+HEADER = struct.Struct("<IHHHHIQQ")
 
 
 class Recorder:
@@ -55,6 +55,7 @@ class Recorder:
         self._listener.listen(64)
         self._streams: list[tuple[dict[int, str], list[int]]] = []  # as they came
         self.closed = 0
+        self.jobs: set[int] = set()
         self.first: list[str] = []  # what each stream said first: nothing else may be
         self._connections: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
@@ -79,10 +80,11 @@ class Recorder:
                 continue  # it left without reading our last answers; what it said is still to come
             if not packet:
                 break
-            magic, kind, answer, count, size, a, _ = HEADER.unpack_from(packet)
+            magic, kind, answer, count, job, size, a, _ = HEADER.unpack_from(packet)
             body = packet[HEADER.size :]
             assert (magic, answer, size) == (0x31594246, 0, len(body))
             if kind == 4:
+                self.jobs.add(job)
                 if not names:
                     self.first.append("order" if order else "place" if places else "names")
                 at = 0
@@ -99,7 +101,7 @@ class Recorder:
             elif kind == 6:
                 places.append(a)
             try:
-                connection.send(HEADER.pack(magic, kind, 1, 0, 0, 0, 0))
+                connection.send(HEADER.pack(magic, kind, 1, 0, 0, 0, 0, 0))
             except OSError:
                 pass
         self.closed += 1
@@ -118,7 +120,7 @@ class Recorder:
         last = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         last.settimeout(10)
         last.connect(self.path)  # those before it are accepted before it
-        last.send(HEADER.pack(0x31594246, 0, 0, 0, 0, 0, 0))
+        last.send(HEADER.pack(0x31594246, 0, 0, 0, 0, 0, 0, 0))
         last.recv(100)
         last.close()
         while self.closed < len(self._connections):
@@ -350,6 +352,23 @@ def test_sampler_that_never_hears_of_epochs(data: list[str], service: Recorder) 
     assert order[0] == order[1] == order[2]
     service.settle()
     assert service.told() == [data[i] for i in order[0]] * 4
+
+
+@pytest.mark.parametrize(("told", "number"), [("7", 7), ("70000", 0), ("x", 0), (None, 0)])
+def test_an_order_is_of_the_runs_job(
+    data: list[str],
+    service: Recorder,
+    monkeypatch: pytest.MonkeyPatch,
+    told: str | None,
+    number: int,
+) -> None:
+    monkeypatch.delenv("FOREBAY_FILES_JOB", raising=False)
+    if told is not None:
+        monkeypatch.setenv("FOREBAY_FILES_JOB", told)
+    with watching():
+        run_epochs(make(data, "distributed", 0), 1)
+    service.settle()
+    assert service.jobs == {number}
 
 
 def test_two_loaders_take_turns(data: list[str], service: Recorder) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,8 @@ _SETTLE_S = 3.5
 _WAIT_S = 20.0
 # Daemons and mount are asked one after the other.
 _DISAGREE = 0.1
+_JOINED = "forebay run"
+_ONE_DAEMON = "forebay run, one daemon"
 
 
 @dataclass
@@ -35,7 +38,9 @@ class _Look:
     """At one moment, from the start on."""
 
     read: list[int]
-    """Bytes, by each job's daemon."""
+    """Bytes, for each job."""
+    all: int
+    """Bytes, by the daemons, as of this moment."""
     under_way: int
     """Reads of which the mount has counted the bytes already, and no daemon has."""
     given: int
@@ -43,19 +48,25 @@ class _Look:
 
 
 class _Job:
-    """A script under `forebay run`, with a daemon of its own."""
+    """A script under `forebay run`: with a daemon of its own, that etcd joins with others, or with
+    one that all who name the same cache folder have.
+    """
 
-    def __init__(self, work: dict[str, Any], name: str, data: str, place: str, etcd: str) -> None:
+    def __init__(
+        self, work: dict[str, Any], name: str, data: str, place: str, etcd: str | None
+    ) -> None:
         self.name = name
-        self.runtime = os.path.join(place, name)
-        os.makedirs(self.runtime, mode=0o700)
+        self.runtime = place if etcd is None else os.path.join(place, name)
+        os.makedirs(self.runtime, mode=0o700, exist_ok=True)
+        shared = ["--cache", os.path.join(place, "cache")] if etcd is None else []
         command = [
             sys.executable, "-m", "forebay.cli", "run", "--quiet", "--job", name, "--source", data,
-            "--", sys.executable, _SCRIPT, data, "--whole", "--workers", str(work["workers"]),
+            *shared, "--",
+            sys.executable, _SCRIPT, data, "--whole", "--workers", str(work["workers"]),
         ]  # fmt: skip
         env = {
             **os.environ, "XDG_RUNTIME_DIR": self.runtime, "SLURM_TMPDIR": self.runtime,
-            "FOREBAY_ETCD": etcd, "RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1",
+            "FOREBAY_ETCD": etcd or "", "RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1",
             "PYTHONWARNINGS": "ignore::UserWarning",
         }  # fmt: skip
         self._process = subprocess.Popen(
@@ -67,6 +78,9 @@ class _Job:
 
     def attach(self) -> None:
         self._daemon = attach_running(os.path.join(self.runtime, "forebay"))
+
+    def set_policy(self, policy: str) -> None:
+        self._daemon.set_policy(policy)
 
     def described(self) -> dict[str, Any]:
         return dict(json.loads(self._daemon.describe()))
@@ -96,14 +110,17 @@ class _Job:
 
 
 class _Measured:
-    """One repetition."""
+    """One repetition; without ``etcd`` both jobs have one daemon."""
 
-    def __init__(self, ctx: Context, mount: SlowFs, place: str, etcd: str) -> None:
+    def __init__(self, ctx: Context, mount: SlowFs, place: str, etcd: str | None) -> None:
         work = ctx.workload["run"]
         shares = ctx.workload["shares"]
         self._wanted = shares[0] / sum(shares)
         rules = [dict(match=n, share=share) for n, share in zip("ab", shares, strict=True)]
-        _forebay.store_policy([etcd], "/forebay/", json.dumps(dict(version=1, job=rules)))
+        policy = json.dumps(dict(version=1, job=rules))
+        if etcd is not None:
+            _forebay.store_policy([etcd], "/forebay/", policy)
+        self._one_daemon = etcd is None
         self._jobs: list[_Job] = []
         try:
             for name in "ab":
@@ -112,6 +129,8 @@ class _Measured:
             for job in self._jobs:
                 job.script.answer()
                 job.attach()
+            if etcd is None:
+                self._jobs[0].set_policy(policy)
             mount.reset()
             for job in self._jobs:
                 job.script.begin()
@@ -119,11 +138,24 @@ class _Measured:
         finally:
             for job in self._jobs:
                 job.end()
-            await_end_of_daemons([job.runtime for job in self._jobs])
+            await_end_of_daemons(sorted({job.runtime for job in self._jobs}))
 
     def _look(self, mount: SlowFs) -> _Look:
+        if self._one_daemon:
+            return self._look_at_one(mount)
         (a, under_way_a), (b, under_way_b) = (job.source() for job in self._jobs)
-        return _Look([a, b], under_way_a + under_way_b, mount.stats()["bytes_read"])
+        return _Look([a, b], a + b, under_way_a + under_way_b, mount.stats()["bytes_read"])
+
+    def _look_at_one(self, mount: SlowFs) -> _Look:
+        said = self._jobs[0].described()
+        given = mount.stats()["bytes_read"]
+        # As of the control loop's last round, a tenth of a second ago at most, both at once.
+        read = {job["job"]: job["read_bytes"] for job in said["control"]["jobs"]}
+        names = [job.name for job in self._jobs]
+        if not set(read) <= set(names):
+            raise RuntimeError(f"the daemon of jobs {names} reads for {sorted(read)}")
+        source = said["source"]
+        return _Look([read.get(n, 0) for n in names], source["bytes"], source["in_flight"], given)
 
     def _watch(self, mount: SlowFs, work: dict[str, Any], sample_bytes: int) -> None:
         end = time.monotonic() + _WAIT_S
@@ -146,7 +178,7 @@ class _Measured:
         self.error = max(abs(share - self._wanted) / self._wanted for share in self.shares)
         last = looks[-1]
         self.rate = (last.given - looks[0].given) / (work["windows"] * work["window_s"])
-        self.agreement = (sum(last.read) + last.under_way * sample_bytes) / last.given
+        self.agreement = (last.all + last.under_way * sample_bytes) / last.given
         if abs(self.agreement - 1) > _DISAGREE:
             raise RuntimeError(
                 f"the daemons read {self.agreement:.3f} of the bytes that the mount gave: not all "
@@ -154,45 +186,62 @@ class _Measured:
             )
 
 
+def _repeat(ctx: Context, mount: SlowFs, place: str, what: str, etcd: bool) -> list[_Measured]:
+    repeats = ctx.workload["run"]["repeats"]
+    runs = []
+    for i in range(repeats):
+        # Places of sockets have short paths.
+        where = os.path.join(place, f"{'e' if etcd else 'o'}{i}")
+        with Etcd() if etcd else contextlib.nullcontext() as store:
+            one = _Measured(ctx, mount, where, store.endpoint if store is not None else None)
+        shutil.rmtree(where, ignore_errors=True)
+        runs.append(one)
+        ctx.say(f"{what}: shares {', '.join(f'{s:.3f}' for s in one.shares)}, worst "
+                f"{one.error:.1%} off; daemons' bytes {one.agreement:.3f} of the mount's "
+                f"({i + 1}/{repeats})")  # fmt: skip
+    return runs
+
+
+def _add_cases(ctx: Context, out: Outcome, what: str, runs: list[_Measured]) -> None:
+    shares = ctx.workload["shares"]
+    out.cases += [
+        Case(f"{what}: share, every second", "ratio", [s for one in runs for s in one.shares],
+             shares[0] / sum(shares), "the policy"),
+        Case(f"{what}: share, worst second: part that it is off", "ratio",
+             [one.error for one in runs]),
+        Case(f"{what}: both jobs together", "bytes/s", [one.rate for one in runs],
+             ctx.workload["run"]["bandwidth_mb"] * 1e6, "the mount"),
+        Case(f"{what}: source bytes by the daemons / by the mount", "ratio",
+             [one.agreement for one in runs], 1.0, "the same"),
+    ]  # fmt: skip
+
+
 def run(ctx: Context, out: Outcome) -> None:
-    """Adds run_share_error, with its cases."""
+    """Adds run_share_error and run_share_error_one_daemon, with their cases."""
     work = ctx.workload["run"]
-    usable, why = Etcd.available()
-    if not usable:
-        out.notes.append(f"run_share_error was not measured: {why}")
-        return
     data = os.path.join(ctx.scratch, "run")
     for name in "ab":
         files = os.path.join(data, name)
         make_files(files, work["files"], ctx.workload["bytes"], ctx.seed, sigma=0.0)
     time.sleep(_SETTLE_S)
-    runs = []
+    usable, why = Etcd.available()
     with (
         SlowFs(data, bandwidth_mb=work["bandwidth_mb"], read_ms=ctx.workload["read_ms"]) as mount,
         tempfile.TemporaryDirectory(prefix="forebay-", dir=socket_folder()) as place,
     ):
-        for i in range(work["repeats"]):
-            with Etcd() as etcd:
-                one = _Measured(ctx, mount, os.path.join(place, str(i)), etcd.endpoint)
-            runs.append(one)
-            ctx.say(f"forebay run: shares {', '.join(f'{s:.3f}' for s in one.shares)}, worst "
-                    f"{one.error:.1%} off; daemons' bytes {one.agreement:.3f} of the mount's "
-                    f"({i + 1}/{work['repeats']})")  # fmt: skip
-    shares = ctx.workload["shares"]
-    out.median("run_share_error", (one.error for one in runs))
-    out.cases += [
-        Case("forebay run: share, every second", "ratio", [s for one in runs for s in one.shares],
-             shares[0] / sum(shares), "the policy"),
-        Case("forebay run: share, worst second: part that it is off", "ratio",
-             [one.error for one in runs]),
-        Case("forebay run: both jobs together", "bytes/s", [one.rate for one in runs],
-             work["bandwidth_mb"] * 1e6, "the mount"),
-        Case("forebay run: source bytes by the daemons / by the mount", "ratio",
-             [one.agreement for one in runs], 1.0, "the same"),
-    ]  # fmt: skip
+        joined = _repeat(ctx, mount, place, _JOINED, etcd=True) if usable else []
+        one_daemon = _repeat(ctx, mount, place, _ONE_DAEMON, etcd=False)
+    if usable:
+        out.median("run_share_error", (one.error for one in joined))
+        _add_cases(ctx, out, _JOINED, joined)
+    else:
+        out.notes.append(f"run_share_error was not measured: {why}")
+    out.median("run_share_error_one_daemon", (one.error for one in one_daemon))
+    _add_cases(ctx, out, _ONE_DAEMON, one_daemon)
     out.notes.append(
         f"forebay run: two PyTorch scripts with {work['workers']} workers, each with a data set "
         "and a daemon of its own, which etcd joins; one mount of "
         f"{work['bandwidth_mb']:g} MB/s; shares of the bytes that the daemons read from it, in "
-        f"windows of {work['window_s']:g} s, {work['settle_s']:g} s after both began"
+        f"windows of {work['window_s']:g} s, {work['settle_s']:g} s after both began; one daemon: "
+        "the same two with one --cache folder, and so one daemon, without etcd"
     )

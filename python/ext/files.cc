@@ -61,27 +61,31 @@ void BindFiles(nb::module_& m) {
           "start",
           [](const std::string& program, const std::string& folder, const nb::bytes& cache,
              const std::vector<nb::bytes>& sources, std::vector<std::string> settings,
-             double timeout_s) {
+             const std::string& job, double timeout_s) {
             files::SessionOptions options;
             options.program = program;
             options.folder = folder;
             options.cache = Text(cache);
             options.sources = Strings(sources);
             options.settings = std::move(settings);
+            options.job = job;
             options.timeout = static_cast<Nanos>(timeout_s * kSecond);
             return Value(Unlocked([&] { return Session::Start(options); }));
           },
           nb::arg("program"), nb::arg("folder"), nb::arg("cache"), nb::arg("sources"),
-          nb::arg("settings"), nb::arg("timeout_s") = 20.0,
+          nb::arg("settings"), nb::arg("job") = "", nb::arg("timeout_s") = 20.0,
           "The service that runs, or one that is started with these settings ('name=value').")
       .def_static(
           "connect",
-          [](const std::string& socket, double timeout_s) {
-            return Value(Unlocked(
-                [&] { return Session::Connect(socket, static_cast<Nanos>(timeout_s * kSecond)); }));
+          [](const std::string& socket, double timeout_s, files::JobNumber job) {
+            return Value(Unlocked([&] {
+              return Session::Connect(socket, static_cast<Nanos>(timeout_s * kSecond), job);
+            }));
           },
-          nb::arg("socket"), nb::arg("timeout_s") = 10.0, "Raises when none is there.")
+          nb::arg("socket"), nb::arg("timeout_s") = 10.0, nb::arg("job") = 0,
+          "Raises when none is there.")
       .def_prop_ro("socket", &Session::socket)
+      .def_prop_ro("job", &Session::job, "Its number, for programs; 0: the daemon's own.")
       .def_prop_ro("cache",
                    [](const Session& s) { return nb::bytes(s.cache().data(), s.cache().size()); })
       .def(
@@ -128,11 +132,13 @@ void BindFiles(nb::module_& m) {
       .def(
           "__init__",
           [](FileClient* self, const nb::bytes& cache, const nb::bytes& socket,
-             const nb::bytes& sources) {
+             const nb::bytes& sources, const nb::bytes& job) {
             new (self) FileClient;
-            self->on = self->client->Start(cache.c_str(), socket.c_str(), sources.c_str());
+            self->on =
+                self->client->Start(cache.c_str(), socket.c_str(), sources.c_str(), job.c_str());
           },
-          nb::arg("cache"), nb::arg("socket"), nb::arg("sources"))
+          nb::arg("cache"), nb::arg("socket"), nb::arg("sources"),
+          nb::arg("job") = nb::bytes("", 0))
       .def_prop_ro("on", [](const FileClient& c) { return c.on && c.client->on(); })
       .def(
           "open",

@@ -222,8 +222,8 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--job",
         metavar="NAME",
-        help="the job that this belongs to, for policies; default: $FOREBAY_JOB, or a name of its "
-        "own",
+        help="the job that this belongs to, for policies; default: $FOREBAY_JOB, or that of all "
+        "who name none in this daemon",
     )
 
 

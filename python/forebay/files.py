@@ -23,6 +23,7 @@ from ._internal.units import format_bytes, parse_bytes, text_of
 
 NAMESPACE = "FOREBAY_FILES_NAMESPACE"
 CACHE, SOCKET, SOURCES = "FOREBAY_FILES_CACHE", "FOREBAY_FILES_SOCKET", "FOREBAY_FILES_SOURCES"
+JOB = "FOREBAY_FILES_JOB"
 
 _NOT_YET_LOCKED_S = 600.0  # a folder without a lock may be of a run that begins
 
@@ -36,8 +37,8 @@ def program() -> str:
 class Stream:
     """Tells the service in which order a reader is going to open its files."""
 
-    def __init__(self, socket: str) -> None:
-        self._session: Any = _forebay.FileSession.connect(socket)
+    def __init__(self, socket: str, job: int = 0) -> None:
+        self._session: Any = _forebay.FileSession.connect(socket, job=job)
 
     def names(self, paths: Iterable[str | bytes | os.PathLike]) -> None:
         """Gives paths the next numbers, from 0 on."""
@@ -64,6 +65,8 @@ class Service:
         self._session = session
         self.cache = cache
         self.socket: str = session.socket
+        self.job: int = session.job
+        """The number of the job that programs read for; 0: the daemon's own."""
         self.sources = sources
         self.view = os.fsdecode(session.cache)
         """The folder in which programs find copies."""
@@ -78,6 +81,7 @@ class Service:
         sources: Iterable[str | os.PathLike] = (),
         ahead_bytes: int | str | None = None,
         *,
+        job: str = "",
         shared: str = "",
         names: Mapping[str, str] | None = None,
         folder: str = "",
@@ -86,6 +90,8 @@ class Service:
     ) -> Service:
         """Starts the service of a cache folder, or joins the one that runs.
 
+        ``job``: whose shares and limits hold for what is read; without it, those of the daemon's
+        own.
         Without ``cache`` the folder is a fresh one on the node's local disk, which goes with the
         service; all who name the same ``shared`` have the same one. ``names``: what nodes that have
         a data folder at different paths call it, by its path without links. ``settings`` are more
@@ -117,6 +123,7 @@ class Service:
                 os.fsencode(where),
                 [os.fsencode(f"{names[f]}={f}" if names and f in names else f) for f in folders],
                 [f"{name}={value}" for name, value in settings.items()],
+                job,
                 timeout,
             )
         except BaseException:  # Ctrl-C, too
@@ -133,6 +140,7 @@ class Service:
             CACHE: self.view,
             SOCKET: self.socket,
             SOURCES: ":".join(self.sources),
+            JOB: str(self.job),
         }
 
     def status(self) -> dict[str, Any]:
@@ -156,7 +164,7 @@ class Service:
 
     def stream(self) -> Stream:
         """For announcing one reader's order."""
-        return Stream(self.socket)
+        return Stream(self.socket, self.job)
 
     def changed(self, path: str | os.PathLike) -> None:
         """Says that a file, or all in a folder, has been changed by a program of ours."""
@@ -178,7 +186,7 @@ class Service:
         self.close()
 
 
-_SETTINGS = {"cache_bytes": "--cache-size", "ahead_bytes": "--ahead", "job": "--job"}
+_SETTINGS = {"cache_bytes": "--cache-size", "ahead_bytes": "--ahead"}
 _SIZES = ("cache_bytes", "ahead_bytes")
 _FILES_SUFFIX = "-files"  # of a cluster's name; forebayd's
 
@@ -383,7 +391,7 @@ def open_fd(path: str | bytes | os.PathLike, flags: int = os.O_RDONLY) -> int:
         and os.environ.get(SOCKET)
         and "libforebay_posix" not in os.environ.get("LD_PRELOAD", "")
     ):
-        named = [os.fsencode(os.environ.get(v, "")) for v in (CACHE, SOCKET, SOURCES)]
+        named = [os.fsencode(os.environ.get(v, "")) for v in (CACHE, SOCKET, SOURCES, JOB)]
         if _client is None or _client[0] != named:
             _client = (named, _forebay.FileClient(*named))
         fd = _client[1].open(os.fsencode(os.path.abspath(path)))

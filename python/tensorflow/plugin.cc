@@ -267,8 +267,9 @@ __attribute__((visibility("default"))) void TF_InitPlugin(forebay::tf::PluginInf
 // before TensorFlow opens a file. Not 0: it is off, and sources are read.
 __attribute__((visibility("default"))) int forebay_tensorflow_start(const char* cache,
                                                                     const char* socket,
-                                                                    const char* sources) {
-  return forebay::tf::client.Start(cache, socket, sources) ? 0 : -1;
+                                                                    const char* sources,
+                                                                    const char* job) {
+  return forebay::tf::client.Start(cache, socket, sources, job) ? 0 : -1;
 }
 
 }  // extern "C"

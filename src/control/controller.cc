@@ -194,8 +194,14 @@ Status Controller::Decide(Nanos now, RoundReport* report) {
   const bool alone = std::all_of(stages.begin(), stages.end(), [&](const StageSummary& stage) {
     return stage.job == stages.front().job;
   });
+  const auto found = [](const SourceCapacity& of) { return of.Estimate().value_or(kUnlimited); };
+  const auto more = [](const SourceCapacity& of) {
+    return of.Estimate() ? of.Allowance() - *of.Estimate() : 0;
+  };
   const std::vector<RateLimits> limits =
-      DivideSource(policy_, stages, alone ? RateLimits() : report->capacity);
+      alone ? DivideSource(policy_, stages, RateLimits())
+            : DivideSource(policy_, stages, {found(bytes_), found(operations_)},
+                           {more(bytes_), more(operations_)});
 
   std::vector<DecisionPage> pages(ControlLayout::kPages);
   for (size_t i = 0; i < stages.size(); ++i) {

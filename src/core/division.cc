@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 namespace forebay::control {
 namespace {
@@ -38,6 +39,31 @@ struct Job {
   const JobRule* rule = nullptr;
 };
 
+bool ShareNodes(std::span<const StageSummary> stages) {
+  std::unordered_map<std::string_view, std::string_view> jobs;
+  return std::any_of(stages.begin(), stages.end(), [&](const StageSummary& stage) {
+    return jobs.try_emplace(stage.node, stage.job).first->second != stage.job;
+  });
+}
+
+// To the largest of those who want more.
+void GiveMore(double more, std::span<const Claim> claims, std::vector<double>* parts) {
+  while (more > 0) {
+    size_t largest = claims.size();
+    for (size_t i = 0; i < claims.size(); ++i) {
+      const double part = (*parts)[i];
+      if (part >= claims[i].demand || part >= claims[i].cap) continue;
+      if (largest == claims.size() || part > (*parts)[largest]) largest = i;
+    }
+    if (largest == claims.size()) return;
+    const Claim& claim = claims[largest];
+    double& part = (*parts)[largest];
+    const double given = std::min({more, claim.cap - part, claim.demand - part});
+    part = given < more ? std::min(claim.cap, claim.demand) : part + given;
+    more -= given;
+  }
+}
+
 // One unit: bytes or operations.
 struct Unit {
   double RateLimits::*rate;
@@ -46,7 +72,7 @@ struct Unit {
 };
 
 void Divide(const Unit& unit, std::span<const StageSummary> stages, std::span<const Job> jobs,
-            double capacity, std::vector<RateLimits>* limits) {
+            double capacity, double more, std::vector<RateLimits>* limits) {
   double weights = 0;
   for (const Job& job : jobs) weights += job.rule->share;
   std::vector<Claim> claims;
@@ -67,7 +93,8 @@ void Divide(const Unit& unit, std::span<const StageSummary> stages, std::span<co
       claim.guarantee = std::max(claim.guarantee, wake);
     }
   }
-  const std::vector<double> parts = DivideAll(capacity, claims);
+  std::vector<double> parts = DivideAll(capacity, claims);
+  if (known) GiveMore(more, claims, &parts);
   std::vector<Claim> nodes;
   for (size_t j = 0; j < jobs.size(); ++j) {
     nodes.clear();
@@ -85,7 +112,11 @@ void Divide(const Unit& unit, std::span<const StageSummary> stages, std::span<co
 }  // namespace
 
 std::vector<RateLimits> DivideSource(const Policy& policy, std::span<const StageSummary> stages,
-                                     RateLimits capacity) {
+                                     RateLimits capacity, RateLimits more) {
+  if (ShareNodes(stages)) {
+    capacity.bytes_per_s += std::exchange(more.bytes_per_s, 0);
+    capacity.operations_per_s += std::exchange(more.operations_per_s, 0);
+  }
   std::vector<RateLimits> limits(stages.size());
   std::vector<Job> jobs;
   std::unordered_map<std::string_view, size_t> numbers;
@@ -98,8 +129,8 @@ std::vector<RateLimits> DivideSource(const Policy& policy, std::span<const Stage
                                &JobRule::max_bandwidth};
   static constexpr Unit kOperations{&RateLimits::operations_per_s, &JobRule::min_operations,
                                     &JobRule::max_operations};
-  Divide(kBytes, stages, jobs, capacity.bytes_per_s, &limits);
-  Divide(kOperations, stages, jobs, capacity.operations_per_s, &limits);
+  Divide(kBytes, stages, jobs, capacity.bytes_per_s, more.bytes_per_s, &limits);
+  Divide(kOperations, stages, jobs, capacity.operations_per_s, more.operations_per_s, &limits);
   return limits;
 }
 

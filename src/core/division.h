@@ -27,7 +27,12 @@ struct StageSummary {
 // What no demand asks for is handed out, too, so that a job that begins to read need not wait for
 // the next decision; and every stage has at least a hundredth of an even part, so that it can show
 // its demand.
+//
+// `more`: handed out beyond the capacity, to see whether it has grown. Mostly it has not, and then
+// the source decides who gets less. Jobs that share a node keep their proportion there, so all get
+// some of it. Where none do, the one with the largest part gets it: the limits of the others add up
+// to less than there is, so they get what is theirs, and it gets the rest.
 std::vector<RateLimits> DivideSource(const Policy& policy, std::span<const StageSummary> stages,
-                                     RateLimits capacity);
+                                     RateLimits capacity, RateLimits more = {0, 0});
 
 }  // namespace forebay::control

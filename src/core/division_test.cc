@@ -100,5 +100,26 @@ TEST(Division, NobodyIsShutOutAndNothingIsOverbooked) {
   EXPECT_TRUE(DivideSource({}, {}, {1, 1}).empty());
 }
 
+TEST(Division, WhatIsHandedOutBeyondTheCapacityIsTheLargestJobs) {
+  std::vector<StageSummary> stages = {Stage("1", "a", kUnlimited), Stage("2", "b", kUnlimited)};
+  Policy policy = Shares(3, 1);
+  auto limits = DivideSource(policy, stages, {100, kUnlimited}, {10, 0});
+  EXPECT_NEAR(limits[0].bytes_per_s, 85, 1e-6);
+  EXPECT_NEAR(limits[1].bytes_per_s, 25, 1e-6);
+  policy.jobs[0].max_bandwidth = 80;
+  limits = DivideSource(policy, stages, {100, kUnlimited}, {10, 0});
+  EXPECT_NEAR(limits[0].bytes_per_s, 80, 1e-6);
+  EXPECT_NEAR(limits[1].bytes_per_s, 30, 1e-6);
+  stages[0].demand.bytes_per_s = 50;  // and no more
+  limits = DivideSource(policy, stages, {100, kUnlimited}, {10, 0});
+  EXPECT_NEAR(limits[0].bytes_per_s, 50, 1e-6);
+  EXPECT_NEAR(limits[1].bytes_per_s, 60, 1e-6);
+  // A node's engine keeps the proportion of its jobs.
+  stages = {Stage("1", "a", kUnlimited), Stage("1", "b", kUnlimited), Stage("2", "a", kUnlimited)};
+  limits = DivideSource(Shares(3, 1), stages, {100, kUnlimited}, {10, 0});
+  EXPECT_NEAR(limits[0].bytes_per_s + limits[2].bytes_per_s, 82.5, 1e-6);
+  EXPECT_NEAR(limits[1].bytes_per_s, 27.5, 1e-6);
+}
+
 }  // namespace
 }  // namespace forebay::control

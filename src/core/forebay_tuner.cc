@@ -419,7 +419,8 @@ void ForebayTuner::Shrink(const Window& w) {
   good_reads_ = reads;
   TrimBuffer();
   double fewer = std::floor(reads * kStepDown);
-  if (may_leap_ && least_latency_ > 0) {
+  // Of a source that others share, fewer reads are a smaller part while the leap is watched.
+  if (may_leap_ && least_latency_ > 0 && last_.shared == 0) {
     // Single reads are faster than the mean; what is not enough is seen at once.
     constexpr double kMean = 1.5;
     fewer = std::min(fewer, std::ceil(best_rate_ * least_latency_ * kMean));

@@ -47,6 +47,12 @@ bool JobTable::Ready(JobId job, Nanos now) {
   return false;
 }
 
+bool JobTable::AnyLimited() const {
+  return std::any_of(jobs_.begin(), jobs_.end(), [](const Job& job) {
+    return job.stats.streams > 0 && job.stats.limits.source != RateLimits();
+  });
+}
+
 bool JobTable::ShouldYield(JobId job) {
   constexpr double kSlack = 0.005;
   constexpr Nanos kLately = 20 * kMilli;  // it may just have had a batch

@@ -60,6 +60,8 @@ class JobTable {
     static constexpr RateLimits kNone;
     return jobs_[job].stats.limits.source != kNone || node_.limits() != kNone;
   }
+  // Whether a job that has streams has a rate of its own.
+  bool AnyLimited() const;
   // Whether the job's next read may start; if not, it counts as held.
   bool Ready(JobId job, Nanos now);
   void Charge(JobId job, uint64_t bytes);

@@ -37,6 +37,7 @@ TuneObservation TuneMeter::Observe(const Now& values, int64_t now_ns) {
   seen_.batch_bytes = values.batch_bytes;
   seen_.fixed_reads = values.fixed_reads;
   seen_.fixed_bytes = values.fixed_bytes;
+  seen_.shared = values.shared;
   seen_.latency_low_ns = latency_low_;
   ready_low_ = ~uint64_t{0};
   latency_low_ = 0;

@@ -31,6 +31,7 @@ struct TuneObservation {
   // Set by hand, and not the tuner's to change; 0: they are.
   uint64_t fixed_reads = 0;
   uint64_t fixed_bytes = 0;
+  uint64_t shared = 0;  // 1: jobs have parts of the source, and what one leaves others take
 
   bool operator==(const TuneObservation&) const = default;
 };
@@ -90,6 +91,7 @@ class TuneMeter {
     uint64_t batch_bytes = 0;
     uint64_t fixed_reads = 0;
     uint64_t fixed_bytes = 0;
+    uint64_t shared = 0;
   };
   TuneObservation Observe(const Now& values, int64_t now_ns);
 

@@ -7,7 +7,7 @@
 namespace forebay {
 namespace {
 
-constexpr std::string_view kMagic = "forebay-tuner 1";
+constexpr std::string_view kMagic = "forebay-tuner 2";
 
 // In the order of the line; now_ns comes first.
 constexpr std::array kFields = {
@@ -18,7 +18,7 @@ constexpr std::array kFields = {
     &TuneObservation::in_flight,       &TuneObservation::ready_bytes,
     &TuneObservation::ready_low_bytes, &TuneObservation::ahead_bytes,
     &TuneObservation::batch_bytes,     &TuneObservation::fixed_reads,
-    &TuneObservation::fixed_bytes,
+    &TuneObservation::fixed_bytes,     &TuneObservation::shared,
 };
 
 template <typename T>

@@ -95,6 +95,27 @@ TEST(ForebayTuner, BacksOffWhenMoreReadsMakeTheStorageSlower) {
   EXPECT_LE(tuner->decision().reads, 50u);
 }
 
+// A queue that others stand in, too: who leaves it for a moment has lost its place.
+TEST(ForebayTuner, OfASharedSourceItComesDownInSteps) {
+  for (const uint64_t shared : {0, 1}) {
+    Observed observed;
+    observed.seen.shared = shared;
+    const std::unique_ptr<Tuner> tuner = MakeTuner({});
+    size_t deepest = 0;
+    for (int i = 0; i < 400; ++i) {
+      const size_t before = tuner->decision().reads;
+      observed.seen.in_flight = before;
+      // 5 reads of 20 ms in a step, however many wait; the first found nobody waiting.
+      const TuneObservation& seen =
+          observed.Pass(5, static_cast<int64_t>(20 * kMs * before / 5), 1);
+      observed.seen.latency_low_ns = static_cast<uint64_t>(kMs);
+      const size_t after = tuner->Step(seen).reads;
+      if (after < before && before > 4) deepest = std::max(deepest, before / after);
+    }
+    EXPECT_EQ(deepest > 2, shared == 0) << deepest;
+  }
+}
+
 TEST(ForebayTuner, StartsAtOnce) {
   Observed observed;
   const std::unique_ptr<Tuner> tuner = MakeTuner({});
@@ -177,8 +198,8 @@ TEST(TuneLog, DamagedLogsAreErrors) {
   EXPECT_TRUE(cut->steps.empty()) << "a last line without its end";
   EXPECT_FALSE(ParseTuneLog(""));
   EXPECT_FALSE(ParseTuneLog("something else\n"));
-  EXPECT_FALSE(ParseTuneLog("forebay-tuner 1 5 1 1 1\n"));
-  EXPECT_FALSE(ParseTuneLog("forebay-tuner 1 0 0 1 1\n"));
+  EXPECT_FALSE(ParseTuneLog("forebay-tuner 2 5 1 1 1\n"));
+  EXPECT_FALSE(ParseTuneLog("forebay-tuner 2 0 0 1 1\n"));
   EXPECT_FALSE(ParseTuneLog(TuneLogHeader(options) + "1 2 3\n"));
 }
 

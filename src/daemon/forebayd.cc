@@ -61,7 +61,7 @@ constexpr std::string_view kUsage =
     "                         it at different paths call it\n"
     "  --ahead_bytes=BYTES    the most that copies made ahead may take, beside --cache_bytes\n"
     "  --reads_in_flight=N    files that are copied at once; default 64\n"
-    "  --job=NAME             whose limits hold for them; default: run-PID\n"
+    "  --job=NAME             of those who name none; default: run-PID\n"
     "  --temporary=0|1        the folder goes with the daemon\n";
 
 constexpr int64_t kLongestLinger = 7 * 24 * 3600;

@@ -117,16 +117,26 @@ void Book::Wait(Entry& entry, uint64_t waiter) {
   entry.rare_part().waiters.push_back(waiter);
 }
 
+// Ahead of its readers.
+bool Book::MayStart(JobNumber job) const {
+  if (jobs_ == 1) return in_flight_ < options_.in_flight;
+  const auto found = in_flight_of_.find(job);
+  return found == in_flight_of_.end() ||
+         found->second < std::max<size_t>(1, options_.in_flight / jobs_);
+}
+
 void Book::Submit(CopyJob job) {
   ++in_flight_;
+  ++in_flight_of_[job.job];
   actions_.Start(std::move(job));
 }
 
-void Book::StartCopy(Entry& entry, bool urgent) {
+void Book::StartCopy(Entry& entry, bool urgent, JobNumber for_job) {
   Rare& rare = entry.rare_part();
   rare.ticket = std::make_shared<Ticket>();
   CopyJob job;
   job.urgent = urgent;
+  job.job = for_job;
   job.may_stage = entry.announced > 0;
   job.path = *entry.path;
   job.key = entry.key;
@@ -147,7 +157,7 @@ void Book::StartCopy(Entry& entry, bool urgent) {
   Submit(std::move(job));
 }
 
-void Book::Get(std::string_view path, uint64_t waiter, Nanos now) {
+void Book::Get(std::string_view path, uint64_t waiter, Nanos now, JobNumber job) {
   metrics_.gets.Add(1);
   Entry* entry = Know(path);
   const auto leave = [&] {
@@ -177,7 +187,7 @@ void Book::Get(std::string_view path, uint64_t waiter, Nanos now) {
   last_read_ = now;
   if (entry->copying) {
     Wait(*entry, waiter);
-    if (entry->large() != nullptr) HurryLarge(*entry);
+    if (entry->large() != nullptr) HurryLarge(*entry, job);
     return;
   }
   const bool asks = entry->announced > 0 || !full_;
@@ -191,8 +201,8 @@ void Book::Get(std::string_view path, uint64_t waiter, Nanos now) {
   }
   if (entry->announced > 0 && entry->wanted == 0) ++entry->early;
   Wait(*entry, waiter);
-  StartCopy(*entry, true);
-  if (entry->announced == 0) Observe(path, now);
+  StartCopy(*entry, true, job);
+  if (entry->announced == 0) Observe(path, now, job);
 }
 
 void Book::Changed(std::span<const std::string_view> paths, uint64_t waiter, bool follow) {
@@ -331,6 +341,8 @@ void Book::Retain(Entry& entry, std::shared_ptr<SourceFile> source) {
 
 void Book::Done(CopyResult result, Nanos now) {
   --in_flight_;
+  if (const auto of = in_flight_of_.find(result.job.job); --of->second == 0)
+    in_flight_of_.erase(of);
   if (result.job.kind == CopyJob::Kind::kResolve) return DoneResolve(result);
   if (result.job.kind == CopyJob::Kind::kList) return DoneList(result, now);
   const auto owner = owners_.find(result.job.owner);
@@ -434,7 +446,7 @@ void Book::FoundAlias(Entry& entry, const CopyResult& result, Nanos now) {
       real->slot == nullptr ? FileState::kKnown : FileTable::StateOf(*real->slot);
   if (!SetState(entry, state)) return Refuse(entry);
   for (const uint64_t waiter : std::exchange(entry.rare->waiters, {})) {
-    Get(*entry.path, waiter, now);
+    Get(*entry.path, waiter, now, result.job.job);
   }
 }
 
@@ -446,7 +458,7 @@ void Book::FoundNoRoom(Entry& entry, CopyResult& result) {
   if (!fits && waited) fits = room_.Fits(bytes, entry.announced > 0, true);
   if (fits) {
     entry.rare->source = std::move(result.job.source);
-    return StartCopy(entry, waited);
+    return StartCopy(entry, waited, result.job.job);
   }
   // One that is larger than what others leave says nothing of small ones.
   if (bytes <= options_.partial) full_ = true;
@@ -540,7 +552,7 @@ Nanos Book::Pump(Nanos now) {
     // Whoever is nearest to what its reader has come to.
     Stream* next = nullptr;
     for (auto& [id, stream] : streams_) {
-      if (stream.done() || stream.stalled) continue;
+      if (stream.done() || stream.stalled || !MayStart(stream.job)) continue;
       if (next == nullptr || stream.lead() < next->lead()) next = &stream;
     }
     if (PumpBegun()) continue;

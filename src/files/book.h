@@ -5,6 +5,7 @@
 // back by Done(). Confined to one thread.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -80,14 +81,20 @@ class Book {
   void AddSource(std::string_view folder);
   // The cache itself is no source.
   void SetCache(std::string folder) { cache_ = std::move(folder); }
-  void SetInFlight(size_t jobs) { options_.in_flight = jobs; }
+  // Copies under way, and for how many jobs, which have equal parts of them.
+  void SetInFlight(size_t copies, size_t jobs) {
+    options_.in_flight = copies;
+    jobs_ = std::max<size_t>(1, jobs);
+  }
   void RoomChanged() { full_ = false; }  // it is found out anew
   // Somebody has come who knows nothing of what was told of changes before: each copy is compared
   // with its source once more, when it is next asked for, or ahead of that.
   void LookAgain();
 
-  void Get(std::string_view path, uint64_t waiter, Nanos now);
-  void Range(std::string_view path, uint64_t offset, uint64_t bytes, uint64_t waiter, Nanos now);
+  // What is read for several jobs is read for the first that asked.
+  void Get(std::string_view path, uint64_t waiter, Nanos now, JobNumber job = 0);
+  void Range(std::string_view path, uint64_t offset, uint64_t bytes, uint64_t waiter, Nanos now,
+             JobNumber job = 0);
   // The process (0: it cannot be seen from here) reads the source by itself, by that descriptor or,
   // with -1, by a mapping.
   void Direct(std::string_view path, int64_t process, int64_t fd, uint64_t waiter, Nanos now);
@@ -95,7 +102,8 @@ class Book {
   void Changed(std::span<const std::string_view> paths, uint64_t waiter, bool follow = true);
 
   // A reader's coming order; false when there is something wrong with it.
-  bool Names(uint64_t stream, uint64_t first, std::span<const std::string_view> paths);
+  bool Names(uint64_t stream, uint64_t first, std::span<const std::string_view> paths,
+             JobNumber job = 0);
   bool Order(uint64_t stream, uint64_t position, std::span<const uint32_t> numbers);
   bool At(uint64_t stream, uint64_t position);
   void EndStream(uint64_t stream);
@@ -132,7 +140,8 @@ class Book {
   FileState IdleState(const Entry& entry) const;
   void ShowRoom();
   void AnswerAll(Entry& entry, Answer answer, uint64_t a = 0);
-  void StartCopy(Entry& entry, bool urgent);
+  bool MayStart(JobNumber job) const;
+  void StartCopy(Entry& entry, bool urgent, JobNumber job);
   void Submit(CopyJob job);
   void Wait(Entry& entry, uint64_t waiter);
   void ChangeAll(std::string_view path);
@@ -167,24 +176,24 @@ class Book {
   struct Run;
   Run& RunOf(Large& large, uint64_t offset, uint64_t bytes, Nanos now) const;
   bool IsSequential(const Run& run) const;
-  bool Follow(Large& large, uint64_t offset, uint64_t bytes, Nanos now) const;
+  bool Follow(Large& large, uint64_t offset, uint64_t bytes, Nanos now, JobNumber job) const;
   bool CopiesAll(const Entry& entry) const;
   bool NextAhead(Entry& entry);
   void LookAtDirect(Nanos now);
   bool HasPaidForMapped() const;
   Nanos PumpIdle(Nanos now);
   // False: there is no room.
-  bool StartBlock(Entry& entry, size_t block, bool urgent);
+  bool StartBlock(Entry& entry, size_t block, bool urgent, JobNumber job);
   bool IsWorn(Large& large, uint64_t offset, uint64_t bytes) const;
   bool NextBlock(Entry& entry);
   bool PumpBegun();
   bool PumpLarge();
-  void HurryLarge(Entry& entry);
+  void HurryLarge(Entry& entry, JobNumber job);
   void EndParts(Entry& entry);
   void EndLarge(Entry& entry);
 
   // Of folders whose files are read in the order of their names.
-  void Observe(std::string_view path, Nanos now);
+  void Observe(std::string_view path, Nanos now, JobNumber job);
   void DoneList(CopyResult& result, Nanos now);
   void ReadOn(Folder& folder, Nanos now);
   bool PumpFolders(Nanos now);
@@ -226,7 +235,9 @@ class Book {
   std::map<std::string, Folder, std::less<>> folders_;
   std::vector<Folder*> reading_;                   // those in which reading goes on
   std::unordered_map<uint64_t, Folder*> listing_;  // by job
+  size_t jobs_ = 1;
   size_t in_flight_ = 0;
+  std::unordered_map<JobNumber, size_t> in_flight_of_;
   size_t unknown_ = 0;    // of those, files whose size is not known yet
   uint64_t average_ = 0;  // size of a copy, roughly
   uint64_t changes_ = 0;

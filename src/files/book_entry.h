@@ -18,6 +18,7 @@ struct Book::Run {
   uint64_t end = 0;
   size_t ahead = 0;  // blocks before this one are copied before they are asked for
   Nanos at = 0;
+  JobNumber job = 0;  // that was the last to read
 };
 
 // A file that is copied in blocks.
@@ -29,6 +30,7 @@ struct Book::Large {
     size_t end;
   };
   uint64_t size = 0;
+  JobNumber job = 0;  // that opened it
   Place place = Place::kNone;
   uint64_t reserved = 0;
   std::shared_ptr<SourceFile> source;
@@ -107,6 +109,7 @@ struct Book::Folder {
   size_t end = 0;                  // what is before this has been seen to
   size_t window = 0;
   size_t trigger = 0;  // once this one was opened, it goes on
+  JobNumber job = 0;   // that was the last to ask
   Nanos until = 0;     // this is looked for
 };
 
@@ -118,6 +121,7 @@ struct Book::Stream {
   uint64_t cursor = 0;             // what is before this has been seen to
   std::map<uint64_t, Want> wants;  // by position
   bool stalled = false;
+  JobNumber job = 0;
 
   uint64_t end() const { return first + order.size(); }
   bool done() const { return cursor >= end(); }

@@ -17,7 +17,7 @@ constexpr Nanos kPatience = 2 * kSecond;
 
 }  // namespace
 
-void Book::Observe(std::string_view path, Nanos now) {
+void Book::Observe(std::string_view path, Nanos now, JobNumber by) {
   const size_t slash = path.rfind('/');
   if (slash == 0 || slash == std::string_view::npos) return;
   const std::string_view name = path.substr(slash + 1);
@@ -28,6 +28,7 @@ void Book::Observe(std::string_view path, Nanos now) {
     found->second.path = found->first;
   }
   Folder& folder = found->second;
+  folder.job = by;
   if (!folder.listed) {
     folder.rising = name > folder.last ? folder.rising + 1 : 0;
     folder.last = name;
@@ -35,6 +36,7 @@ void Book::Observe(std::string_view path, Nanos now) {
     folder.listing = true;
     CopyJob job;
     job.kind = CopyJob::Kind::kList;
+    job.job = by;
     job.path = folder.path;
     job.owner = next_owner_++;
     listing_.emplace(job.owner, &folder);
@@ -72,7 +74,7 @@ void Book::ReadOn(Folder& folder, Nanos now) {
   const size_t window = std::clamp<size_t>(fit, 1, folder.window);
   const size_t end = std::min(folder.at + window + 1, folder.names.size());
   folder.end = std::max(folder.end, folder.at + 1);
-  while (folder.end < end && in_flight_ < options_.in_flight && !full_) {
+  while (folder.end < end && in_flight_ < options_.in_flight && MayStart(folder.job) && !full_) {
     Entry* const entry = Know(StrCat(folder.path, "/", folder.names[folder.end]));
     ++folder.end;
     if (entry == nullptr || entry->changed || entry->refused || entry->copying ||
@@ -80,7 +82,7 @@ void Book::ReadOn(Folder& folder, Nanos now) {
         now < entry->retry_at) {
       continue;
     }
-    StartCopy(*entry, false);
+    StartCopy(*entry, false, folder.job);
   }
   folder.trigger = folder.at + std::max<size_t>(1, window / 2);
   folder.until = now + kPatience;

@@ -27,6 +27,7 @@ void Book::FoundLarge(Entry& entry, CopyResult& result) {
   Rare& rare = *entry.rare;
   auto large = std::make_unique<Large>();
   large->size = static_cast<uint64_t>(result.job.source->stat.st_size);
+  large->job = result.job.job;
   large->place = result.job.place;
   large->reserved = result.job.reserved;
   large->source = std::move(result.job.source);
@@ -52,14 +53,14 @@ void Book::FoundLarge(Entry& entry, CopyResult& result) {
   if (rare.large->size > options_.partial) {
     AnswerAll(entry, Answer::kPartial, rare.large->size);
   } else if (!rare.waiters.empty()) {
-    HurryLarge(entry);
+    HurryLarge(entry, rare.large->job);
   }
 }
 
 // Somebody waits for all of it.
-void Book::HurryLarge(Entry& entry) {
+void Book::HurryLarge(Entry& entry, JobNumber job) {
   for (size_t block = 0; block < entry.large()->blocks.size(); ++block) {
-    if (entry.large()->blocks[block] == Large::kAbsent) (void)StartBlock(entry, block, true);
+    if (entry.large()->blocks[block] == Large::kAbsent) (void)StartBlock(entry, block, true, job);
   }
 }
 
@@ -91,7 +92,7 @@ void Book::EndLarge(Entry& entry) {
   for (const uint64_t waiter : large->awaiting) actions_.Answer(waiter, Answer::kSource, 0);
 }
 
-bool Book::StartBlock(Entry& entry, size_t block, bool urgent) {
+bool Book::StartBlock(Entry& entry, size_t block, bool urgent, JobNumber for_job) {
   Large& large = *entry.large();
   if (large.grows) {
     large.full = large.full || room_.Reserve(options_.block, false) == Place::kNone;
@@ -102,6 +103,7 @@ bool Book::StartBlock(Entry& entry, size_t block, bool urgent) {
   CopyJob job;
   job.kind = CopyJob::Kind::kBlock;
   job.urgent = urgent;
+  job.job = for_job;
   job.owner = entry.rare->owner;
   job.path = *entry.path;
   job.key = entry.key;
@@ -154,8 +156,9 @@ Book::Run& Book::RunOf(Large& large, uint64_t offset, uint64_t bytes, Nanos now)
 
 // Whether this read is one of a sequential reader, which is then read ahead of: the farther, the
 // longer it has gone on.
-bool Book::Follow(Large& large, uint64_t offset, uint64_t bytes, Nanos now) const {
+bool Book::Follow(Large& large, uint64_t offset, uint64_t bytes, Nanos now, JobNumber job) const {
   Run& run = RunOf(large, offset, bytes, now);
+  run.job = job;
   if (!IsSequential(run)) return false;
   const uint64_t end = (offset + bytes - 1) / options_.block + 1;
   run.end = std::max(run.end, std::min(end * options_.block, large.size));
@@ -189,12 +192,13 @@ bool Book::CopiesAll(const Entry& entry) const {
 
 bool Book::NextBlock(Entry& entry) {
   Large& large = *entry.large();
+  if (!MayStart(large.job)) return false;
   const size_t count = large.blocks.size();
   for (size_t n = 0; n < count; ++n) {
     const size_t block = (large.cursor + n) % count;
     if (large.blocks[block] != Large::kAbsent) continue;
     large.cursor = block + 1;
-    return StartBlock(entry, block, false);
+    return StartBlock(entry, block, false, large.job);
   }
   return false;
 }
@@ -203,9 +207,10 @@ bool Book::NextBlock(Entry& entry) {
 bool Book::NextAhead(Entry& entry) {
   Large& large = *entry.large();
   for (const Run& run : large.runs) {
+    if (!MayStart(run.job)) continue;
     const size_t end = std::min(run.ahead, large.blocks.size());
     for (size_t block = run.end / options_.block; block < end; ++block) {
-      if (large.blocks[block] == Large::kAbsent) return StartBlock(entry, block, false);
+      if (large.blocks[block] == Large::kAbsent) return StartBlock(entry, block, false, run.job);
     }
   }
   return false;
@@ -277,7 +282,7 @@ void Book::Direct(std::string_view path, int64_t process, int64_t fd, uint64_t w
   }
   if (!large->grows && large->left <= kMostAwaited && large->left * 2 <= large->blocks.size()) {
     large->awaiting.push_back(waiter);
-    return HurryLarge(*entry);
+    return HurryLarge(*entry, large->job);
   }
   last_read_ = now;
   large->mapped = large->mapped || fd < 0;
@@ -289,8 +294,8 @@ void Book::Direct(std::string_view path, int64_t process, int64_t fd, uint64_t w
   actions_.Answer(waiter, Answer::kSource, 0);
 }
 
-void Book::Range(std::string_view path, uint64_t offset, uint64_t bytes, uint64_t waiter,
-                 Nanos now) {
+void Book::Range(std::string_view path, uint64_t offset, uint64_t bytes, uint64_t waiter, Nanos now,
+                 JobNumber job) {
   Entry* const entry = Find(path);
   if (entry == nullptr) return actions_.Answer(waiter, Answer::kSource, 0);
   Large* const large = entry->large();
@@ -305,7 +310,7 @@ void Book::Range(std::string_view path, uint64_t offset, uint64_t bytes, uint64_
   const auto from = large->blocks.begin() + static_cast<ptrdiff_t>(first);
   const auto to = large->blocks.begin() + static_cast<ptrdiff_t>(end);
   const bool there = std::all_of(from, to, [](uint8_t state) { return state == Large::kThere; });
-  const bool sequential = Follow(*large, offset, bytes, now);
+  const bool sequential = Follow(*large, offset, bytes, now, job);
   if (!there) last_read_ = now;
   if (there) return actions_.Answer(waiter, Answer::kReady, 0);
   const bool absent = std::find(from, to, Large::kAbsent) != to;
@@ -319,7 +324,8 @@ void Book::Range(std::string_view path, uint64_t offset, uint64_t bytes, uint64_
     return leave();
   }
   for (size_t block = first; block < end; ++block) {
-    if (large->blocks[block] == Large::kAbsent && !StartBlock(*entry, block, true)) return leave();
+    if (large->blocks[block] == Large::kAbsent && !StartBlock(*entry, block, true, job))
+      return leave();
   }
   if (end < large->blocks.size()) large->cursor = end;  // a reader goes on from there
   large->readers.push_back({waiter, first, end});
@@ -367,6 +373,7 @@ void Book::DoneBlock(Entry& entry, CopyResult& result, Nanos now) {
   CopyJob job;
   job.kind = CopyJob::Kind::kFinish;
   job.urgent = true;
+  job.job = large.job;
   job.owner = entry.rare->owner;
   job.path = *entry.path;
   job.key = entry.key;

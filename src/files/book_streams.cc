@@ -14,8 +14,10 @@ constexpr uint64_t kLastPosition = uint64_t{1} << 62;
 
 }  // namespace
 
-bool Book::Names(uint64_t stream_id, uint64_t first, std::span<const std::string_view> paths) {
+bool Book::Names(uint64_t stream_id, uint64_t first, std::span<const std::string_view> paths,
+                 JobNumber job) {
   Stream& stream = streams_[stream_id];
+  stream.job = job;
   if (first != stream.names.size() || paths.size() > options_.most_names - first) return false;
   for (const std::string_view path : paths) {
     Entry* const entry = Know(path);
@@ -189,7 +191,7 @@ bool Book::PumpStream(Stream& stream, Nanos now) {
   }
   if (!skip && entry->place == Place::kNone && !entry->copying) {
     if (!HasRoom(*entry)) return false;
-    StartCopy(*entry, false);
+    StartCopy(*entry, false, stream.job);
   }
   if (!skip) AddWant(stream, *entry);
   ++stream.cursor;

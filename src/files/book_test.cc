@@ -637,5 +637,51 @@ TEST_F(BookTest, RandomReadersNeverReadMoreThanTheyMust) {
   }
 }
 
+TEST_F(BookTest, AFileIsReadForTheJobThatAskedFirst) {
+  book_->Get(Path(0), ++waiter_, now_, 2);
+  book_->Get(Path(0), ++waiter_, now_, 3);
+  book_->Get(Path(1), ++waiter_, now_, 3);
+  ASSERT_EQ(jobs_.size(), 2u);
+  EXPECT_EQ(jobs_[0].job, 2);
+  EXPECT_EQ(jobs_[1].job, 3);
+  FinishAll();
+  EXPECT_EQ(answers_[1], Answer::kReady);
+  EXPECT_EQ(answers_[2], Answer::kReady);
+}
+
+TEST_F(BookTest, BlocksAreReadForWhoReadsThem) {
+  OpenLarge(64 << 20);
+  book_->Range(Path(0), 0, 1 << 20, ++waiter_, now_, 2);
+  ASSERT_EQ(jobs_.size(), 1u);
+  EXPECT_EQ(jobs_[0].job, 2);
+  book_->Range(Path(0), 1 << 20, 3 << 20, ++waiter_, now_, 2);
+  book_->Pump(now_);
+  ASSERT_GT(jobs_.size(), 4u) << "nothing is read ahead";
+  for (const CopyJob& job : jobs_) EXPECT_EQ(job.job, 2);
+}
+
+TEST_F(BookTest, JobsHaveEqualPartsOfWhatIsReadAhead) {
+  BookOptions options;
+  options.in_flight = 8;
+  Make(1000 * 4096, 0, options);
+  book_->SetInFlight(8, 2);
+  std::vector<uint32_t> order;
+  std::vector<std::string> paths;
+  for (uint32_t i = 0; i < 20; ++i) order.push_back(i);
+  for (size_t i = 0; i < 40; ++i) paths.push_back(Path(i));
+  const std::vector<std::string_view> views(paths.begin(), paths.end());
+  ASSERT_TRUE(book_->Names(1, 0, std::span(views).first(20), 1));
+  ASSERT_TRUE(book_->Order(1, 0, order));
+  book_->Pump(now_);
+  EXPECT_EQ(jobs_.size(), 4u);  // none ends: its job waits for its share of the source
+  ASSERT_TRUE(book_->Names(2, 0, std::span(views).last(20), 2));
+  ASSERT_TRUE(book_->Order(2, 0, order));
+  book_->Pump(now_);
+  EXPECT_EQ(std::count_if(jobs_.begin(), jobs_.end(), [](const CopyJob& j) { return j.job == 2; }),
+            4);
+  FinishAll();
+  for (const std::string& path : paths) EXPECT_TRUE(There(path));
+}
+
 }  // namespace
 }  // namespace forebay::files

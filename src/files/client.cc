@@ -50,6 +50,17 @@ uint64_t SeenOf(const FileKey& key, uint64_t parts, uint64_t block) {
   return ((key.low ^ (parts * kOdd)) + (block + 1) * 0xC2B2AE3D27D4EB4F) | 1;
 }
 
+// 0 where it is no number of a job.
+JobNumber ParseJob(const char* text) {
+  uint32_t number = 0;
+  for (; text != nullptr && *text != 0; ++text) {
+    if (*text < '0' || *text > '9') return 0;
+    number = number * 10 + static_cast<uint32_t>(*text - '0');
+    if (number > UINT16_MAX) return 0;
+  }
+  return static_cast<JobNumber>(number);
+}
+
 // A connected socket, or a negative errno.
 int Connect(const char* path, int64_t patience_ms) {
   const auto fd = static_cast<int>(RawCall(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
@@ -82,7 +93,7 @@ bool WaitForAnswer(int fd, int64_t end) {
 
 }  // namespace
 
-bool Client::Start(const char* cache, const char* socket, const char* sources) {
+bool Client::Start(const char* cache, const char* socket, const char* sources, const char* job) {
   if (mapping_ != nullptr || cache == nullptr || socket == nullptr || sources == nullptr) {
     return false;
   }
@@ -93,6 +104,7 @@ bool Client::Start(const char* cache, const char* socket, const char* sources) {
     return false;
   }
   std::memcpy(socket_, socket, socket_length + 1);
+  job_ = ParseJob(job);
   size_t used = 0;
   source_count_ = 0;
   for (const char* at = sources; *at != 0;) {
@@ -355,6 +367,7 @@ Answer Client::Ask(Kind kind, std::string_view path, uint64_t* a, uint64_t* b) c
   Header header{};
   header.kind = kind;
   header.count = 1;
+  header.job = job_;
   header.bytes = static_cast<uint32_t>(sizeof(uint16_t) + path.size());
   header.a = *a;
   header.b = *b;

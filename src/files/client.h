@@ -2,9 +2,9 @@
 // the preloaded library, the mount, the C interface and Python.
 //
 // Safe for concurrent use by threads, across fork and in signal handlers: it holds a mapping of the
-// table and three strings, all constant after Start(), and neither locks nor allocates. It calls
-// the system directly, never through libc, and leaves errno alone. On any trouble the source itself
-// is opened.
+// table, three strings and a number, all constant after Start(), and neither locks nor allocates.
+// It calls the system directly, never through libc, and leaves errno alone. On any trouble the
+// source itself is opened.
 #pragma once
 
 #include <fcntl.h>
@@ -26,9 +26,9 @@ class Client {
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
 
-  // From the three variables; false when one is missing or wrong, and the client stays off. No
-  // descriptor is held open. A cache whose table is gone leaves it off. Called once.
-  bool Start(const char* cache, const char* socket, const char* sources);
+  // From the variables; false when one of the first three is missing or wrong, and the client stays
+  // off. No descriptor is held open. A cache whose table is gone leaves it off. Called once.
+  bool Start(const char* cache, const char* socket, const char* sources, const char* job = nullptr);
   // Gives the mapping back. A client that lives as long as its process needs no Stop().
   void Stop();
   bool on() const { return table_.valid() && !table_.closed(); }
@@ -58,6 +58,7 @@ class Client {
   // Data folders in their normal form, each ended by a 0, the last by two.
   const char* sources() const { return sources_; }
   size_t source_count() const { return source_count_; }
+  JobNumber job() const { return job_; }
   size_t source_length(size_t number) const { return source_lengths_[number]; }
   size_t longest_source() const { return longest_source_; }
 
@@ -120,6 +121,7 @@ class Client {
   size_t cache_length_ = 0;
   char cache_[1024] = {};  // goes on with "/copies/"
   char socket_[108] = {};
+  JobNumber job_ = 0;
   static constexpr size_t kMostSources = 64;
   size_t source_count_ = 0;
   uint32_t source_lengths_[kMostSources] = {};

@@ -156,7 +156,7 @@ bool IsYoung(const struct stat& st, Nanos young) {
 }  // namespace
 
 Copier::Copier(const CopierOptions& options, Room& room)
-    : options_(options), room_(room), most_(options.threads) {}
+    : options_(options), room_(room), most_(options.threads), most_of_job_(options.threads) {}
 
 Copier::~Copier() {
   std::vector<std::jthread> threads;
@@ -187,10 +187,25 @@ void Copier::Submit(CopyJob job) {
   changed_.notify_one();
 }
 
-void Copier::SetThreads(size_t threads) {
+void Copier::SetThreads(size_t threads, size_t jobs) {
   const MutexLock lock(mutex_);
   most_ = threads;
+  most_of_job_ = std::max<size_t>(1, threads / std::max<size_t>(1, jobs));
   changed_.notify_all();
+}
+
+// The first of those whose job has threads left.
+bool Copier::Next(std::deque<CopyJob>** queue, size_t* place) {
+  if (busy_ >= most_) return false;
+  for (std::deque<CopyJob>* from : {&urgent_, &rest_}) {
+    for (size_t i = 0; i < from->size(); ++i) {
+      if (busy_of_[(*from)[i].job] >= most_of_job_) continue;
+      *queue = from;
+      *place = i;
+      return true;
+    }
+  }
+  return false;
 }
 
 void Copier::Work(const std::stop_token& stop) {
@@ -199,20 +214,23 @@ void Copier::Work(const std::stop_token& stop) {
     {
       MutexLock lock(mutex_);
       ++idle_;
-      changed_.wait(lock.native(), stop, [this]() NO_THREAD_SAFETY_ANALYSIS {
-        return busy_ < most_ && (!urgent_.empty() || !rest_.empty());
-      });
+      std::deque<CopyJob>* from = nullptr;
+      size_t place = 0;
+      changed_.wait(lock.native(), stop,
+                    [&]() NO_THREAD_SAFETY_ANALYSIS { return Next(&from, &place); });
       --idle_;
       if (stop.stop_requested()) return;
+      result.job = std::move((*from)[place]);
+      from->erase(from->begin() + static_cast<ptrdiff_t>(place));
       ++busy_;
-      std::deque<CopyJob>& from = urgent_.empty() ? rest_ : urgent_;
-      result.job = std::move(from.front());
-      from.pop_front();
+      ++busy_of_[result.job.job];
     }
+    const JobNumber job = result.job.job;
     Do(result);
     options_.done(std::move(result));
     const MutexLock lock(mutex_);
     --busy_;
+    if (--busy_of_[job] == 0) busy_of_.erase(job);
   }
 }
 
@@ -378,7 +396,7 @@ bool Copier::Read(CopyResult& result, const FileSupply::Extent& extent, FileLoan
   const CopyJob& job = result.job;
   if (extent.bytes == 0) return true;
   Result<FileLoan> loan =
-      options_.supply->Read(job.path, job.source, extent, job.urgent, stop_.get_token());
+      options_.supply->Read(job.path, job.source, extent, {job.job, job.urgent}, stop_.get_token());
   if (!loan) {
     SupplyFailed(result, loan.error());
     return false;

@@ -48,14 +48,16 @@ class Copier {
   ~Copier();
 
   void Submit(CopyJob job);
-  // The most that work at once; those under way go on.
-  void SetThreads(size_t threads);
+  // The most that work at once, and for how many jobs: one that waits for its share of the source
+  // leaves the others their part of the threads. Those under way go on.
+  void SetThreads(size_t threads, size_t jobs);
 
   // NAME and what is put after it.
   static std::string NameIn(const FileKey& key, const char* suffix = "");
 
  private:
   void Work(const std::stop_token& stop);
+  bool Next(std::deque<CopyJob>** queue, size_t* place) REQUIRES(mutex_);
   void Do(CopyResult& result);
   void Copy(CopyResult& result);
   void Block(CopyResult& result);
@@ -87,6 +89,8 @@ class Copier {
   size_t idle_ GUARDED_BY(mutex_) = 0;
   size_t busy_ GUARDED_BY(mutex_) = 0;
   size_t most_ GUARDED_BY(mutex_);
+  size_t most_of_job_ GUARDED_BY(mutex_);
+  std::map<JobNumber, size_t> busy_of_ GUARDED_BY(mutex_);
   std::vector<std::jthread> threads_ GUARDED_BY(mutex_);
   std::stop_source stop_;
   DiskTurns disk_;

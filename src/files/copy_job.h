@@ -12,6 +12,7 @@
 #include "base/owned.h"
 #include "base/thread_annotations.h"
 #include "files/key.h"
+#include "files/message.h"
 #include "metrics/stall.h"
 
 namespace forebay::files {
@@ -51,6 +52,7 @@ struct CopyJob {
   Place place = Place::kNone;  // reserved already, `reserved` bytes
   uint64_t reserved = 0;
   uint64_t owner = 0;  // the book's
+  JobNumber job = 0;   // for which it is read
   std::string path;
   FileKey key;
   std::shared_ptr<Ticket> ticket;      // shared with the book

@@ -38,14 +38,82 @@ class OpenedFile {
 
 }  // namespace
 
+// A job's stream over a data folder, which stays open for as long as it is read from.
+class EngineSupply::JobStream {
+ public:
+  JobStream(EngineSupply& supply, JobNumber job, uint32_t root)
+      : supply_(supply), job_(supply.BeginRead(job)), stream_(supply.StreamOf(job_, root)) {}
+  ~JobStream() { supply_.EndRead(job_); }
+  JobStream(const JobStream&) = delete;
+  JobStream& operator=(const JobStream&) = delete;
+  const Result<StreamId>& get() const { return stream_; }
+
+ private:
+  EngineSupply& supply_;
+  Job& job_;
+  const Result<StreamId> stream_;
+};
+
 EngineSupply::EngineSupply(Engine& engine, std::string job, bool alone)
-    : engine_(engine), job_(std::move(job)), alone_(alone), store_(engine.cache_store()) {
+    : engine_(engine), alone_(alone), store_(engine.cache_store()) {
+  const MutexLock lock(mutex_);
+  jobs_[0].name = std::move(job);
   if (store_ != nullptr) parts_.emplace(*store_);
 }
 
 EngineSupply::~EngineSupply() {
   const MutexLock lock(mutex_);
-  for (const Root& root : roots_) (void)engine_.CloseStream(root.stream);
+  for (auto& [number, job] : jobs_) CloseStreams(job);
+}
+
+void EngineSupply::CloseStreams(Job& job) {
+  for (const auto& [root, stream] : job.streams) (void)engine_.CloseStream(stream);
+  job.streams.clear();
+}
+
+EngineSupply::Job& EngineSupply::JobOf(JobNumber number) {
+  const auto found = jobs_.find(number);
+  return found == jobs_.end() ? jobs_[0] : found->second;
+}
+
+void EngineSupply::OpenJob(JobNumber number, const std::string& name) {
+  const MutexLock lock(mutex_);
+  Job& job = jobs_[number];
+  if (number != 0) job.name = name;
+  job.open = true;
+}
+
+void EngineSupply::CloseJob(JobNumber number) {
+  const MutexLock lock(mutex_);
+  Job& job = JobOf(number);
+  job.open = false;
+  if (job.reads == 0) CloseStreams(job);
+}
+
+EngineSupply::Job& EngineSupply::BeginRead(JobNumber number) {
+  const MutexLock lock(mutex_);
+  Job& job = JobOf(number);
+  ++job.reads;
+  return job;
+}
+
+Result<StreamId> EngineSupply::StreamOf(Job& job, uint32_t root) {
+  const MutexLock lock(mutex_);
+  if (const auto found = job.streams.find(root); found != job.streams.end()) return found->second;
+  StreamOptions options;
+  options.shape.dataset = roots_[root].dataset;
+  options.shape.itemised = true;
+  options.shape.job = job.name;
+  options.declared = true;
+  options.ahead_of_consumer = true;  // whose waits count is told here
+  const Result<StreamId> stream = engine_.OpenStream(options);
+  if (stream) job.streams.emplace(root, *stream);
+  return stream;
+}
+
+void EngineSupply::EndRead(Job& job) {
+  const MutexLock lock(mutex_);
+  if (--job.reads == 0 && !job.open) CloseStreams(job);
 }
 
 Status EngineSupply::AddSource(const std::string& folder, const std::string& name) {
@@ -64,15 +132,7 @@ Status EngineSupply::AddSource(const std::string& folder, const std::string& nam
   Result<DatasetId> dataset = engine_.AddGrowing(catalog);
   if (!dataset) return dataset.error();
   FOREBAY_RETURN_IF_ERROR(engine_.SetPassing(*dataset));
-  StreamOptions options;
-  options.shape.dataset = *dataset;
-  options.shape.itemised = true;
-  options.shape.job = job_;
-  options.declared = true;
-  options.ahead_of_consumer = true;  // whose waits count is told here
-  const Result<StreamId> stream = engine_.OpenStream(options);
-  if (!stream) return stream.error();
-  roots_.push_back({folder, static_cast<uint32_t>(roots_.size()), *dataset, *stream, catalog});
+  roots_.push_back({folder, static_cast<uint32_t>(roots_.size()), *dataset, catalog});
   return Status();
 }
 
@@ -131,7 +191,7 @@ Result<EngineSupply::Found> EngineSupply::Find(const std::string& path, const So
     return Status(Code::kChanged, StrCat(path, " has no block ", number));
   }
   const Root& root = roots_[known.root];
-  return Found{root.catalog, root.stream, known.samples.first + number};
+  return Found{root.catalog, root.number, known.samples.first + number};
 }
 
 EngineSupply::Known& EngineSupply::Know(const std::string& path, const SourceFile& file,
@@ -146,22 +206,24 @@ EngineSupply::Known& EngineSupply::Know(const std::string& path, const SourceFil
 
 Result<FileLoan> EngineSupply::Read(const std::string& path,
                                     const std::shared_ptr<const SourceFile>& file,
-                                    const Extent& extent, bool urgent,
+                                    const Extent& extent, const Purpose& purpose,
                                     const std::stop_token& stop) {
-  if (std::optional<FileLoan> held = ReadParts(path, *file, extent, urgent))
+  if (std::optional<FileLoan> held = ReadParts(path, *file, extent, purpose.urgent))
     return *std::move(held);
   const Result<Found> found = Find(path, *file, extent);
   if (!found) return found.error();
+  const JobStream of_job(*this, purpose.job, found->root);
+  const Result<StreamId>& stream = of_job.get();
+  if (!stream) return stream.error();
   const OpenedFile opened(found->catalog, found->sample, file, alone_);
   LeaseId lease = kNoLease;
   BatchLoan loan;
   Nanos since = SteadyClock().Now();
   StallCause cause = StallCause::kSource;
   for (Nanos slice = 0;; slice = kSlice) {
-    if (lease != kNoLease) cause = engine_.WaitCause(found->stream, lease);
-    const Result<TakeKind> taken =
-        engine_.Fetch(found->stream, found->sample, slice, &lease, &loan);
-    if (urgent) {
+    if (lease != kNoLease) cause = engine_.WaitCause(*stream, lease);
+    const Result<TakeKind> taken = engine_.Fetch(*stream, found->sample, slice, &lease, &loan);
+    if (purpose.urgent) {
       const Nanos now = SteadyClock().Now();
       engine_.CountStall(cause, now - since);
       since = now;

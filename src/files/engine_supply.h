@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,15 +24,17 @@ namespace forebay::files {
 
 class EngineSupply final : public FileSupply {
  public:
-  // `engine` outlives the supply. `job`: whose limits hold for what it reads. `alone`: no other
-  // node has a part of the files.
+  // `engine` outlives the supply. `job`: the name of who has none. `alone`: no other node has a
+  // part of the files.
   EngineSupply(Engine& engine, std::string job, bool alone = true);
   ~EngineSupply() override;
 
   Status AddSource(const std::string& folder, const std::string& name) override EXCLUDES(mutex_);
   Result<FileLoan> Read(const std::string& path, const std::shared_ptr<const SourceFile>& file,
-                        const Extent& extent, bool urgent, const std::stop_token& stop) override
-      EXCLUDES(mutex_);
+                        const Extent& extent, const Purpose& purpose,
+                        const std::stop_token& stop) override EXCLUDES(mutex_);
+  void OpenJob(JobNumber job, const std::string& name) override EXCLUDES(mutex_);
+  void CloseJob(JobNumber job) override EXCLUDES(mutex_);
   bool opens_files() const override { return alone_; }
   Status LinkCopy(const std::string& path, const SourceFile& file, int folder,
                   const char* name) override EXCLUDES(mutex_);
@@ -47,7 +50,6 @@ class EngineSupply final : public FileSupply {
     std::string folder;
     uint32_t number = 0;
     DatasetId dataset = 0;
-    StreamId stream = 0;
     std::shared_ptr<const Catalog> catalog;  // the engine's
   };
   // A file as it was when it was appended.
@@ -64,13 +66,27 @@ class EngineSupply final : public FileSupply {
   };
   struct Found {
     std::shared_ptr<const Catalog> catalog;
-    StreamId stream = 0;
+    uint32_t root = 0;
     SampleId sample = 0;
   };
+  // It has a share of the source as long as it has streams: from its first read on.
+  struct Job {
+    std::string name;
+    bool open = false;
+    size_t reads = 0;                      // under way
+    std::map<uint32_t, StreamId> streams;  // by root
+  };
+  class JobStream;
 
   void Release(uint64_t lease) override;
   // The innermost data folder; null: it lies in none.
   const Root* RootOf(std::string_view path) const REQUIRES(mutex_);
+  // One that was never opened is that of 0.
+  Job& JobOf(JobNumber number) REQUIRES(mutex_);
+  Job& BeginRead(JobNumber number) EXCLUDES(mutex_);
+  Result<StreamId> StreamOf(Job& job, uint32_t root) EXCLUDES(mutex_);
+  void EndRead(Job& job) EXCLUDES(mutex_);
+  void CloseStreams(Job& job) REQUIRES(mutex_);
   Result<Found> Find(const std::string& path, const SourceFile& file, const Extent& extent)
       EXCLUDES(mutex_);
   Known& Know(const std::string& path, const SourceFile& file, const Root& root) REQUIRES(mutex_);
@@ -84,13 +100,13 @@ class EngineSupply final : public FileSupply {
   Result<TierKey> CopyOf(const std::string& path, const SourceFile& file) const EXCLUDES(mutex_);
 
   Engine& engine_;
-  const std::string job_;
   const bool alone_;
   const std::shared_ptr<FolderStore> store_;  // null: there is none; shared with the engine's tiers
   std::optional<ShardParts> parts_;           // where there is a store
 
   mutable Mutex mutex_;
   std::deque<Root> roots_ GUARDED_BY(mutex_);
+  std::map<JobNumber, Job> jobs_ GUARDED_BY(mutex_);
   std::unordered_map<FileKey, Known, KeyHash> known_ GUARDED_BY(mutex_);
 };
 

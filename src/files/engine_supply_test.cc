@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <stop_token>
 #include <string>
@@ -59,10 +60,17 @@ class EngineSupplyTest : public ::testing::Test {
     EXPECT_EQ(fstat(file->fd.get(), &file->stat), 0);
     return file;
   }
-  Result<FileLoan> Read(const std::string& path, const std::shared_ptr<const SourceFile>& file) {
+  Result<FileLoan> Read(const std::string& path, const std::shared_ptr<const SourceFile>& file,
+                        JobNumber job = 0) {
     const auto bytes = static_cast<uint64_t>(file->stat.st_size);
-    return supply_->Read(path, file, {.offset = 0, .bytes = bytes, .block = 0}, true,
-                         std::stop_token());
+    return supply_->Read(path, file, {.offset = 0, .bytes = bytes, .block = 0},
+                         {.job = job, .urgent = true}, std::stop_token());
+  }
+  // What was read for those that have a share of the source.
+  std::map<std::string, uint64_t> Jobs() const {
+    std::map<std::string, uint64_t> out;
+    for (const JobStats& job : engine_->TakeJobStats()) out[job.name] = job.bytes;
+    return out;
   }
   // A copy as the service makes one, which the store has, too.
   void Keep(const std::string& path, const SourceFile& file) {
@@ -148,6 +156,28 @@ TEST_F(EngineSupplyTest, ACopyWithoutANameIsNotWaitedFor) {
   ASSERT_GE(store().used_bytes(), before + kLarge);
   EXPECT_TRUE(supply_->TakeUnlinks().empty());
   EXPECT_LT(store().used_bytes(), before + kLarge / 2);
+}
+
+TEST_F(EngineSupplyTest, EachJobReadsByItsName) {
+  const auto read = [&](const std::string& name, uint64_t bytes, JobNumber job) {
+    const std::string path = Write(name, bytes);
+    EXPECT_TRUE(Read(path, Look(path), job));
+  };
+  supply_->OpenJob(1, "a");
+  supply_->OpenJob(2, "b");
+  EXPECT_TRUE(Jobs().empty()) << "who reads nothing has no share";
+  read("1", 10'000, 1);
+  read("2", 20'000, 2);
+  read("3", 30'000, 1);
+  using Bytes = std::map<std::string, uint64_t>;
+  EXPECT_EQ(Jobs(), (Bytes{{"a", 40'000}, {"b", 20'000}}));
+  supply_->CloseJob(1);
+  EXPECT_EQ(Jobs(), (Bytes{{"b", 20'000}}));
+  read("4", 1000, 1);  // by a program that its run has left behind
+  EXPECT_EQ(Jobs(), (Bytes{{"b", 20'000}}));
+  supply_->OpenJob(0, "");
+  read("5", 2000, 7);  // nobody's
+  EXPECT_EQ(Jobs(), (Bytes{{"b", 20'000}, {"test", 2000}}));
 }
 
 }  // namespace

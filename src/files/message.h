@@ -38,16 +38,23 @@ enum class Kind : uint16_t {
   // instead;
   // kSource: it is not, and nothing of it is copied ahead as long as the process reads.
   kDirect = 10,
+  // Of a session: the name of the job that it is from now on, where others have a path. `a` of the
+  // answer is its number, see Header::job.
+  kJob = 11,
 };
 
 enum class Answer : uint16_t { kNone = 0, kReady = 1, kSource = 2, kPartial = 3, kBad = 4 };
+
+// 0: the daemon's own job, of all who name none.
+using JobNumber = uint16_t;
 
 struct Header {
   static constexpr uint32_t kMagic = 0x31594246;  // "FBY1"
   uint32_t magic = kMagic;
   Kind kind = Kind::kHello;
   Answer answer = Answer::kNone;  // of a reply
-  uint32_t count = 0;             // of what follows: paths, each a uint16_t length and its bytes
+  uint16_t count = 0;             // of what follows: paths, each a uint16_t length and its bytes
+  JobNumber job = 0;              // for which files are read: kHello, kGet, kRange, kNames
   uint32_t bytes = 0;             // of all that follows
   uint64_t a = 0;
   uint64_t b = 0;
@@ -58,7 +65,7 @@ struct Header {
     io(m.magic);
     io.Enum(m.kind, Kind{UINT16_MAX});
     io.Enum(m.answer, Answer{UINT16_MAX});
-    io(m.count, m.bytes, m.a, m.b);
+    io(m.count, m.job, m.bytes, m.a, m.b);
   }
 };
 static_assert(sizeof(Header) == 32);
@@ -71,6 +78,7 @@ constexpr const char* kCacheVariable = "FOREBAY_FILES_CACHE";    // an absolute 
 constexpr const char* kSocketVariable = "FOREBAY_FILES_SOCKET";  // an absolute path
 // Normal paths with : between; a folder that is reached through a link is there by both its names.
 constexpr const char* kSourcesVariable = "FOREBAY_FILES_SOURCES";
+constexpr const char* kJobVariable = "FOREBAY_FILES_JOB";  // a JobNumber; none: 0
 // Of the mount namespace whose paths they are, as /proc/self/ns/mnt says; another one may show
 // other files by the same names.
 constexpr const char* kNamespaceVariable = "FOREBAY_FILES_NAMESPACE";

@@ -56,10 +56,11 @@ Result<Question> ParseQuestion(std::span<const std::byte> packet) {
 }
 
 std::vector<std::byte> PathsPacket(Kind kind, std::span<const std::string_view> paths, uint64_t a,
-                                   uint64_t b) {
+                                   uint64_t b, JobNumber job) {
   Header header;
   header.kind = kind;
-  header.count = static_cast<uint32_t>(paths.size());
+  header.count = static_cast<uint16_t>(paths.size());
+  header.job = job;
   header.a = a;
   header.b = b;
   for (const std::string_view path : paths) {
@@ -77,7 +78,7 @@ std::vector<std::byte> PathsPacket(Kind kind, std::span<const std::string_view> 
 std::vector<std::byte> OrderPacket(uint64_t position, std::span<const uint32_t> numbers) {
   Header header;
   header.kind = Kind::kOrder;
-  header.count = static_cast<uint32_t>(numbers.size());
+  header.count = static_cast<uint16_t>(numbers.size());
   header.bytes = static_cast<uint32_t>(numbers.size_bytes());
   header.a = position;
   std::vector<std::byte> out = Start(header);

@@ -25,7 +25,7 @@ struct Question {
 Result<Question> ParseQuestion(std::span<const std::byte> packet);
 
 std::vector<std::byte> PathsPacket(Kind kind, std::span<const std::string_view> paths,
-                                   uint64_t a = 0, uint64_t b = 0);
+                                   uint64_t a = 0, uint64_t b = 0, JobNumber job = 0);
 std::vector<std::byte> OrderPacket(uint64_t position, std::span<const uint32_t> numbers);
 std::vector<std::byte> AnswerPacket(Kind kind, Answer answer, uint64_t a = 0,
                                     std::string_view text = {});
@@ -36,5 +36,7 @@ Result<std::string_view> ParseAnswer(std::span<const std::byte> packet, Header* 
 // in a packet at all.
 size_t PathsThatFit(std::span<const std::string_view> paths);
 constexpr size_t kMostNumbers = (kMostPacket - sizeof(Header)) / sizeof(uint32_t);
+// Header::count holds the shortest paths and the most numbers of a packet.
+static_assert((kMostPacket - sizeof(Header)) / (sizeof(uint16_t) + 1) <= UINT16_MAX);
 
 }  // namespace forebay::files

@@ -47,6 +47,8 @@ TEST(Packet, GoldenBytes) {
             "0700000000000000"
             "0000000000000000"
             "6e6f");
+  // Programs that know of no jobs have a count of four bytes.
+  EXPECT_EQ(HexOf(PathsPacket(Kind::kGet, {}, 0, 0, 0x0102)).substr(16, 8), "00000201");
   Header header;
   header.kind = Kind::kAt;
   header.a = 3;
@@ -57,12 +59,13 @@ TEST(Packet, GoldenBytes) {
 
 TEST(Packet, ComesBack) {
   const std::vector<std::string_view> paths = {"/a", "/bc"};
-  const auto packet = PathsPacket(Kind::kRange, paths, 8, 9);
+  const auto packet = PathsPacket(Kind::kRange, paths, 8, 9, 7);
   const Result<Question> question = ParseQuestion(packet);
   ASSERT_TRUE(question) << question.error().ToString();
   EXPECT_EQ(question->header.kind, Kind::kRange);
   EXPECT_EQ(question->header.a, 8u);
   EXPECT_EQ(question->header.b, 9u);
+  EXPECT_EQ(question->header.job, 7);
   EXPECT_EQ(question->paths, paths);
   const std::vector<uint32_t> numbers = {1, 0x01020304};
   const auto order = OrderPacket(5, numbers);

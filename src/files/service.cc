@@ -79,6 +79,12 @@ class ServiceImpl final : public Service, private BookActions {
     bool busy = false;     // its question has no answer yet
     bool watched = false;  // epoll knows it
     bool session = false;
+    JobNumber job = 0;  // of a session
+  };
+  // By its number; stays, for programs that outlive their session.
+  struct Job {
+    std::string name;
+    size_t sessions = 0;
   };
   using Connections = std::unordered_map<uint64_t, Connection>;
 
@@ -88,6 +94,11 @@ class ServiceImpl final : public Service, private BookActions {
   void Accept();
   void Receive(uint64_t id);
   void Handle(uint64_t id, std::span<const std::byte> packet);
+  void HandleHello(Connection& connection, const Question& question);
+  JobNumber JobOf(const Header& header) const { return header.job < jobs_.size() ? header.job : 0; }
+  JobNumber JobNamed(std::string_view name);
+  void Enter(Connection& connection, JobNumber job);
+  void Leave(const Connection& connection);
   bool HandleOrder(uint64_t id, const Question& question);
   void Send(uint64_t id, enum Answer answer, uint64_t a, std::string_view text = {});
   void Watch(uint64_t id, Connection& connection);
@@ -99,6 +110,7 @@ class ServiceImpl final : public Service, private BookActions {
   std::string StatusJson();
   Status SetKnobs(std::span<const std::string_view> settings);
   void ApplyKnobs();
+  void ShareThreads();
 
   // BookActions.
   void Start(CopyJob job) override { copier_->Submit(std::move(job)); }
@@ -141,6 +153,8 @@ class ServiceImpl final : public Service, private BookActions {
   Connections connections_;
   uint64_t next_connection_ = kFirstConnection;
   size_t sessions_ = 0;
+  std::vector<Job> jobs_ = std::vector<Job>(1);
+  size_t open_jobs_ = 0;
   bool had_session_ = false;
   uint64_t knobs_seen_ = 0;
   Nanos last_asked_ = 0;
@@ -336,12 +350,16 @@ void ServiceImpl::FolderGone(uint64_t id) {
 
 void ServiceImpl::ApplyKnobs() {
   registry_.ReadKnobs(&knobs_seen_, [this] {
-    book_.SetInFlight(static_cast<size_t>(reads_in_flight_.value()));
-    copier_->SetThreads(static_cast<size_t>(reads_in_flight_.value()));
+    ShareThreads();
     room_.SetMost(static_cast<uint64_t>(cache_bytes_.value()),
                   static_cast<uint64_t>(ahead_bytes_.value()));
     book_.RoomChanged();
   });
+}
+
+void ServiceImpl::ShareThreads() {
+  book_.SetInFlight(static_cast<size_t>(reads_in_flight_.value()), open_jobs_);
+  copier_->SetThreads(static_cast<size_t>(reads_in_flight_.value()), open_jobs_);
 }
 
 void ServiceImpl::TakeDone() {
@@ -429,17 +447,19 @@ void ServiceImpl::Handle(uint64_t id, std::span<const std::byte> packet) {
   switch (header.kind) {
     case Kind::kHello:
       if (!folder_.InPlace()) return FolderGone(id);
-      if (!connection.session) ++sessions_;
-      if (!connection.session && had_session_) book_.LookAgain();
-      connection.session = had_session_ = true;
-      for (const std::string_view source : question.paths) AddSource(source);
+      HandleHello(connection, question);
       return Send(id, Answer::kReady, 0, folder_.path());
+    case Kind::kJob:
+      if (question.paths.size() != 1 || !connection.session) return Send(id, Answer::kBad, 0);
+      Leave(connection);
+      Enter(connection, JobNamed(question.paths[0]));
+      return Send(id, Answer::kReady, connection.job);
     case Kind::kGet:
       if (question.paths.size() != 1) return Send(id, Answer::kBad, 0);
-      return book_.Get(question.paths[0], id, now);
+      return book_.Get(question.paths[0], id, now, JobOf(header));
     case Kind::kRange:
       if (question.paths.size() != 1) return Send(id, Answer::kBad, 0);
-      return book_.Range(question.paths[0], header.a, header.b, id, now);
+      return book_.Range(question.paths[0], header.a, header.b, id, now, JobOf(header));
     case Kind::kDirect:
       if (question.paths.size() != 1) return Send(id, Answer::kBad, 0);
       return book_.Direct(question.paths[0], connection.pid, static_cast<int64_t>(header.a) - 1, id,
@@ -460,6 +480,40 @@ void ServiceImpl::Handle(uint64_t id, std::span<const std::byte> packet) {
   Send(id, Answer::kBad, 0);
 }
 
+void ServiceImpl::HandleHello(Connection& connection, const Question& question) {
+  if (!connection.session) {
+    ++sessions_;
+    if (had_session_) book_.LookAgain();
+    connection.session = had_session_ = true;
+    Enter(connection, JobOf(question.header));
+  }
+  for (const std::string_view source : question.paths) AddSource(source);
+}
+
+JobNumber ServiceImpl::JobNamed(std::string_view name) {
+  const auto found = std::find_if(jobs_.begin() + 1, jobs_.end(),
+                                  [&](const Job& job) { return job.name == name; });
+  if (found != jobs_.end()) return static_cast<JobNumber>(found - jobs_.begin());
+  if (jobs_.size() > UINT16_MAX) return 0;
+  jobs_.push_back({std::string(name), 0});
+  return static_cast<JobNumber>(jobs_.size() - 1);
+}
+
+void ServiceImpl::Enter(Connection& connection, JobNumber job) {
+  connection.job = job;
+  if (jobs_[job].sessions++ > 0) return;
+  options_.supply->OpenJob(job, jobs_[job].name);
+  ++open_jobs_;
+  ShareThreads();
+}
+
+void ServiceImpl::Leave(const Connection& connection) {
+  if (--jobs_[connection.job].sessions > 0) return;
+  options_.supply->CloseJob(connection.job);
+  --open_jobs_;
+  ShareThreads();
+}
+
 Status ServiceImpl::SetKnobs(std::span<const std::string_view> settings) {
   std::vector<KnobSetting> parsed;
   for (const std::string_view setting : settings) {
@@ -478,7 +532,9 @@ Status ServiceImpl::SetKnobs(std::span<const std::string_view> settings) {
 
 bool ServiceImpl::HandleOrder(uint64_t id, const Question& question) {
   const Header& header = question.header;
-  if (header.kind == Kind::kNames) return book_.Names(id, header.a, question.paths);
+  if (header.kind == Kind::kNames) {
+    return book_.Names(id, header.a, question.paths, JobOf(header));
+  }
   if (header.kind == Kind::kOrder) return book_.Order(id, header.a, question.numbers);
   return book_.At(id, header.a);
 }
@@ -507,6 +563,7 @@ void ServiceImpl::Close(uint64_t id) {
   const auto found = connections_.find(id);
   if (found == connections_.end()) return;
   const bool last = found->second.session && --sessions_ == 0;
+  if (found->second.session) Leave(found->second);
   connections_.erase(found);
   book_.EndStream(id);
   if (last) book_.Rest();

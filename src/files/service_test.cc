@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <string>
 #include <thread>
@@ -619,6 +620,126 @@ TEST_F(FileServiceTest, PacketsThatAreNoneEndTheirConnectionOnly) {
   const Result<std::string> status = session_->StatusJson();
   ASSERT_TRUE(status);
   EXPECT_NE(status->find("\"forebay_files_kept_total\":1"), std::string::npos) << *status;
+}
+
+// A session, and a program of it.
+struct JobRun {
+  std::unique_ptr<Session> session;
+  std::unique_ptr<Client> client = std::make_unique<Client>();
+  std::string Read(const std::string& path) const {
+    Found found = Found::kSource;
+    const OwnedFd fd(client->OpenCopy(path, O_CLOEXEC, &found));
+    return fd.valid() ? "copy" : "source";
+  }
+};
+
+class FileServiceJobs : public FileServiceTest {
+ protected:
+  JobRun Join(const std::string& job) const {
+    JobRun out;
+    auto session = Session::Connect(options_.socket, 10 * kSecond);
+    EXPECT_TRUE(session && (*session)->Hello({}).ok() && (*session)->Join(job).ok());
+    out.session = *std::move(session);
+    EXPECT_TRUE(out.client->Start(options_.cache.c_str(), options_.socket.c_str(),
+                                  options_.sources[0].c_str(),
+                                  std::to_string(out.session->job()).c_str()));
+    return out;
+  }
+  std::map<std::string, uint64_t> Jobs() const {
+    std::map<std::string, uint64_t> out;
+    for (const JobStats& job : engine_->TakeJobStats()) out[job.name] = job.bytes;
+    return out;
+  }
+  std::string WriteZeros(const std::string& name, size_t bytes) const {
+    return Write(name, std::string(bytes, 0));
+  }
+};
+
+using BytesOf = std::map<std::string, uint64_t>;
+
+TEST_F(FileServiceJobs, EachRunIsAJobOfItsOwn) {
+  Start();
+  JobRun a = Join("a");
+  const JobRun b = Join("b");
+  const JobRun again = Join("a");
+  EXPECT_NE(a.session->job(), 0);
+  EXPECT_NE(a.session->job(), b.session->job());
+  EXPECT_EQ(a.session->job(), again.session->job());
+  EXPECT_EQ(a.Read(WriteZeros("1", 10'000)), "copy");
+  EXPECT_EQ(b.Read(WriteZeros("2", 20'000)), "copy");
+  EXPECT_EQ(b.Read(Path("1")), "copy");  // which is there already
+  EXPECT_EQ(again.Read(WriteZeros("3", 30'000)), "copy");
+  EXPECT_EQ(Jobs(), (BytesOf{{"a", 40'000}, {"b", 20'000}}));
+  a.session.reset();
+  EXPECT_EQ(a.Read(WriteZeros("4", 1000)), "copy");
+  EXPECT_EQ(Jobs(), (BytesOf{{"a", 41'000}, {"b", 20'000}}));
+  EXPECT_EQ(Read(WriteZeros("5", 500)), std::string(500, 0));
+  EXPECT_EQ(Jobs(), (BytesOf{{"a", 41'000}, {"b", 20'000}, {"test", 500}}));
+}
+
+TEST_F(FileServiceJobs, AJobGoesWithItsLastSession) {
+  Start();
+  JobRun a = Join("a");
+  auto part = Session::Connect(options_.socket, 10 * kSecond, a.session->job());
+  ASSERT_TRUE(part && (*part)->Hello({}).ok());  // as a mount's process
+  EXPECT_EQ(a.Read(WriteZeros("1", 10'000)), "copy");
+  a.session.reset();
+  EXPECT_EQ(a.Read(WriteZeros("2", 1000)), "copy");
+  EXPECT_EQ(Jobs(), (BytesOf{{"a", 11'000}}));
+  part->reset();
+  EXPECT_TRUE(Soon([&] { return Jobs().empty(); }));
+  EXPECT_EQ(a.Read(WriteZeros("3", 1000)), "copy");
+  EXPECT_TRUE(Soon([&] { return Jobs().empty(); }));
+}
+
+TEST_F(FileServiceJobs, WhatIsReadAheadIsReadForItsJob) {
+  std::vector<std::string> paths;
+  for (int i = 0; i < 20; ++i) paths.push_back(WriteZeros(StrCat(i), 1000));
+  Start();
+  const JobRun a = Join("a");
+  std::vector<std::string_view> views(paths.begin(), paths.end());
+  std::vector<uint32_t> order(paths.size());
+  for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
+  ASSERT_TRUE(a.session->Names(views).ok());
+  ASSERT_TRUE(a.session->Order(0, order).ok());
+  EXPECT_TRUE(Soon([&] { return Jobs() == BytesOf{{"a", 20'000}}; }));
+}
+
+TEST_F(FileServiceJobs, AJobThatIsHeldBackDoesNotHoldOthers) {
+  std::vector<std::string> paths;
+  for (int i = 0; i < 100; ++i) paths.push_back(WriteZeros(StrCat(i), 1000));
+  options_.reads_in_flight = 4;
+  Start();
+  session_.reset();
+  const JobRun slow = Join("slow");
+  const JobRun fast = Join("fast");
+  EXPECT_EQ(slow.Read(WriteZeros("first", 1000)), "copy");
+  JobLimits none;
+  none.source = {0, 0};
+  engine_->SetJobLimits("slow", none);
+  std::vector<std::string_view> views(paths.begin(), paths.end());
+  std::vector<uint32_t> order(paths.size());
+  for (uint32_t i = 0; i < order.size(); ++i) order[i] = i;
+  ASSERT_TRUE(slow.session->Names(views).ok());
+  ASSERT_TRUE(slow.session->Order(0, order).ok());
+  std::vector<std::thread> waiting;
+  for (int i = 0; i < 8; ++i) {
+    waiting.emplace_back([&, i] { EXPECT_EQ(slow.Read(paths[static_cast<size_t>(i)]), "copy"); });
+  }
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_EQ(fast.Read(WriteZeros(StrCat("fast", i), 1000)), "copy");
+  }
+  EXPECT_LT(Jobs()["slow"], 100'000u);
+  engine_->SetJobLimits("slow", JobLimits());
+  for (std::thread& each : waiting) each.join();
+}
+
+TEST_F(FileServiceJobs, OnlyASessionIsAJob) {
+  Start();
+  auto other = Session::Connect(options_.socket, 10 * kSecond);
+  ASSERT_TRUE(other);
+  EXPECT_TRUE((*other)->Join("a").ok());
+  EXPECT_EQ((*other)->job(), 0);
 }
 
 }  // namespace

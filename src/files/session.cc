@@ -14,7 +14,8 @@
 
 namespace forebay::files {
 
-Result<std::unique_ptr<Session>> Session::Connect(const std::string& path, Nanos timeout) {
+Result<std::unique_ptr<Session>> Session::Connect(const std::string& path, Nanos timeout,
+                                                  JobNumber job) {
   const Result<sockaddr_un> address = wire::SocketAddress(path);
   if (!address) return address.error();
   OwnedFd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
@@ -27,7 +28,7 @@ Result<std::unique_ptr<Session>> Session::Connect(const std::string& path, Nanos
   }
   const Result<pid_t> peer = wire::CheckPeer(fd.get());
   if (!peer) return peer.error();
-  return std::unique_ptr<Session>(new Session(std::move(fd), path, timeout));
+  return std::unique_ptr<Session>(new Session(std::move(fd), path, timeout, job));
 }
 
 Result<std::unique_ptr<Session>> Session::Start(const SessionOptions& options) {
@@ -43,6 +44,7 @@ Result<std::unique_ptr<Session>> Session::Start(const SessionOptions& options) {
     Result<std::unique_ptr<Session>> made = Connect(place.socket, timeout);
     if (!made) return made.error();
     FOREBAY_RETURN_IF_ERROR((*made)->Hello(options.sources));
+    if (!options.job.empty()) FOREBAY_RETURN_IF_ERROR((*made)->Join(options.job));
     session = *std::move(made);
     return Status();
   };
@@ -87,15 +89,23 @@ Status Session::Tell(std::span<const std::byte> packet) {
 Status Session::Hello(std::span<const std::string> sources) {
   const std::vector<std::string_view> views(sources.begin(), sources.end());
   Header header;
-  Result<std::string> cache = Ask(PathsPacket(Kind::kHello, views), &header);
+  Result<std::string> cache = Ask(PathsPacket(Kind::kHello, views, 0, 0, job_), &header);
   if (!cache) return cache.error();
   cache_ = *std::move(cache);
   return Status();
 }
 
+Status Session::Join(std::string_view job) {
+  Header header;
+  const Result<std::string> said = Ask(PathsPacket(Kind::kJob, {&job, 1}), &header);
+  if (!said && said.error().code() != Code::kInvalidArgument) return said.error();
+  job_ = said ? static_cast<JobNumber>(header.a) : 0;
+  return Status();
+}
+
 Result<Answer> Session::Get(std::string_view path) {
   Header header;
-  const Result<std::string> said = Ask(PathsPacket(Kind::kGet, {&path, 1}), &header);
+  const Result<std::string> said = Ask(PathsPacket(Kind::kGet, {&path, 1}, 0, 0, job_), &header);
   if (!said) return said.error();
   return header.answer;
 }
@@ -108,7 +118,7 @@ Status Session::Names(std::span<const std::string_view> paths) {
   while (!paths.empty()) {
     const size_t count = PathsThatFit(paths);
     if (count == 0) return Status(Code::kInvalidArgument, "a path is too long");
-    FOREBAY_RETURN_IF_ERROR(Tell(PathsPacket(Kind::kNames, paths.first(count), names_)));
+    FOREBAY_RETURN_IF_ERROR(Tell(PathsPacket(Kind::kNames, paths.first(count), names_, 0, job_)));
     names_ += count;
     paths = paths.subspan(count);
   }

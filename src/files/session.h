@@ -22,6 +22,7 @@ struct SessionOptions {
   std::string cache;
   std::vector<std::string> sources;
   std::vector<std::string> settings;  // each "name=value"; those of the first session hold
+  std::string job;                    // empty: the daemon's own
   Nanos timeout = 20 * kSecond;
 };
 
@@ -32,13 +33,19 @@ class Session {
   // long as this object.
   static Result<std::unique_ptr<Session>> Start(const SessionOptions& options);
   // To the service at that socket, which does not stay for it. kUnavailable when there is none.
-  static Result<std::unique_ptr<Session>> Connect(const std::string& socket, Nanos timeout);
+  // `job`: for which it asks, as a session was told.
+  static Result<std::unique_ptr<Session>> Connect(const std::string& socket, Nanos timeout,
+                                                  JobNumber job = 0);
 
   const std::string& socket() const { return socket_; }
   // What programs are told as kCacheVariable: known after Hello.
   const std::string& cache() const { return cache_; }
 
   Status Hello(std::span<const std::string> sources);
+  // After Hello: all that is read for this session is read for the job of that name. A service that
+  // knows no jobs, or has too many, leaves it with the daemon's own.
+  Status Join(std::string_view job);
+  JobNumber job() const { return job_; }
   Result<Answer> Get(std::string_view path);
   Status Changed(std::string_view path);
   // A reader's coming order, see Kind::kNames. However many: they travel in several packets.
@@ -50,8 +57,8 @@ class Session {
   Status SetKnobs(std::span<const std::string> settings);
 
  private:
-  Session(OwnedFd fd, std::string socket, Nanos timeout)
-      : fd_(std::move(fd)), socket_(std::move(socket)), timeout_(timeout) {}
+  Session(OwnedFd fd, std::string socket, Nanos timeout, JobNumber job)
+      : fd_(std::move(fd)), socket_(std::move(socket)), timeout_(timeout), job_(job) {}
   // The answer's text; kUnavailable when there is none, kInvalidArgument when it is kBad.
   Result<std::string> Ask(std::span<const std::byte> packet, Header* header) EXCLUDES(mutex_);
   Status Tell(std::span<const std::byte> packet);
@@ -61,6 +68,7 @@ class Session {
   const std::string socket_;
   const Nanos timeout_;
   std::string cache_;
+  JobNumber job_;  // constant after Join
   uint64_t names_ = 0;
 };
 

@@ -13,6 +13,7 @@
 
 #include "base/status.h"
 #include "files/copy_job.h"
+#include "files/message.h"
 
 namespace forebay::files {
 
@@ -65,15 +66,23 @@ class FileSupply {
 
   // The extent of `path`, which is a whole file, or a block of `block` bytes at a multiple of it.
   // `file` tells what it was when it was looked at, and is open. kNotFound and kChanged: it is no
-  // longer that; kCancelled: `stop`. `urgent`: a program waits for it.
+  // longer that; kCancelled: `stop`.
   struct Extent {
     uint64_t offset = 0;
     uint64_t bytes = 0;
     uint32_t block = 0;  // 0: the whole file
   };
+  struct Purpose {
+    JobNumber job = 0;    // whose limits hold
+    bool urgent = false;  // a program waits for it
+  };
   virtual Result<FileLoan> Read(const std::string& path,
                                 const std::shared_ptr<const SourceFile>& file, const Extent& extent,
-                                bool urgent, const std::stop_token& stop) = 0;
+                                const Purpose& purpose, const std::stop_token& stop) = 0;
+  // A job has come, or has gone, and with it its part of the source once its reads have ended. What
+  // is read for it all the same is read by its name; one that was never there has the supply's.
+  virtual void OpenJob(JobNumber job, const std::string& name) = 0;
+  virtual void CloseJob(JobNumber job) = 0;
   // Whether files are opened for reading before they are asked for: what comes from other nodes
   // need not be, and an O_PATH descriptor does.
   virtual bool opens_files() const = 0;

@@ -48,7 +48,8 @@ Returns when the mount is ready; unmount with 'forebay unmount MOUNTPOINT'.
   --foreground        stay in the foreground
   --help              show this text
 
-Environment: FOREBAY_FILES_CACHE, FOREBAY_FILES_SOCKET, FOREBAY_FILES_SOURCES, of the service.
+Environment: FOREBAY_FILES_CACHE, FOREBAY_FILES_SOCKET, FOREBAY_FILES_SOURCES, FOREBAY_FILES_JOB,
+of the service.
 Exit status: 0 unmounted or in the background, 1 the session failed, 2 wrong usage or no mount.
 )";
 
@@ -190,10 +191,12 @@ ssize_t WriteDevice(int fd, iovec* parts, int count, void*) {
 }
 
 // The service stays as long as this connection does. Without it, the source is shown as it is.
-std::unique_ptr<files::Session> JoinService(const std::string& source) {
+std::unique_ptr<files::Session> JoinService(const std::string& source,
+                                            const files::Client& client) {
   const char* path = getenv(files::kSocketVariable);
   if (path == nullptr) return nullptr;
-  Result<std::unique_ptr<files::Session>> session = files::Session::Connect(path, kJoin);
+  Result<std::unique_ptr<files::Session>> session =
+      files::Session::Connect(path, kJoin, client.job());
   if (!session || !(*session)->Hello({&source, 1}).ok()) return nullptr;
   return *std::move(session);
 }
@@ -237,7 +240,7 @@ int Main(int argc, char** argv) {
 
   static files::Client client;
   client.Start(getenv(files::kCacheVariable), getenv(files::kSocketVariable),
-               getenv(files::kSourcesVariable));
+               getenv(files::kSourcesVariable), getenv(files::kJobVariable));
   Tree tree({.source = *source}, client);
 
   fuse_set_log_func(KeepFuseLog);
@@ -262,7 +265,7 @@ int Main(int argc, char** argv) {
     error = EAGAIN;
   }
   if (error == 0) {
-    const std::unique_ptr<files::Session> service = JoinService(*source);
+    const std::unique_ptr<files::Session> service = JoinService(*source, client);
     error = Serve(session->get());
   }
   fuse_session_unmount(session->get());

@@ -94,7 +94,7 @@ void StartPlace() {
   own_process.store(static_cast<int>(RawCall(SYS_getpid)), std::memory_order_relaxed);
   if (!SameNamespace(getenv(files::kNamespaceVariable))) return;
   if (client.Start(getenv(files::kCacheVariable), getenv(files::kSocketVariable),
-                   getenv(files::kSourcesVariable))) {
+                   getenv(files::kSourcesVariable), getenv(files::kJobVariable))) {
     FolderChanged();
     off.store(false, std::memory_order_release);
   }

@@ -88,7 +88,8 @@ void Engine::StepTuner(Nanos now) {
                                                .ahead_bytes = scheduler_.residency().bytes().ahead,
                                                .batch_bytes = scheduler_.lookahead().batch_bytes(),
                                                .fixed_reads = fixed_reads_,
-                                               .fixed_bytes = fixed_ahead_},
+                                               .fixed_bytes = fixed_ahead_,
+                                               .shared = scheduler_.jobs().AnyLimited() ? 1U : 0U},
                                               now);
   if (tuning_.on.value() == 0) return;
   const TuneDecision before = tuner_->decision();

@@ -16,7 +16,7 @@ import weakref
 from array import array
 from collections.abc import Iterable, Sequence
 
-_HEADER = struct.Struct("<IHHIIQQ")
+_HEADER = struct.Struct("<IHHHHIQQ")
 _LENGTH = struct.Struct("<H")
 _MAGIC = 0x31594246
 _NAMES, _ORDER, _AT = 4, 5, 6
@@ -32,7 +32,9 @@ _streams: weakref.WeakSet[Stream] = weakref.WeakSet()
 class Stream:
     """One reader's coming order. Raises OSError when the service is not there any more."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, job: str = "") -> None:
+        number = int(job) if job.isdecimal() else 0
+        self._job = number if number < 1 << 16 else 0
         first = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             first.settimeout(_WAIT_S)
@@ -87,7 +89,9 @@ class Stream:
             self._forget()
             raise BrokenPipeError("the stream's descriptor was closed")
         try:
-            self._socket.sendall(_HEADER.pack(_MAGIC, kind, 0, count, len(body), a, 0) + body)
+            self._socket.sendall(
+                _HEADER.pack(_MAGIC, kind, 0, count, self._job, len(body), a, 0) + body
+            )
             self._drain()
         except OSError:
             self.close()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _TARGET = "torch.utils.data.dataloader"
 _SOCKET = "FOREBAY_FILES_SOCKET"
 _SOURCES = "FOREBAY_FILES_SOURCES"
+_JOB = "FOREBAY_FILES_JOB"
 # So many samples are told ahead of the draws, half of them at a time: a data set of millions of
 # files does not delay its first batch.
 _AHEAD = 32768
@@ -211,7 +212,7 @@ class _Reader:
         if self._covered is not None and not any(self._covered):
             return
         self._numbers = array("q", [-1]) * len(self._paths)  # by index; -1: not told yet
-        self.stream = _beside("file_stream").Stream(os.environ[_SOCKET])
+        self.stream = _beside("file_stream").Stream(os.environ[_SOCKET], os.environ.get(_JOB, ""))
         self.on = True
 
     def _which(self) -> list[bool] | None:

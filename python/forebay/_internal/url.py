@@ -32,9 +32,9 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def settings() -> tuple[str, str, str] | None:
-    """(cache, socket, sources) of the service, which is started where there is none; None when that
-    fails, which is a line in the log: sources are then read.
+def settings() -> tuple[str, str, str, str] | None:
+    """(cache, socket, sources, job) of the service, which is started where there is none; None
+    when that fails, which is a line in the log: sources are then read.
     """
     global _service, _tried
     with _lock:
@@ -46,6 +46,7 @@ def settings() -> tuple[str, str, str] | None:
                     cache=os.environ.get("FOREBAY_CACHE") or None,
                     cache_bytes=os.environ.get("FOREBAY_CACHE_BYTES") or None,
                     sources=["/"],
+                    job=os.environ.get("FOREBAY_JOB", ""),
                 )
             except (ForebayError, OSError) as error:
                 _log.warning("forebay: forebay:// reads from the source: %s", str(error))
@@ -54,11 +55,13 @@ def settings() -> tuple[str, str, str] | None:
                 _log.warning("forebay: %s", text)
             # Processes that are started from here on share it.
             os.environ.update(_service.environment())
-    found = tuple(os.environ.get(v, "") for v in (files.CACHE, files.SOCKET, files.SOURCES))
-    return found if all(found) else None  # type: ignore[return-value]
+    found = tuple(
+        os.environ.get(v, "") for v in (files.CACHE, files.SOCKET, files.SOURCES, files.JOB)
+    )
+    return found if all(found[:3]) else None  # type: ignore[return-value]
 
 
-_client: tuple[tuple[str, str, str], Any] | None = None
+_client: tuple[tuple[str, str, str, str], Any] | None = None
 
 
 def preloaded() -> bool:

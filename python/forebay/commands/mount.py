@@ -62,7 +62,7 @@ def run_mount(arguments: argparse.Namespace) -> int:
     command = [binary, source, arguments.mountpoint]
     if arguments.allow_other:
         command.insert(1, "--allow-other")
-    more: dict[str, Any] = run_command.job_settings(arguments.job)
+    more: dict[str, Any] = {}
     if arguments.name and run_command.split_name(f"{arguments.name}={source}")[0] == "":
         raise ArgumentError(f"--name {arguments.name}: letters, digits and . _ - make a name")
     with run_command.peers_of(arguments, [], more):
@@ -71,6 +71,7 @@ def run_mount(arguments: argparse.Namespace) -> int:
             cache_bytes=limit,
             sources=[source],
             names={source: arguments.name} if arguments.name else None,
+            job=run_command.job_name(arguments.job),
             **more,
         )
     try:

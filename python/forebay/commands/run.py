@@ -246,10 +246,9 @@ def peers_of(
                 os.environ[name] = value
 
 
-def job_settings(name: str | None) -> dict[str, Any]:
+def job_name(name: str | None) -> str:
     """Whose limits hold for what is read: the job that was named, or $FOREBAY_JOB's."""
-    told = name or os.environ.get("FOREBAY_JOB", "")
-    return {"job": told} if told else {}
+    return name or os.environ.get("FOREBAY_JOB", "")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -294,13 +293,13 @@ def run(arguments: argparse.Namespace) -> int:
         # Nobody else comes to a folder of our own: it need not wait for them.
         own = arguments.private or not (arguments.cache or job)
         more: dict[str, Any] = {"linger": 1} if own else {}
-        more |= job_settings(arguments.job)
         with peers_of(arguments, command, more):
             service = Service.start(
                 cache=arguments.cache,
                 cache_bytes=cache_bytes,
                 sources=sources,
                 ahead_bytes=ahead_bytes,
+                job=job_name(arguments.job),
                 shared="" if own else job,
                 names=names,
                 **more,
