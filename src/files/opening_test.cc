@@ -75,8 +75,8 @@ class OpeningTest : public ::testing::TestWithParam<bool> {
     file->fd = OwnedFd(open(Path(i).c_str(), O_RDONLY | O_CLOEXEC));
     EXPECT_EQ(fstat(file->fd.get(), &file->stat), 0);
     const Nanos since = SteadyClock().Now();
-    EXPECT_TRUE(supply_->Read(Path(i), file, {.offset = 0, .bytes = kBytes, .block = 0}, true,
-                              std::stop_token()));
+    EXPECT_TRUE(supply_->Read(Path(i), file, {.offset = 0, .bytes = kBytes, .block = 0},
+                              {.urgent = true}, std::stop_token()));
     return SteadyClock().Now() - since;
   }
   // As the daemon does for a loader, to its first batch.
