@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <ranges>
 #include <span>
 #include <utility>
 
@@ -88,21 +87,30 @@ std::vector<ShardParts::Part> ShardParts::Held(const File& file, uint64_t offset
     return {};
   }
   // Samples lie in the order of their objects and offsets.
-  const auto samples = std::views::iota(SampleId{0}, size);
-  const auto first = std::ranges::partition_point(samples, [&](SampleId sample) {
+  const auto before = [&](SampleId sample) {
     const Extent extent = catalog.extent(sample);
     return extent.object < object ||
            (extent.object == object && extent.offset + extent.length <= offset);
-  });
+  };
+  SampleId first = 0;
+  for (SampleId count = size; count > 0;) {
+    const SampleId half = count / 2;
+    if (before(first + half)) {
+      first += half + 1;
+      count -= half + 1;
+    } else {
+      count = half;
+    }
+  }
   std::vector<Part> out;
   uint64_t end = 0;
-  for (auto sample = first; sample != samples.end(); ++sample) {
-    const Extent extent = catalog.extent(*sample);
+  for (SampleId sample = first; sample != size; ++sample) {
+    const Extent extent = catalog.extent(sample);
     if (extent.object != object || extent.offset >= offset + bytes) break;
     if (extent.offset < end) return {};
     end = extent.offset + extent.length;
     if (extent.length == 0 || extent.length > kLongest) continue;
-    const TierKey key = listing->names.Of(*sample);
+    const TierKey key = listing->names.Of(sample);
     if (store_.Holds(key)) out.push_back({extent.offset, extent.length, key});
   }
   return out;
