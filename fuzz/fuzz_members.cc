@@ -43,7 +43,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     } else if (const auto* suspicion = std::get_if<frame::Suspicion>(&**taken)) {
       table.Suspect(suspicion->node, suspicion->incarnation, now);
     } else if (const auto* hello = std::get_if<frame::Hello>(&**taken)) {
-      table.Heard(hello->node, hello->incarnation, now);
+      table.Renew(hello->node, hello->incarnation, now);
     } else if (const auto* answer = std::get_if<frame::Answer>(&**taken)) {
       table.Gone(answer->node, answer->incarnation);
     }

@@ -29,7 +29,7 @@ constexpr uint32_t kSamples = 300'000;
 constexpr uint32_t kSamples = 10'000'000;
 #endif
 constexpr int kFiles = 64;
-constexpr size_t kBytes = 4096;
+constexpr size_t kFileBytes = 4096;
 
 std::shared_ptr<const Catalog> ManySamples(uint32_t samples) {
   ShardIndex index;
@@ -51,7 +51,7 @@ class OpeningTest : public ::testing::TestWithParam<bool> {
     ASSERT_NE(mkdtemp(name), nullptr);
     root_ = name;
     fs::create_directories(root_ + "/data");
-    for (int i = 0; i < kFiles; ++i) std::ofstream(Path(i)) << std::string(kBytes, 'x');
+    for (int i = 0; i < kFiles; ++i) std::ofstream(Path(i)) << std::string(kFileBytes, 'x');
     EngineOptions options;
     options.memory = 5ULL << 30;  // for the tables; nobody writes to it
     if (GetParam()) options.cache_folder = root_ + "/store";
@@ -75,7 +75,7 @@ class OpeningTest : public ::testing::TestWithParam<bool> {
     file->fd = OwnedFd(open(Path(i).c_str(), O_RDONLY | O_CLOEXEC));
     EXPECT_EQ(fstat(file->fd.get(), &file->stat), 0);
     const Nanos since = SteadyClock().Now();
-    EXPECT_TRUE(supply_->Read(Path(i), file, {.offset = 0, .bytes = kBytes, .block = 0},
+    EXPECT_TRUE(supply_->Read(Path(i), file, {.offset = 0, .bytes = kFileBytes, .block = 0},
                               {.urgent = true}, std::stop_token()));
     return SteadyClock().Now() - since;
   }
