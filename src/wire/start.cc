@@ -164,17 +164,17 @@ Status AwaitReady(const StartOptions& options, int pipe, Nanos deadline) {
 // else's wait() may have reaped it.
 void Reap(pid_t child) {
   constexpr Nanos kBound = kSecond;
-  const Nanos until = SteadyClock().Now() + kBound;
+  Nanos until = SteadyClock().Now() + kBound;
+  bool killed = false;
   int status = 0;
   while (true) {
     const pid_t got = waitpid(child, &status, WNOHANG);
     if (got == child || (got < 0 && errno != EINTR)) return;
     if (SteadyClock().Now() > until) {
+      if (killed) return;  // nothing more can be done about one that hangs in the kernel
       kill(child, SIGKILL);
-      // Nothing more can be done about one that hangs in the kernel.
-      std::this_thread::sleep_for(std::chrono::nanoseconds(kLookAgain));
-      (void)waitpid(child, &status, WNOHANG);
-      return;
+      killed = true;
+      until = SteadyClock().Now() + kBound;
     }
     std::this_thread::sleep_for(std::chrono::nanoseconds(kMilli));
   }
