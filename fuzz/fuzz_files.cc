@@ -125,12 +125,12 @@ class World : public BookActions {
         job.source->stat.st_size = how % 2 == 0 ? 5 << 20 : 5000;
       }
       const auto size = static_cast<uint64_t>(job.source->stat.st_size);
-      if (job.place == Place::kNone) {
+      if (job.place == CopyPlace::kNone) {
         job.reserved = OnDisk(size);
         job.place = room_.Reserve(job.reserved, job.may_stage, job.urgent);
       }
-      if (job.place == Place::kNone) result.outcome = Outcome::kNoRoom;
-      if (job.place != Place::kNone && result.outcome == Outcome::kNoRoom) {
+      if (job.place == CopyPlace::kNone) result.outcome = Outcome::kNoRoom;
+      if (job.place != CopyPlace::kNone && result.outcome == Outcome::kNoRoom) {
         result.outcome = Outcome::kError;
       }
       if (result.outcome == Outcome::kDone && size > (2 << 20)) result.outcome = Outcome::kLarge;
@@ -141,7 +141,7 @@ class World : public BookActions {
   void Pass(uint8_t steps) {
     now_ += steps * 20 * kMilli;
     book_->Pump(now_);
-    FUZZ_EXPECT(room_.used(Place::kKept) <= room_.most(Place::kKept) + 4096);
+    FUZZ_EXPECT(room_.used(CopyPlace::kKept) <= room_.most(CopyPlace::kKept) + 4096);
     FUZZ_EXPECT(book_->in_flight() == jobs_.size());
   }
 

@@ -32,7 +32,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (size_t at = 0; at < size; at += kPiece) {
     std::memcpy(memory.data(), data + at, std::min({kPiece, size - at, memory.size()}));
     std::vector<uint64_t> leases;
-    if (!writer->Look().ok() || !writer->PopReleases(&leases).ok()) return 0;
+    if (!writer->ReadPosition().ok() || !writer->PopReleases(&leases).ok()) return 0;
     FUZZ_EXPECT(writer->outstanding() <= shape.slots);
     FUZZ_EXPECT(leases.size() <= wire::internal::kRingReleases);
     if (writer->free_slots() != 0) writer->Publish(RingEntry(), numbers, offsets, numbers);

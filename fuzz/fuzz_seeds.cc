@@ -1,4 +1,5 @@
 // fuzz_seeds FOLDER: writes a few valid inputs for each fuzzer to FOLDER/<fuzzer>/.
+#include <array>
 #include <fstream>
 #include <iostream>
 #include <string>
@@ -11,6 +12,8 @@
 #include "files/packet.h"
 #include "peer/membership_message.h"
 #include "peer/message.h"
+#include "tier/folder_log.h"
+#include "transport/tcp_frames.h"
 #include "wire/frame.h"
 
 namespace forebay::testing {
@@ -75,6 +78,24 @@ void PutMemberFrames(const std::string& folder) {
   Put(folder, "members", static_cast<int>(frames.size()), all);
 }
 
+// A member's connection: a hello, a short message, one with a payload.
+void PutTcpStreams(const std::string& folder) {
+  tcp::FrameWriter writer;
+  const std::vector<std::byte> header(40, std::byte{1}), payload(3000, std::byte{2});
+  writer.AddHello(tcp::Role::kConnected);
+  writer.Add(header, {}, 0);
+  writer.Add(header, payload, 1);
+  writer.Add({}, std::span(payload).first(10), 2);
+  std::array<iovec, 16> pieces;
+  std::string stream;
+  for (const iovec& piece : std::span(pieces).first(writer.Fill(pieces))) {
+    stream.append(static_cast<const char*>(piece.iov_base), piece.iov_len);
+  }
+  Put(folder, "tcp", 0, std::string("\0\0", 2) + stream);
+  Put(folder, "tcp", 1, std::string("\0\3\0\20\377", 5) + stream);
+  Put(folder, "tcp", 2, std::string("\3\1\40", 3) + stream);
+}
+
 void PutPeerMessages(const std::string& folder) {
   peer::GetMessage get;
   get.wanted = {{1, 2}, {3, 4}};
@@ -137,7 +158,9 @@ void PutMessages(const std::string& folder) {
       wire::Encode(stats, 6, &bytes).ok() && wire::Encode(knobs, 7, &bytes).ok() &&
       wire::Encode(dataset, 8, &bytes).ok() && wire::Encode(wire::Query(), 9, &bytes).ok() &&
       wire::Encode(policy, 10, &bytes).ok() && wire::Encode(wire::Lend(), 11, &bytes).ok() &&
-      wire::Encode(wire::Nudge(), 0, &bytes).ok() && wire::Encode(wire::Stalled(), 0, &bytes).ok();
+      wire::Encode(wire::Nudge(), 0, &bytes).ok() &&
+      wire::Encode(wire::Stalled(), 0, &bytes).ok() &&
+      wire::Encode(wire::CloseDataset(), 0, &bytes).ok();
   if (ok) {
     Put(folder, "wire", 0,
         std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
@@ -185,11 +208,104 @@ void PutPolicies(const std::string& folder) {
   Put(folder, "policy", 1, R"([1,-2.5e-3,"\u00e9\ud83d\ude00\n",true,false,null,{"a":[]}])");
 }
 
+// Small ones of each kind: PNG (interlaced or not), lossless WebP, an array of 2 x 3 floats.
+void PutImagesAndArrays(const std::string& folder) {
+  Put(folder, "images", 0,
+      std::string("\211\120\116\107\015\012\032\012\000\000\000\015\111\110\104\122\000\000\000\011"
+                  "\000\000\000\007\001\000\000\000\001\205\347\152\133\000\000\000\013\111\104\101"
+                  "\124\170\332\143\140\300\013\000\000\037\000\001\023\131\064\075\000\000\000\000"
+                  "\111\105\116\104\256\102\140\202",
+                  68));
+  Put(folder, "images", 1,
+      std::string("\211\120\116\107\015\012\032\012\000\000\000\015\111\110\104\122\000\000\000\011"
+                  "\000\000\000\007\001\000\000\000\000\362\340\132\315\000\000\000\013\111\104\101"
+                  "\124\170\332\143\140\300\002\000\000\025\000\001\071\301\340\043\000\000\000\000"
+                  "\111\105\116\104\256\102\140\202",
+                  68));
+  Put(folder, "images", 2,
+      std::string("\122\111\106\106\024\000\000\000\127\105\102\120\126\120\070\114\010\000\000\000"
+                  "\057\035\300\004\000\210\210\010",
+                  28));
+  Put(folder, "npy", 0,
+      std::string("\223\116\125\115\120\131\001\000\074\000\173\047\144\145\163\143\162\047\072\040"
+                  "\047\074\146\064\047\054\040\047\146\157\162\164\162\141\156\137\157\162\144\145"
+                  "\162\047\072\040\106\141\154\163\145\054\040\047\163\150\141\160\145\047\072\040"
+                  "\050\062\054\040\063\051\054\040\175\012\000\000\000\000\000\000\000\000\000\000"
+                  "\000\000\000\000\000\000\000\000\000\000\000\000\000\000",
+                  94));
+}
+
+// As etcd answers, after "how many cuts, where"; and as a browser asks, after "\x80".
+void PutHttp(const std::string& folder) {
+  const std::string cuts("\2\3\40", 3);
+  Put(folder, "http", 0, cuts + "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello");
+  Put(folder, "http", 1,
+      cuts +
+          "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2;x=y\r\nlo\r\n"
+          "0\r\nTrailer: z\r\n\r\n");
+  Put(folder, "http", 2,
+      cuts + "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.0 404 No\r\nConnection: close\r\n\r\nrest");
+  Put(folder, "http", 3,
+      std::string("\x80") + "GET /metrics?x=1 HTTP/1.1\r\nHost: localhost:9095\r\nX: y\r\n");
+  Put(folder, "http", 4, std::string("\x80") + "HEAD / HTTP/1.0\r\nHost: evil.example\r\n");
+}
+
+// Two copies, a drop, a group that is used, its path, what a segment lost, and a forgotten group;
+// once as the file is, and as records without their checksums.
+void PutFolderLogs(const std::string& folder) {
+  LogRecord packed;
+  packed.name = 1;
+  packed.group = 1;
+  packed.length = 100;
+  packed.offset = 8;
+  packed.kind = LogRecord::Kind::kPacked;
+  LogRecord file = packed;
+  file.name = 13;
+  file.length = 13 * 8;
+  file.offset = 0;
+  file.kind = LogRecord::Kind::kFile;
+  LogRecord drop = packed;
+  drop.kind = LogRecord::Kind::kDrop;
+  LogRecord forget;
+  forget.group = 1;
+  forget.kind = LogRecord::Kind::kForget;
+  std::vector<LogRecord> records = {LimitRecord(1 << 30),
+                                    UseRecord(1, 1'700'000'000),
+                                    PathRecords(1, "/data/set").front(),
+                                    packed,
+                                    file,
+                                    LostRecord(1, 0, 96),
+                                    drop,
+                                    packed,
+                                    forget,
+                                    file};
+  std::string input;
+  for (const LogRecord& record : records) {
+    input.append(reinterpret_cast<const char*>(&record), offsetof(LogRecord, check));
+    input += '\0';
+  }
+  for (const char flags : {'\0', '\4', '\10', '\16'})
+    Put(folder, "folder_log", flags, flags + input);
+  const TempFolder temp;
+  const OwnedFd at(open(temp.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  const auto log = FolderLog::Create(at.get(), [&](const FolderLog::Emit& emit) {
+    for (const LogRecord& record : records) emit(record);
+  });
+  std::ifstream made(temp / FolderLog::kName, std::ios::binary);
+  const std::string bytes{std::istreambuf_iterator<char>(made), {}};
+  Put(folder, "folder_log", 1, '\1' + bytes);
+  Put(folder, "folder_log", 3, '\3' + bytes);
+}
+
 int Main(const std::string& folder) {
+  PutHttp(folder);
+  PutFolderLogs(folder);
+  PutImagesAndArrays(folder);
   PutPolicies(folder);
   PutJpegs(folder);
   PutMessages(folder);
   PutPeerMessages(folder);
+  PutTcpStreams(folder);
   PutMemberFrames(folder);
   const std::string long_name = std::string(120, 'n') + ".jpg";
   const std::string tar = TarMember("d/", "", '5') + TarMember("a.jpg", "picture") +

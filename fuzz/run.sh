@@ -4,7 +4,7 @@
 set -eu
 seconds=${1:?usage: fuzz/run.sh SECONDS}
 cd "$(dirname "$0")/.."
-fuzzers="catalog tar tfrecord folder wire ring jpeg policy files peer members"
+fuzzers="catalog tar tfrecord folder wire ring jpeg images npy policy files peer members tcp http folder_log"
 targets=fuzz_seeds
 for name in $fuzzers; do targets="$targets fuzz_$name"; done
 
@@ -16,7 +16,7 @@ mkdir -p build/fuzz/findings
 for name in $fuzzers; do mkdir -p "$corpus/$name"; done
 build/fuzz/fuzz/fuzz_seeds "$corpus"
 
-# The folder fuzzer makes real trees.
+# The fuzzers of folders make real trees.
 if [ -d /dev/shm ] && [ -w /dev/shm ]; then export TMPDIR=/dev/shm; fi
 # As many at a time as there are processors.
 export corpus seconds

@@ -11,7 +11,9 @@ mkdir -p build/reports
 FOREBAY_SOAK=1 python -m pytest tests -m seeds --timeout=0 --junitxml=build/reports/soak.xml
 say "soak: writers of the cache folder, killed $FOREBAY_SEEDS times"
 cmake --preset dev >build/reports/soak-cpp.log
-cmake --build --preset dev -j "$JOBS" --target forebay_tier_test >>build/reports/soak-cpp.log
+cmake --build --preset dev -j "$JOBS" --target forebay_tier_test powerloss_test >>build/reports/soak-cpp.log
 build/dev/src/forebay_tier_test --gtest_filter='FolderCrashTest.*'
+say "soak: a cache folder whose disk loses its power"
+build/dev/bench/powerloss/powerloss_test
 say "soak: fuzzers, ${FUZZ_SECONDS:-120} s each"
 fuzz/run.sh "${FUZZ_SECONDS:-120}"

@@ -175,11 +175,16 @@ def test_waits_for_the_cache_folder(
     fast = accelerated(loader, engine)
     list(fast)
     wait_until(lambda: engine.metrics()["forebay_tier_writes_total"] == len(folder))
-    list(fast)
-    first, second = fast.stats()
-    assert second.wait["source"] == 0
+    # A read may be over before anybody can wait for it, on some machines in all of a pass.
+    for _ in range(50):
+        list(fast)
+        if workers or fast.stats()[-1].wait["tier"] > 0:
+            break
+    first, second, *_ = fast.stats()
+    assert first.wait["tier"] == 0
+    assert all(later.wait["source"] == 0 for later in fast.stats()[1:])
     # Two workers are ahead of the loop: it may never have waited.
-    assert workers or (first.wait["source"] > 0 and second.wait["tier"] > 0)
+    assert workers or fast.stats()[-1].wait["tier"] > 0
     assert (first.source_reads, second.source_reads) == (len(folder), 0)
 
 

@@ -29,8 +29,6 @@ needs_etcd = pytest.mark.skipif(not Etcd.available()[0], reason=Etcd.available()
 _bed, _no_bed = Cluster.available()
 needs_cluster = pytest.mark.skipif(not _bed, reason=f"no test bed here: {_no_bed}")
 
-needs_peers = pytest.mark.skipif(not Cluster.has_peers()[0], reason=Cluster.has_peers()[1])
-
 FIGURES = {
     "overhead": {"memory_vs_memcpy", "small_samples_per_s"},
     "epoch": {
@@ -69,6 +67,13 @@ FIGURES = {
         "epoch_vs_limit_busy", "epoch_vs_limit_busy_worst", "copied_share_busy",
         "source_bytes_vs_bound_slow_disk", "copied_share_slow_disk",
     },
+    "hang": {
+        "hang_recovery_s", "hang_rate_vs_source", "hang_peer_recovery_s",
+        "hang_peer_rate_vs_source",
+    },
+    "freshness": {
+        "freshness_cost", "freshness_first_batch", "freshness_single_epoch", "statx_cpu_us",
+    },
     "drift": {"recovery_s"},
     "tune": {
         "tuned_vs_best", "tune_s", "parallelism_vs_best", "buffer_vs_best", "retune_s",
@@ -87,13 +92,14 @@ FIGURES = {
         "first_vs_plain", "later_vs_plain", "decode_later_vs_plain", "tf_first_vs_plain",
         "tf_later_vs_plain", "tf_first_vs_one_shard", "tf_later_vs_one_shard", "warm_overhead",
         "warm_overhead_median", "warm_overhead_inside", "half_fit_source_share",
-        "source_ops_vs_plain",
+        "source_ops_vs_plain", "open_beside_opening_ms",
     },
     "peers": {
         "cluster_source_vs_dataset", "first_cold_vs_limit", "first_saved_vs_limit", "rank_spread",
         "batch_p99_vs_median", "later_vs_torch",
         "later_vs_torch_bytes", "local_share", "peer_vs_ucx_perftest",
-        "peer_default_vs_ucx_perftest", "peer_vs_link", "locate_ns", "etcd_lookup_us",
+        "peer_default_vs_ucx_perftest", "peer_tls_vs_ucx_perftest", "peer_vs_link",
+        "peer_tls_vs_link", "locate_ns", "etcd_lookup_us",
     },
     "run_cluster": {"run_source_vs_dataset", "run_later_vs_plain", "mount_source_vs_dataset"},
     "large": {
@@ -154,6 +160,10 @@ TINY: dict[str, dict[str, Any]] = {
         "fill_memory_bytes": 16 << 20, "busy_loops": 1, "busy_percent": [105], "busy_repeats": 2,
         "slow_disk_repeats": 2,
     },
+    "hang": {
+        "repeats": 2, "files": 150, "mean_bytes": 20_000, "batch": 16, "latency_ms": 0.5,
+        "memory_bytes": 8 << 20, "source_s": 1, "stall_s": 2, "peer_stall_s": 2, "window_s": 0.2,
+    },
     "drift": {
         "repeats": 2, "files": 100, "mean_bytes": 20_000, "latency_ms": [0.5, 2],
         "memory_bytes": 16 << 20, "bin_s": 0.05, "settle_s": 0.2, "phase_s": 1.5,
@@ -165,6 +175,10 @@ TINY: dict[str, dict[str, Any]] = {
         "tune_s": 0.3, "prisma_s": 0.2, "prisma_ms": [0.5], "change_ms": [0.5, 2],
         "change_speeds": [0],
         "change_settle_s": 0.1, "change_s": 0.3,
+    },
+    "freshness": {
+        "repeats": 2, "files": 100, "mean_bytes": 3000, "batch": 16, "epochs": 2,
+        "samples_per_s": 1000, "latency_ms": 0.2, "memory": "16M",
     },
     "control": {"repeats": 2, "stages": 40, "jobs": 3, "warm": 1, "rounds": 3},
     "jobs": {
@@ -187,7 +201,8 @@ TINY: dict[str, dict[str, Any]] = {
         },
     },
     "transparent": {
-        "repeats": 1, "mean_bytes": 20_000, "parts": ["warm", "half_fit", "raw"],
+        "repeats": 1, "mean_bytes": 20_000, "parts": ["warm", "half_fit", "raw", "opening"],
+        "opening": {"samples": 100_000, "files": 4000, "repeats": 1, "memory_bytes": 256 << 20},
         "raw": {"files": 40, "latency_ms": 2, "workers": [1], "epochs": 2},
         "half_fit": {
             "files": 60, "latency_ms": 0.2, "workers": 2, "epochs": 3, "repeats": 1,
@@ -268,7 +283,9 @@ def check_result(result: dict, name: str, mode: str = "default", seed: int = 1) 
         figures |= {"decode_later_vs_plain"}
         figures |= {name for name in FIGURES["transparent"] if name.startswith("tf_")}
     if name == "peers" and shutil.which("ucx_perftest") is None:
-        figures |= {"peer_vs_ucx_perftest", "peer_default_vs_ucx_perftest"}
+        figures |= {name for name in FIGURES["peers"] if name.endswith("_vs_ucx_perftest")}
+    if name == "peers" and any("this Forebay has no TLS" in note for note in result["notes"]):
+        figures |= {"peer_tls_vs_ucx_perftest", "peer_tls_vs_link"}
     if name == "peers" and not Etcd.available()[0]:
         figures.add("etcd_lookup_us")
     if name == "fairness" and not Etcd.available()[0]:
@@ -300,13 +317,15 @@ MARKS = {
     "accelerate": [needs_fuse],
     "simulator": [needs_fuse],
     "tiers": [needs_fuse],
+    "hang": [needs_fuse, needs_cluster],
+    "freshness": [needs_fuse],
     "drift": [needs_fuse],
     "tune": [needs_fuse],
     "control": [needs_etcd],
     "accuracy": [needs_real_images, needs_torchvision],
     "transparent": [needs_fuse],
-    "peers": [needs_fuse, needs_cluster, needs_peers],
-    "run_cluster": [needs_fuse, needs_cluster, needs_peers],
+    "peers": [needs_fuse, needs_cluster],
+    "run_cluster": [needs_fuse, needs_cluster],
     "large": [needs_fuse],
     "mount_large": [needs_fuse],
 }

@@ -162,7 +162,8 @@ def test_a_broken_bench_fails_the_check(
 def test_the_bounds_are_wide_and_every_check_is_expected() -> None:
     table = run._read("check.json")
     assert list(table) == [
-        "overhead", "epoch", "accelerate", "decode", "tiers", "jobs", "transparent", "peers",
+        "overhead", "epoch", "accelerate", "decode", "tiers", "hang", "jobs", "transparent",
+        "peers",
     ]  # fmt: skip
     expected = (ROOT / "tests/expected_suites.txt").read_text().splitlines()
     for name, about in table.items():
@@ -433,6 +434,27 @@ def marked(mark: str) -> list[int]:
         except OSError:
             pass
     return found
+
+
+def test_a_scratch_folder_in_which_a_daemon_still_writes_goes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from forebay_bench import overhead
+
+    found = measure.Outcome({"memory_vs_memcpy": 1.0, "small_samples_per_s": 2e6})
+    real, overtaken = shutil.rmtree, iter(range(3))
+
+    def remove(folder: str, ignore_errors: bool = False) -> None:
+        real(folder, ignore_errors=ignore_errors)
+        if next(overtaken, None) is not None:  # a daemon makes a file meanwhile
+            os.mkdir(folder)
+            Path(folder, "late").touch()
+
+    monkeypatch.setattr(overhead, "run", lambda ctx: found)
+    monkeypatch.setattr(run.shutil, "rmtree", remove)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert bench.main(["overhead"]) == 0
+    assert os.listdir(tmp_path) == []
 
 
 def test_what_was_there_before_is_restored() -> None:

@@ -236,6 +236,7 @@ def test_an_older_format_is_cleared_and_said_once(folder, tmp_path, caplog):
     old = tmp_path / "0123456789abcdef" / "00000000" / "00000001.fb"
     old.parent.mkdir(parents=True)
     old.write_bytes(b"old")
+    (tmp_path / "forebay.lock").touch(mode=0o600)
     with forebay.DataLoader(folder.root, 4, memory="8M", cache_dir=tmp_path, epochs=1) as loader:
         assert sum(len(batch) for batch in loader) == len(folder)
     assert not old.exists()
@@ -415,6 +416,7 @@ def test_a_folder_that_stops_taking_copies_is_told(
     cache = tmp_path / "cache"
     cache.mkdir(mode=0o700)
     if not later:
+        (cache / "forebay.lock").touch(mode=0o600)
         (cache / "writing").write_text("in the way of what is being written")
     if shared:
         runtime = tmp_path / "r"
@@ -453,3 +455,58 @@ def test_a_second_reader_of_a_folder_is_no_problem(folder, tmp_path, caplog):
     assert "another process writes" in reader.cache_status
     assert caplog.records == []
     del writer
+
+
+def test_a_users_own_index_log_is_left_alone(folder, tmp_path):
+    mine = tmp_path / "index.log"
+    mine.write_text("my own notes")
+    for _ in range(2):
+        with pytest.raises(forebay.ArgumentError, match=r"index\.log"):
+            forebay.DataLoader(folder.root, 4, memory="8M", cache_dir=tmp_path)
+    assert mine.read_text() == "my own notes"
+    assert os.listdir(tmp_path) == ["index.log"]
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["embedded", "daemon"])
+def test_a_folder_that_a_group_shares_on_purpose(shared, folder, tmp_path, caplog, monkeypatch):
+    cache = tmp_path / "cache"
+    group = 54321 if os.geteuid() == 0 else os.getgid()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    def engine(**more):
+        made = forebay.SharedEngine if shared else forebay.Engine
+        extra = {"linger": 0, "folder": tmp_path / "daemon"} if shared else {}
+        return made(memory="64M", cache_dir=cache, **extra, **more)
+
+    before = os.umask(0o077)
+    try:
+        with caplog.at_level(logging.INFO, logger="forebay"):
+            first = engine(cache_group=group)
+        with forebay.DataLoader(folder.root, 4, engine=first, epochs=1) as loader:
+            assert sum(len(batch) for batch in loader) == len(folder)
+        del first, loader
+    finally:
+        os.umask(before)
+    said = [r.getMessage() for r in caplog.records if r.levelno == logging.INFO]
+    assert any(str(cache) in line and f"group {group}" in line for line in said), said
+    deadline = time.monotonic() + 60
+    while _forebay.CacheFolder.open(str(cache), False, str(group)).writer:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    for path in [cache, *cache.rglob("*")]:
+        found = path.stat()
+        assert found.st_gid == group, path
+        assert stat.S_IMODE(found.st_mode) == (0o2770 if path.is_dir() else 0o660), path
+    # Who does not say so trusts nobody.
+    with pytest.raises(forebay.AccessError, match=f"others may write.*{cache}.*cache_group"):
+        forebay.Engine(memory="8M", cache_dir=cache)
+    with pytest.raises(forebay.ArgumentError, match="cache_group needs a cache_dir"):
+        forebay.DataLoader(folder.root, 4, memory="8M", cache_group=group)
+    with pytest.raises(forebay.ArgumentError, match="no-such-group.*does not know"):
+        forebay.Engine(memory="8M", cache_dir=cache, cache_group="no-such-group")
+    for words in [("ls", cache), ("verify", cache), ("clear", cache, "--yes")]:
+        assert _cache_command(*words).returncode != 0, words
+        done = _cache_command(*words, "--cache-group", group)
+        assert done.returncode == 0, done.stderr
+    done = _cache_command("warm", cache, folder.root, "--cache-group", group)
+    assert done.returncode == 0, done.stderr

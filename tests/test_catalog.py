@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -342,3 +344,44 @@ def test_a_file_name_that_is_not_utf8(tmp_path):
         with pytest.raises(forebay.MissingError) as error:
             next(iter(loader))
     assert odd in os.fsencode(str(error.value))
+
+
+_LOSES = """
+import os, sys, time
+import forebay
+mounted, below, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
+catalog = forebay.Catalog.load(mounted)
+os.truncate(below, 100)  # as a rebuild by another node, which knows no rename over this one's cache
+while os.stat(mounted).st_size == size:
+    time.sleep(0.05)
+print(len(catalog), catalog.name(len(catalog) - 1))
+"""
+
+
+def test_a_catalog_that_another_node_cuts_off_kills_nobody(tmp_path):
+    from forebay.slowfs import SlowFs
+
+    usable, reason = SlowFs.available()
+    if not usable:
+        pytest.skip(f"no mount here: {reason}")
+    data = tmp_path / "data" / "a"
+    data.mkdir(parents=True)
+    for i in range(2000):
+        (data / f"{i:05}.bin").write_bytes(b"0")
+    below = tmp_path / "below"
+    below.mkdir()
+    catalog = forebay.Catalog.build(str(data.parent))
+    catalog.save(str(below / "saved.fbc"))
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    size = (below / "saved.fbc").stat().st_size
+    with SlowFs(below, mount):
+        done = subprocess.run(
+            [sys.executable, "-c", _LOSES, mount / "saved.fbc", below / "saved.fbc", str(size)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    assert done.stdout.split() == ["2000", "a/01999.bin"]

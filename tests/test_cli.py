@@ -236,10 +236,19 @@ def test_doctor_without_a_path(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_doctor_measures_the_transport() -> None:
+    for kind, said in (("tcp", r"tcp$"), ("tls", r"tls 1\.3, OpenSSL 3")):
+        link = doctor.measure_transport(kind, 4096, 200)
+        assert re.match(said, link.transport)
+        assert link.bytes == 4096 and link.bytes_per_s > 0 and link.round_trip_s > 0
+    parts = {part.name: part for part in doctor.parts()}
+    assert parts["peers"].state == parts["TLS of peers"].state == "works", parts
+
+
+def test_doctor_measures_ucx() -> None:
     if not Path(_forebay.__file__).with_name("libforebay_ucx.so").exists():
         pytest.skip("built without UCX")
     assert Path(_forebay.__file__).with_name("libforebay_ucx_first.so").exists()
-    link = doctor.measure_transport(4096, 200)
+    link = doctor.measure_transport("ucx", 4096, 200)
     assert re.match(r"ucx \d+\.\d+\.\d+ \(\w", link.transport)
     assert link.bytes == 4096 and link.bytes_per_s > 0 and link.round_trip_s > 0
     part = next(p for p in doctor.parts() if p.name == "UCX")

@@ -16,7 +16,6 @@ from forebay_testing import Cluster, SlowFs
 pytest.importorskip("torch")
 _usable, _reason = Cluster.available()
 pytestmark = pytest.mark.skipif(not _usable, reason=f"no test bed here: {_reason}")
-needs_peers = pytest.mark.skipif(not Cluster.has_peers()[0], reason=Cluster.has_peers()[1])
 needs_fuse = pytest.mark.skipif(not SlowFs.available()[0], reason=SlowFs.available()[1])
 
 _NODES = 4
@@ -25,7 +24,6 @@ _HERE = Path(__file__).resolve().parent
 
 
 @needs_fuse
-@needs_peers
 def test_the_loss_curve_is_the_same_with_and_without(tmp_path: Path) -> None:
     make_files(str(tmp_path / "train"), _FILES, 2000, 1, sigma=0.0, classes=4)
     out = tmp_path / "losses"

@@ -694,20 +694,21 @@ def test_a_closed_loaders_memory_is_free_while_batch_and_iterator_are_held(photo
 
 
 def test_no_memory_is_no_corrupt_image(tmp_path):
-    """A child whose address space is small meets a picture that takes a GiB."""
+    """A child whose address space is small meets a picture that its budget could hold."""
     (tmp_path / "a").mkdir()
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         crc = zlib.crc32(kind + data)
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc)
 
-    header = struct.pack(">IIBBBBB", 16000, 16000, 8, 2, 0, 0, 1)  # interlaced: decoded whole
+    header = struct.pack(">IIBBBBB", 12000, 12000, 8, 2, 0, 0, 1)  # interlaced: decoded whole
     data = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
     (tmp_path / "a" / "0.png").write_bytes(b"\x89PNG\r\n\x1a\n" + data)
     program = f"""
 import resource, forebay
 from forebay import transforms as T
-how = dict(decode="image", transform=[T.CenterCrop(8)], memory="16M", on_error="skip")
+engine = forebay.Engine("768M")
+how = dict(decode="image", transform=[T.CenterCrop(8)], engine=engine, on_error="skip")
 with forebay.DataLoader({str(tmp_path)!r}, 1, epochs=1, **how) as batches:
     assert list(batches) == []
 used = int(open("/proc/self/statm").read().split()[0]) * 4096

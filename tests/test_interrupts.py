@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import random
 import signal
 import sys
@@ -22,6 +23,7 @@ pytest.importorskip("PIL.Image")
 
 import forebay  # noqa: E402
 from forebay import transforms as T  # noqa: E402
+from forebay._internal import worker_io  # noqa: E402
 from forebay._internal.feeds import NativeFeed  # noqa: E402
 from forebay.loader import _Iterator  # noqa: E402
 from test_daemon import _await  # noqa: E402
@@ -252,6 +254,166 @@ def test_interrupted_by_signals(make: Callable[[str], forebay.DataLoader], seed:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert loop.got == wanted
+
+
+# ---- 1,000 exceptions at random instants: 0 batches lost or doubled
+
+_THOUSAND = [
+    ("embedded", "views", 140), ("embedded", "contiguous", 60), ("embedded", "collate", 140),
+    ("embedded", "decode", 140), ("embedded", "python", 60), ("embedded", "device", 60),
+    ("daemon", "views", 100), ("daemon", "collate", 100), ("daemon", "decode", 100),
+]  # fmt: skip
+_ACCELERATED = [(0, 50), (2, 50)]  # workers, exceptions
+
+
+def test_they_are_a_thousand() -> None:
+    assert sum(n for *_, n in _THOUSAND) + sum(n for _, n in _ACCELERATED) == 1000
+
+
+class _Alarm:
+    """Raises one of several exceptions at a random instant after arm(), where `inside` holds."""
+
+    ERRORS = (_Interrupt, KeyboardInterrupt, ValueError)
+
+    def __init__(self, seed: int, inside: Callable[[Any], bool]) -> None:
+        self.rng = random.Random(seed)
+        self._inside = inside
+
+    def __enter__(self) -> _Alarm:
+        self._before = signal.signal(signal.SIGALRM, self._on_alarm)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.disarm()
+        signal.signal(signal.SIGALRM, self._before)
+
+    def _on_alarm(self, _: int, frame: Any) -> None:
+        # What is raised behind the return cannot be told from what the loop itself raises.
+        if self._inside(frame):
+            raise self.rng.choice(self.ERRORS)("at a random instant")
+
+    def arm(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 10 ** self.rng.uniform(-5.5, -3))
+
+    def disarm(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _same_batch(content: Any, wanted: Any) -> bool:
+    # Of a batch of views all but its index, which counts from where the stream began.
+    return content[-2:] == wanted[-2:] if len(wanted) == 4 else content == wanted
+
+
+@pytest.mark.seeds  # make soak: ten times as many
+@pytest.mark.parametrize(
+    ("engine", "mode", "exceptions"), _THOUSAND, indirect=["engine"], ids=lambda v: str(v)
+)
+def test_a_thousand_exceptions(
+    make: Callable[[str], forebay.DataLoader], mode: str, exceptions: int
+) -> None:
+    """In signal handlers, and, where there is one, in the user's own function. Each time the state
+    is what it was, and now and then a second loader goes on from it.
+    """
+    exceptions *= 10 if os.environ.get("FOREBAY_SOAK") else 1
+    loader, whole = make(mode), make(mode)
+    rng = random.Random(exceptions)
+    collate = loader.collate_fn
+    if collate is not None:
+
+        def faulty(batch: Any) -> Any:
+            if rng.random() < 0.3:
+                raise ValueError("of the user's function")
+            return collate(batch)
+
+        loader.collate_fn = faulty
+    raised = epoch = 0
+    with _Alarm(7, _inside_next) as alarm:
+        while raised < exceptions:
+            wanted = [_content(batch) for batch in whole]
+            got: list[Any] = []
+            iterator = iter(loader)
+            while True:
+                state = loader.state_dict()
+                assert (state["epoch"], state["consumed"]) == (epoch, min(42, 8 * len(got)))
+                try:
+                    alarm.arm()
+                    try:
+                        batch = next(iterator)
+                    finally:
+                        alarm.disarm()
+                except StopIteration:
+                    break
+                except _Alarm.ERRORS:
+                    raised += 1
+                    assert loader.state_dict() == state
+                    if raised % 20 == 0 and len(got) < len(wanted):
+                        other = make(mode)
+                        other.load_state_dict(state)
+                        assert _same_batch(_content(next(iter(other))), wanted[len(got)])
+                        other.close()
+                else:
+                    got.append(_content(batch))
+                    del batch
+            assert got == wanted
+            epoch += 1
+            assert loader.epoch == epoch
+
+
+@pytest.mark.seeds
+@pytest.mark.parametrize(("workers", "exceptions"), _ACCELERATED)
+def test_a_thousand_exceptions_with_accelerate(
+    photos: Path,  # noqa: F811
+    workers: int,
+    exceptions: int,
+) -> None:
+    """Outside of PyTorch's own next(), which loses a batch that is interrupted inside it."""
+    exceptions *= 10 if os.environ.get("FOREBAY_SOAK") else 1
+    dataset = _Files(sorted(str(p) for p in photos.rglob("*.jpg")))
+    plain = torch.utils.data.DataLoader(
+        dataset, 2, num_workers=workers, persistent_workers=workers > 0
+    )
+    wanted = [batch.tolist() for batch in plain]
+    fast = forebay.accelerate(plain, engine=forebay.Engine("64M"))
+    theirs = torch.utils.data.dataloader._BaseDataLoaderIter.__next__.__code__
+    rng = random.Random(workers)
+    left = raised = 0
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        nonlocal left
+        if event not in ("call", "c_return"):
+            return
+        while frame.f_code is not ours:
+            frame = frame.f_back
+            if frame is None or frame.f_code is theirs or frame.f_code is here:
+                return
+        left -= 1
+        if left == 0:
+            raise rng.choice(_Alarm.ERRORS)("at a random instant")
+
+    here = sys._getframe().f_code
+    while raised < exceptions:
+        iterator = iter(fast)
+        ours = type(iterator).__next__.__code__
+        assert ours is not theirs
+        got = []
+        while True:
+            left = rng.randrange(1, 60)
+            sys.setprofile(profile)
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                break
+            except _Alarm.ERRORS:
+                raised += 1
+            else:
+                got.append(batch.tolist())
+            finally:
+                sys.setprofile(None)
+        assert got == wanted
+        assert not any(each.inside for each in worker_io._active), "open() is not the program's own"
+        assert len(worker_io._active) <= 1
+    del iterator, fast, plain, profile
+    gc.collect()
 
 
 @pytest.mark.parametrize("engine", ["embedded", "daemon"], indirect=True)

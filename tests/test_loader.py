@@ -312,7 +312,7 @@ def test_another_budget_in_one_process_is_an_error(folder: DataSet) -> None:
         (dict(epochs=-2), forebay.ArgumentError, "epochs is -2"),
         (dict(rank=2, world_size=2), forebay.ArgumentError, "rank 2 of world size 2"),
         (dict(rank=0, world_size=0), forebay.ArgumentError, "world size 0"),
-        (dict(extensions=[""]), forebay.ArgumentError, "extension is empty"),
+        (dict(extensions=[""]), forebay.ArgumentError, "extensions has ''"),
         (dict(_delay="opens=1"), forebay.ArgumentError, "opens"),
     ],
     ids=lambda v: str(v)[:30] if isinstance(v, dict) else "",
@@ -628,3 +628,45 @@ def test_nothing_kept_reads_every_epoch(large_folder: DataSet) -> None:
     assert engine.metrics()["forebay_stage_kept_bytes"] == 0
     reports = loader.stats()
     assert sum(r.source_reads for r in reports) == engine.metrics()["forebay_source_reads_total"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dict(batch_size=2**63), dict(batch_size=-(2**70)), dict(batch_size=2.0),
+        dict(in_flight=-1), dict(in_flight=2**63), dict(in_flight="many"),
+        dict(epochs=2**65), dict(epochs=0), dict(memory=2**64), dict(memory=float("inf")),
+        dict(memory=float("nan")), dict(memory=[64]), dict(decode_threads=-1),
+        dict(extensions=[1]), dict(extensions=""), dict(extensions=["."]),
+        dict(cache_dir="x", cache_bytes="9" * 40 + "T"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_an_argument_out_of_range_is_named(tmp_path, wrong):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "0.bin").write_bytes(b"0")
+    arguments = dict(batch_size=1) | wrong
+    if "cache_dir" in arguments:
+        arguments["cache_dir"] = tmp_path / "cache"
+    name = list(wrong)[-1]
+    with pytest.raises(forebay.ArgumentError, match=name):
+        forebay.DataLoader(tmp_path, **arguments)
+
+
+def test_engines_name_arguments_out_of_range():
+    for wrong in (
+        dict(in_flight=-1), dict(max_in_flight=0), dict(max_in_flight=2**63),
+        dict(copy_threads=-1), dict(decode_threads=2**40), dict(read_ahead=2**80),
+        dict(memory_tier=-1),
+    ):  # fmt: skip
+        with pytest.raises(forebay.ArgumentError, match=next(iter(wrong))):
+            forebay.Engine(**wrong)
+
+
+def test_one_suffix_may_stand_for_itself(tmp_path):
+    (tmp_path / "a").mkdir()
+    for name in ("0.jpg", "1.png", "2.p", "j", "3.JPG"):
+        (tmp_path / "a" / name).write_bytes(b"0")
+    for given in ("jpg", ".jpg", [".jpg"]):
+        with forebay.DataLoader(tmp_path, 8, extensions=given) as loader:
+            assert len(loader.catalog) == 2, given

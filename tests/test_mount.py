@@ -214,6 +214,39 @@ def test_goes_on_without_its_service_and_shows_the_sources_errors(
     assert gone.value.errno == errno.ENOENT
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="copies are not written to by others than root")
+def test_an_open_copy_is_read_at_the_source_while_its_disk_hangs(
+    source: Path, mount: Mount, tmp_path: Path
+) -> None:
+    """The test takes the place of the service's watch, and writes other bytes into the copy."""
+    cache = tmp_path / "cache"
+    path = max(source.rglob("class*/*.bin"), key=lambda p: p.stat().st_size)
+    name, expected = path.relative_to(source), path.read_bytes()
+    first = mount(source, "--cache", cache)
+    assert (first / name).read_bytes() == expected  # makes the copy
+    assert forebay("unmount", first).returncode == 0
+    shown = mount(source, "--cache", cache)  # the kernel has nothing of it
+    fd = os.open(shown / name, os.O_RDONLY)
+    folder = Path(f"/proc/{served_by(shown)}/fd")
+    links = [os.readlink(link) for link in folder.iterdir() if link.is_symlink()]
+    (copy,) = [Path(link) for link in links if "/copies/" in link]
+    (service,) = processes("forebayd", str(cache))
+    os.kill(service, signal.SIGSTOP)
+    try:
+        with open(copy, "r+b") as garbled:
+            garbled.write(bytes(len(expected)))
+        with open(copy.parent.parent / "table", "r+b") as table:
+            table.seek(48)  # FileTableHeader::passed_by
+            table.write(b"\1")
+        assert os.pread(fd, 4096, 0) == expected[:4096]
+        with open(copy.parent.parent / "table", "r+b") as table:
+            table.seek(48)
+            table.write(b"\0")
+    finally:
+        os.kill(service, signal.SIGCONT)
+        os.close(fd)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_foreground(number: int, source: Path, tmp_path: Path) -> None:
     mountpoint = tmp_path / "mount"

@@ -1,4 +1,4 @@
-"""Nodes of a job as programs see them: options, statistics, status and reports, over real UCX."""
+"""Nodes of a job as programs see them: options, statistics, status and reports, over real TCP."""
 
 from __future__ import annotations
 
@@ -22,26 +22,6 @@ from forebay.views.report import CAUSES, EpochReport, sentence, table
 
 _FILES = 120
 _BYTES = 6000
-
-
-def _missing() -> str:
-    """Why there are no peers here; empty where there are."""
-    script = (
-        "import forebay; e = forebay.Engine(memory='16M', peers='127.0.0.1:1,127.0.0.1:2');"
-        "print(e.native.peers_note if e.native.peers_failed else '')"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60,
-        env={**os.environ, "FOREBAY_NODE": "0", "FOREBAY_PEER_LISTEN": "127.0.0.1"},
-    )  # fmt: skip
-    return said.stdout.strip() if said.returncode == 0 else said.stderr.strip()[-300:]
-
-
-@pytest.fixture(scope="module")
-def ucx() -> None:
-    why = _missing()
-    if "UCX" in why:
-        pytest.skip(f"no UCX here: {why}")
 
 
 def _ports(n: int) -> list[int]:
@@ -104,7 +84,7 @@ class _Nodes:
                     [sys.executable, str(script), json.dumps(what)], stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE, stderr=log, text=True,
                     env={**os.environ, "FOREBAY_NODE": str(node), "FOREBAY_PEER_LEASE": str(lease),
-                         "FOREBAY_PEER_WAIT": str(wait), "UCX_TLS": "tcp",
+                         "FOREBAY_PEER_WAIT": str(wait),
                          "FOREBAY_PEER_SECRET": str(tmp / "secret")},
                 ))  # fmt: skip
         for node in range(2):
@@ -142,7 +122,6 @@ class _Nodes:
                     process.stdout.close()
 
 
-@pytest.mark.usefixtures("ucx")
 @pytest.mark.parametrize("kind", ["embedded", "daemon"])
 def test_two_nodes_read_each_sample_once(tmp_path: Path, kind: str) -> None:
     with _Nodes(tmp_path, kind) as nodes:
@@ -178,7 +157,6 @@ def test_two_nodes_read_each_sample_once(tmp_path: Path, kind: str) -> None:
             assert "cluster" in shown
 
 
-@pytest.mark.usefixtures("ucx")
 def test_the_report_names_a_node_that_was_killed(tmp_path: Path) -> None:
     with _Nodes(tmp_path, "embedded", wait=0.5, lease=1) as nodes:
         nodes.tell("epoch 0")
@@ -237,7 +215,7 @@ class _Job:
                     [sys.executable, "-c", _RANK, json.dumps(what)], stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE, stderr=log, text=True,
                     env={**os.environ, "FOREBAY_NODE": str(node), "FOREBAY_PEER_LEASE": "20",
-                         "FOREBAY_PEER_WAIT": "20", "UCX_TLS": "tcp",
+                         "FOREBAY_PEER_WAIT": "20",
                          "FOREBAY_PEER_SECRET": str(tmp / "secret")},
                 ))  # fmt: skip
 
@@ -276,7 +254,6 @@ class _Job:
                 process.stdout.close()
 
 
-@pytest.mark.usefixtures("ucx")
 def test_a_restart_with_fewer_nodes_goes_on_with_their_folders(tmp_path: Path) -> None:
     (tmp_path / "data" / "a").mkdir(parents=True)
     files, step = 240, 24
@@ -324,7 +301,7 @@ def _cluster(**of_node_2: Any) -> dict[str, Any]:
                 served=5, served_bytes=500, timeouts=0, refused=0, corrupt=0, lost=0,
                 latency_ns=1_000_000)  # fmt: skip
     peers = [{**fine, "node": 1}, {**fine, "node": 2, **of_node_2}, {**fine, "node": 3}]
-    return dict(node=0, nodes=4, coordinated=True, description="4 nodes by a list, ucx", health="",
+    return dict(node=0, nodes=4, coordinated=True, description="4 nodes by a list, tcp", health="",
                 peers=peers)  # fmt: skip
 
 
@@ -357,7 +334,7 @@ def test_what_is_shown_of_a_cluster() -> None:
     assert peers_status.fault_lines(_cluster()) == []
     bad = _cluster(state="dead", fault="silent\x1b for 5 s", lost=2, corrupt=1)
     lines = peers_status.cluster_lines(bad)
-    assert lines[0] == "node 0 of 4 nodes by a list, ucx" and len(lines) == 4
+    assert lines[0] == "node 0 of 4 nodes by a list, tcp" and len(lines) == 4
     assert "dead: 10 samples" in lines[2] and "1 with wrong bytes, 2 lost with" in lines[2]
     assert "last fault: silent? for 5 s" in lines[2] and "\x1b" not in "".join(lines)
     assert peers_status.fault_lines(bad) == [lines[2].strip()]
@@ -411,7 +388,8 @@ def test_peers_that_cannot_be_had_are_a_line_in_the_log(tmp_path: Path) -> None:
     missing = str(tmp_path / "nothing.so")
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60,
-        env={**os.environ, "FOREBAY_NODE": "0", "FOREBAY_UCX_LIBRARY": missing,
+        env={**os.environ, "FOREBAY_NODE": "0", "FOREBAY_PEER_TRANSPORT": "ucx",
+             "FOREBAY_UCX_LIBRARY": missing,
              "FOREBAY_PEER_SECRET": str(tmp_path / "secret")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -490,7 +468,7 @@ def test_why_there_are_no_peers_is_said_once_a_node(tmp_path: Path, kind: str) -
     """With torchrun's variables, and nothing asked for."""
     data, folder = _data(tmp_path), tmp_path / "run"
     variables = {
-        "FOREBAY_UCX_LIBRARY": str(tmp_path / "nothing.so"),
+        "FOREBAY_PEER_TRANSPORT": "ucx", "FOREBAY_UCX_LIBRARY": str(tmp_path / "nothing.so"),
         "FOREBAY_PEER_SECRET": str(tmp_path / "secret"), "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "2",
@@ -524,7 +502,7 @@ def test_a_daemon_that_was_started_without_peers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["embedded", "daemon"])
-def test_another_secret_is_said_on_both_nodes(tmp_path: Path, ucx: None, kind: str) -> None:
+def test_another_secret_is_said_on_both_nodes(tmp_path: Path, kind: str) -> None:
     """It is seen after the start, by who connects and by whom it connects to."""
     data = _data(tmp_path)
     peers = ",".join(f"127.0.0.1:{port}" for port in _ports(2))

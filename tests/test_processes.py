@@ -485,6 +485,56 @@ def test_daemon_threads_are_inside_next_when_the_interpreter_ends(
         time.sleep(0.02)
 
 
+def test_daemon_threads_take_the_gil_back_as_the_interpreter_ends(
+    folder: DataSet, tmp_path: Path
+) -> None:
+    """They have their batches and wait for the GIL, which others hold meanwhile. Such a thread was
+    taken for one that stays in next(), got out, and was unwound inside PyTorch: an abort. Children
+    of a process that has imported PyTorch, which takes its time.
+    """
+    pytest.importorskip("torch")
+    script = """
+        import atexit, os, sys, threading, time
+        import torch
+        import forebay
+        for _ in range(24):
+            child = os.fork()
+            if child == 0:
+                break
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            assert code == 0, code
+        else:
+            print("end")
+            sys.exit()
+        torch.set_num_threads(1)
+        engine = forebay.Engine("64M", keep=False)
+        how = dict(engine=engine, _delay="open_ms=5")
+        loaders = [forebay.DataLoader(sys.argv[1], 1, **how) for _ in range(8)]
+        started = threading.Semaphore(0)
+        ending = []
+        def consume(loader):
+            while True:
+                for batch in loader:
+                    started.release()
+                    for _ in range(5 if ending else 0):
+                        torch.ones(1000).sum()        # gives the GIL up
+        def hold():
+            while True:
+                time.sleep(0.001)
+                sum(range(200_000 if ending else 0))  # does not
+        for loader in loaders:
+            threading.Thread(target=consume, args=(loader,), daemon=True).start()
+        for _ in range(4):
+            threading.Thread(target=hold, daemon=True).start()
+        for _ in range(50):
+            started.acquire()
+        # Run in the reverse order, before the loader's own, and without giving the GIL up.
+        atexit.register(ending.append, True)
+        atexit.register(sum, range(1_000_000))
+    """
+    assert _clean(_run(tmp_path, script, folder.root)) == "end\n"
+
+
 def test_an_exception_in_the_loop_is_the_users(folder: DataSet, tmp_path: Path) -> None:
     script = """
         import sys

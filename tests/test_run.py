@@ -112,6 +112,48 @@ def test_data_folder_behind_a_link(old: Path, local: Path, tmp_path: Path) -> No
 
 
 @needs_library
+@pytest.mark.parametrize("how", ["where it stands", "above", "below", "variable", "beside"])
+def test_data_reached_through_a_link_from_outside(
+    old: Path, local: Path, tmp_path: Path, how: str
+) -> None:
+    program = tmp_path / "program"
+    program.mkdir()
+    script = program / "train.py"
+    script.write_text(WHERE)
+    link, env, cwd, inside = tmp_path / "link", dict(os.environ), tmp_path, ""
+    if how == "above":
+        link.symlink_to(old.parent)
+        inside = f"{old.name}/"
+    elif how == "beside":
+        link = program / "link"
+        link.symlink_to(old)
+        cwd = local
+    else:
+        link.symlink_to(old)
+    if how == "variable":
+        env["DATA"] = str(link)
+        cwd = local
+    path = f"{link}/{inside}1.bin" if how != "where it stands" else "link/1.bin"
+    source = str(old.parent if how == "below" else old)
+    done = run("--source", source, "--", sys.executable, str(script), path, cwd=cwd, env=env)
+    assert (done.returncode, done.stdout.split()[1]) == (0, "5000"), done.stderr
+    assert "/copies/" in done.stdout, done.stdout
+    assert "forebay: 1 files copied to local disk" in done.stderr
+    wait_until_empty(local)
+
+
+def test_links_elsewhere_are_no_sources(old: Path, tmp_path: Path) -> None:
+    from forebay.commands.run import linked_sources
+
+    (tmp_path / "other").symlink_to("/usr")
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "data").symlink_to(old)
+    (tmp_path / "again").symlink_to(tmp_path / "data")
+    given = [str(tmp_path / name) for name in ("other", "gone", "data", "again")]
+    assert linked_sources([str(old)], ["python", *given]) == given[2:]
+
+
+@needs_library
 def test_cache_that_stays(old: Path, local: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     for expected in ("8 files copied", "0 files copied"):

@@ -35,7 +35,6 @@ _END_S = 30.0
 NEEDS: dict[str, Callable[[], tuple[bool, str]]] = {
     "fuse": SlowFs.available,
     "cluster": Cluster.available,
-    "peers": Cluster.has_peers,
 }
 
 

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from forebay import _forebay
+from forebay.commands import doctor
 from forebay.loader import open_catalog
 from forebay_testing import Cluster, Etcd, SlowFs
 
@@ -349,7 +350,14 @@ def _rates_from(ctx: Context, out: Outcome, setup: Setup, data: str) -> None:
             ctx.say(f"from a peer: {ours[-1] / 1e6:.0f} MB/s, ucx_perftest "
                     f"{rival[-1] / 1e6 if rival else 0:.0f} MB/s; {limited[-1] / 1e6:.1f} MB/s of "
                     f"{work['limit_gbit'] * 125:g} ({repeat + 1}/{ctx.repeats})")  # fmt: skip
-    _default_rate(ctx, out, setup, {**specs, 1: replace(specs[1], knobs={}, touch=True)}, usable)
+    as_user = {**specs, 1: replace(specs[1], knobs={}, touch=True)}
+    _default_rate(ctx, out, setup, as_user, usable)
+    try:
+        doctor.measure_transport("tls", count=10)
+    except OSError as error:
+        out.notes.append(f"no TLS was measured: {error}")
+    else:
+        _default_rate(ctx, out, setup, as_user, usable, tls=True)
     link = work["limit_gbit"] * 125e6
     out.median("peer_vs_link", (rate / link for rate in limited))
     limit = {}
@@ -369,28 +377,45 @@ def _rates_from(ctx: Context, out: Outcome, setup: Setup, data: str) -> None:
 
 
 def _default_rate(
-    ctx: Context, out: Outcome, setup: Setup, specs: dict[int, Spec], usable: bool
+    ctx: Context,
+    out: Outcome,
+    setup: Setup,
+    specs: dict[int, Spec],
+    usable: bool,
+    tls: bool = False,
 ) -> None:
-    """What a user gets: default knobs, every byte checksummed; `ucx_perftest` with the settings of
-    UCX that Forebay makes.
+    """What a user gets: default knobs and transport, or TLS, every byte checksummed;
+    `ucx_perftest` with the settings of UCX that Forebay makes.
     """
     work = ctx.workload["rate"]
+    how = "default knobs, TLS, checksummed" if tls else "default knobs, checksummed"
+    variables = {"FOREBAY_PEER_TRANSPORT": "tls"} if tls else {}
     ours: list[float] = []
     rival: list[float] = []
-    with Cluster(2, gbit=None) as cluster, setup.ranks(cluster, specs) as ranks:
+    limited: list[float] = []
+    with Cluster(2, gbit=None) as cluster, setup.ranks(cluster, specs, **variables) as ranks:
         ranks.ask(1, epochs=1)
         ranks.answer(1)
         for repeat in range(ctx.repeats):
             ours.append(peer_rate(ranks, work["epochs"]))
             if usable:
                 rival.append(perftest(cluster, work["bytes"], work["messages"], _OUR_UCX))
-            ctx.say(f"from a peer, default knobs, checksummed: {ours[-1] / 1e6:.0f} MB/s, "
+            if tls:
+                for node in range(2):
+                    cluster.rate(node, work["limit_gbit"])
+                limited.append(peer_rate(ranks, work["limited_epochs"]))
+                for node in range(2):
+                    cluster.rate(node, None)
+            ctx.say(f"from a peer, {how}: {ours[-1] / 1e6:.0f} MB/s, "
                     f"ucx_perftest {rival[-1] / 1e6 if rival else 0:.0f} MB/s "
                     f"({repeat + 1}/{ctx.repeats})")  # fmt: skip
-    case = Case(f"samples of {work['bytes']} B from a peer, default knobs, checksummed", "MB/s",
+    case = Case(f"samples of {work['bytes']} B from a peer, {how}", "MB/s",
                 [rate / 1e6 for rate in ours])  # fmt: skip
+    link = work["limit_gbit"] * 125e6
+    if tls:
+        out.median("peer_tls_vs_link", (rate / link for rate in limited))
     if usable:
-        out.speedup("peer_default_vs_ucx_perftest", rival, ours)
+        out.speedup(f"peer_{'tls' if tls else 'default'}_vs_ucx_perftest", rival, ours)
         case.limit = statistics.median(rival) / 1e6
         case.limit_name = "ucx_perftest, " + " ".join(f"{k}={v}" for k, v in _OUR_UCX.items())
     out.cases.append(case)

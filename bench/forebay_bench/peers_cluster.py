@@ -120,6 +120,9 @@ class Ranks:
     def stats(self) -> dict[int, dict[str, Any]]:
         return self.all(stats=1)
 
+    def signal(self, node: int, number: int) -> None:
+        self._processes[node].send_signal(number)
+
     def kill(self, node: int) -> None:
         process = self._processes.pop(node, None)
         if process is None:

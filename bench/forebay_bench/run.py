@@ -33,6 +33,7 @@ REGISTRY = _read("benches.json")
 """Every bench: the folders that its result depends on, and its figures on README's first page."""
 GPU_BENCHES = tuple(name for name, about in REGISTRY.items() if not about.get("in_all", True))
 BENCHES = tuple(name for name in REGISTRY if name not in GPU_BENCHES)
+_DAEMONS_END_S = 15.0
 MODES = ("default", "quick", "full", "check")
 
 
@@ -163,6 +164,21 @@ def _write(path: str, result: dict[str, Any]) -> None:
         out.write("\n")
 
 
+def _remove(folder: str) -> None:
+    """Removes a scratch folder. Daemons that end by themselves some seconds after their last client
+    may still make files in it.
+    """
+    end = time.monotonic() + _DAEMONS_END_S
+    while True:
+        shutil.rmtree(folder, ignore_errors=True)
+        if not os.path.exists(folder):
+            return
+        if time.monotonic() > end:
+            print(f"forebay bench: {folder} could not be removed", file=sys.stderr)
+            return
+        time.sleep(0.1)
+
+
 def run_one(
     name: str,
     mode: str,
@@ -231,7 +247,7 @@ def run_one(
     finally:
         tempfile.tempdir = before
         if not keep:
-            shutil.rmtree(scratch, ignore_errors=True)
+            _remove(scratch)
     if tty:
         print("\033[K", end="", file=sys.stderr)
     found = result(outcome)

@@ -19,6 +19,7 @@ from forebay.commands.run import environment
 from forebay.files import Service
 from forebay.slowfs import SlowFs
 
+from . import transparent_opening
 from .data import make_files
 from .decode_data import make_jpegs
 from .measure import Case, Outcome
@@ -328,6 +329,7 @@ _PARTS: dict[str, tuple[Callable[[Context], Any], Callable[[Context, Outcome, An
     "half_fit": (_make_half_fit, _half_fit),
     "raw": (_make_raw, _raw),
     "decode": (_make_decode, _decode),
+    "opening": (transparent_opening.make, transparent_opening.run),
     "tensorflow": (_make_tensorflow, _tensorflow),
 }
 

@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from forebay import _forebay
 from forebay._errors import ArgumentError, UnsupportedError
 from forebay.slowfs import SlowFs
 
@@ -96,15 +95,6 @@ class Cluster:
         if missing:
             return False, f"{', '.join(missing)} not found; try: apt install iproute2"
         return _try_one()
-
-    @staticmethod
-    def has_peers() -> tuple[bool, str]:
-        """Whether nodes can be peers of each other, which needs UCX; and, if not, why."""
-        named = os.environ.get("FOREBAY_UCX_LIBRARY")
-        beside = os.path.join(os.path.dirname(_forebay.__file__), "libforebay_ucx.so")
-        if not os.path.exists(named or beside):
-            return False, "this build has no UCX (needs libucx-dev)"
-        return True, ""
 
     def __init__(self, nodes: int, *, gbit: float | None = 10.0) -> None:
         if not 1 <= nodes <= 200:
@@ -231,7 +221,7 @@ class Cluster:
             "FOREBAY_PEERS": self.peers(),
             "FOREBAY_NODE": str(node),
             "FOREBAY_NODES": str(self.nodes),
-            # Shared memory would go around the links.
+            # Where a process asks for UCX: shared memory would go around the links.
             "UCX_TLS": "tcp",
             "UCX_NET_DEVICES": "eth0",
         }

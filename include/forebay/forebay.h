@@ -115,6 +115,9 @@ typedef struct fb_engine_options {
   /* Called when a shared engine was lost or came back. Default NULL. */
   fb_event event;
   void* event_context;
+  /* A group, by name or number, whose members share cache_dir on purpose and choose what the others
+   * read from it. Default NULL: the folder is this user's alone. */
+  const char* cache_group;
 } fb_engine_options;
 
 /* Called while a data set is listed, by one thread at a time, at most ten times a second. Any value
@@ -192,7 +195,9 @@ FOREBAY_API int64_t fb_metrics_text(const fb_engine* engine, char* buffer, size_
 FOREBAY_API int fb_dataset_open(fb_engine* engine, const char* path,
                                 const fb_dataset_options* options, fb_dataset** out);
 
-/* The engine keeps its tables and the samples in memory until it stops. */
+/* Loaders over it go on. With the last of them it gives back its tables and descriptors; samples
+ * stay in memory for a while, as far as there is room, for an equal data set that is opened soon.
+ */
 FOREBAY_API void fb_dataset_close(fb_dataset* dataset);
 
 /* Samples, and the bytes of all of them. */

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <map>
 #include <string>
 #include <utility>
@@ -6,6 +7,7 @@
 #include "common.h"
 #include "files/identity.h"
 #include "handles.h"
+#include "tier/copy_names.h"
 #include "tier/folder_admin.h"
 
 namespace forebay::python {
@@ -49,14 +51,14 @@ void BindCache(nb::module_& m) {
   nb::class_<CacheHandle>(m, "CacheFolder", "A folder of cache_dir=, to be listed and changed.")
       .def_static(
           "open",
-          [](const std::string& folder, bool change) {
+          [](const std::string& folder, bool change, const std::string& group) {
             Result<FolderAdmin> admin = [&] {
               WaitUnlocked unlocked;
-              return FolderAdmin::Open(folder, change);
+              return FolderAdmin::Open(folder, change, group);
             }();
             return std::make_unique<CacheHandle>(CacheHandle{Value(std::move(admin))});
           },
-          nb::arg("folder"), nb::arg("change") = false,
+          nb::arg("folder"), nb::arg("change") = false, nb::arg("group") = "",
           "Takes the folder's lock when it is to be changed.")
       .def_prop_ro("foreign", [](const CacheHandle& c) { return FileText(c.admin.foreign()); })
       .def_prop_ro("used_bytes", [](const CacheHandle& c) { return c.admin.used_bytes(); })
@@ -128,6 +130,40 @@ void BindCache(nb::module_& m) {
             return std::pair(bad, read);
           },
           nb::arg("samples"), "(those whose copy is bad, bytes read)")
+      .def(
+          "compare",
+          [](CacheHandle& c, const CatalogHandle& catalog, uint32_t first, uint32_t count) {
+            std::vector<Name> differ;
+            uint64_t read = 0;
+            uint64_t held = 0;
+            Status status;
+            {
+              WaitUnlocked unlocked;
+              const Catalog& whole = *catalog.catalog;
+              const CopyNames names(catalog.catalog);
+              const uint64_t end = std::min<uint64_t>(whole.size(), uint64_t{first} + count);
+              for (uint64_t s = first; s < end; ++s) {
+                const auto sample = static_cast<SampleId>(s);
+                const TierKey key = names.Of(sample);
+                uint64_t bytes = 0;
+                const Result<FolderAdmin::Compared> found =
+                    c.admin.Compare(whole, key, sample, &bytes);
+                if (!found) {
+                  status = found.error();
+                  break;
+                }
+                read += bytes;
+                held += *found == FolderAdmin::Compared::kNone ? 0 : 1;
+                if (*found == FolderAdmin::Compared::kDiffers) {
+                  differ.emplace_back(key.name, key.check);
+                }
+              }
+            }
+            Raise(status);
+            return std::tuple(differ, held, read);
+          },
+          nb::arg("catalog"), nb::arg("first"), nb::arg("count"),
+          "(copies that are not what their files hold, copies compared, bytes read) of samples.")
       .def(
           "drop", [](CacheHandle& c, const Name& sample) { Raise(c.admin.Drop(KeyOf(sample))); },
           nb::arg("sample"))

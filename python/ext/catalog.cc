@@ -1,8 +1,11 @@
 #include <exception>
+#include <optional>
+#include <tuple>
 
 #include "common.h"
 
 #include "catalog/catalog.h"
+#include "core/sampler.h"
 #include "handles.h"
 
 namespace forebay::python {
@@ -53,12 +56,13 @@ const Catalog& Whole(const CatalogHandle& c) {
 
 template <typename Build>
 auto Run(const std::string& format, std::vector<std::string> extensions, nb::object function,
-         Build build, bool sizes_later = false) {
+         Build build, bool sizes_later = false, bool look = true) {
   Progress progress(std::move(function));
   BuildOptions options;
   options.format = format;
   options.extensions = std::move(extensions);
   options.sizes_later = sizes_later;
+  options.look_at_files = look;
   options.progress = [&](uint64_t done, uint64_t total, uint64_t samples) {
     return progress(done, total, samples);
   };
@@ -68,6 +72,24 @@ auto Run(const std::string& format, std::vector<std::string> extensions, nb::obj
   }();
   progress.Rethrow();
   return Value(std::move(result));
+}
+
+// What epoch_order takes, but for the size, which the catalog tells.
+using FirstEpoch =
+    std::tuple<bool, uint64_t, uint64_t, uint32_t, uint32_t, bool, uint32_t, uint32_t>;
+
+std::vector<SampleId> OrderOf(const FirstEpoch& first, size_t samples) {
+  const auto& [shuffle, seed, epoch, rank, world, drop_last, exchange, ranks_per_node] = first;
+  const SamplerSpec spec{.size = static_cast<uint32_t>(samples),
+                         .shuffle = shuffle,
+                         .seed = seed,
+                         .rank = rank,
+                         .world = world,
+                         .drop_last = drop_last,
+                         .exchange = exchange,
+                         .ranks_per_node = ranks_per_node};
+  // What is wrong with it is told by the stream.
+  return spec.Validate().ok() ? EpochOrder(spec, epoch) : std::vector<SampleId>();
 }
 
 const char* FormatName(Format format) {
@@ -101,26 +123,31 @@ void BindCatalog(nb::module_& m) {
           "open",
           [](const std::string& path, const std::string& format,
              std::vector<std::string> extensions, nb::object progress, const EngineHandle* engine,
-             bool sizes_later) {
+             bool sizes_later, bool look, const std::optional<FirstEpoch>& first) {
             std::shared_ptr<CatalogHandle::Early> early;
             if (engine != nullptr) early = std::make_shared<CatalogHandle::Early>(engine->engine);
             OpenedCatalog opened = Run(
                 format, std::move(extensions), progress,
                 [&](BuildOptions o) {
                   if (early) o.early = &early->samples;
+                  if (first) o.first_needed = [&](size_t n) { return OrderOf(*first, n); };
                   return OpenOrBuild(path, o);
                 },
-                sizes_later);
+                sizes_later, look);
             if (early && early->samples.size() == 0) early.reset();
             return nb::make_tuple(CatalogHandle{std::move(opened.catalog), std::move(early)},
                                   opened.rebuilt, opened.note);
           },
           nb::arg("path"), nb::arg("format") = "",
           nb::arg("extensions") = std::vector<std::string>(), nb::arg("progress") = nb::none(),
-          nb::arg("engine") = nb::none(), nb::arg("sizes_later") = false,
+          nb::arg("engine") = nb::none(), nb::arg("sizes_later") = false, nb::arg("look") = true,
+          nb::arg("first") = nb::none(),
           "(catalog, rebuilt, note): the saved catalog when it is fresh, else a new one, saved. "
           "What is read on the way goes to `engine`, which takes it over by add_dataset. "
-          "`sizes_later`: a new one of loose files is there before it is complete.")
+          "`sizes_later`: a new one of loose files is there before it is complete. `look`: every "
+          "file of a saved one is looked at, and taken as it is now. `first`: (shuffle, seed, "
+          "epoch, "
+          "rank, world, drop_last, exchange, ranks_per_node), whose samples are looked at first.")
       .def_static(
           "build",
           [](const std::string& path, const std::string& format,
@@ -141,15 +168,17 @@ void BindCatalog(nb::module_& m) {
           "One sample for each path, in this order.")
       .def_static(
           "open_files",
-          [](std::vector<std::string> paths, nb::object progress) {
+          [](std::vector<std::string> paths, nb::object progress, bool look) {
             OpenedCatalog opened = Run(
-                "", {}, progress, [&](const BuildOptions& o) { return OpenFileList(paths, o); });
+                "", {}, progress, [&](const BuildOptions& o) { return OpenFileList(paths, o); },
+                false, look);
             return nb::make_tuple(CatalogHandle{std::move(opened.catalog)}, opened.rebuilt,
                                   opened.note, FileText(opened.file));
           },
-          nb::arg("paths"), nb::arg("progress") = nb::none(),
+          nb::arg("paths"), nb::arg("progress") = nb::none(), nb::arg("look") = true,
           "(catalog, rebuilt, note, file): as from_files, but the saved catalog of the same list "
-          "when no folder of its files has changed since. `file`: where it is saved, if it is.")
+          "when no folder of its files has changed since; `look` as in open. `file`: where it is "
+          "saved, if it is.")
       .def_static(
           "load",
           [](const std::string& file) {
@@ -194,6 +223,38 @@ void BindCatalog(nb::module_& m) {
             Raise(status);
           },
           "Raises ChangedError when a folder changed since the catalog was made.")
+      .def_prop_ro(
+          "looked_at", [](const CatalogHandle& c) { return c.catalog->looked_at(); },
+          "Whether sizes and times are of this process's own look, not as they were saved.")
+      .def(
+          "look",
+          [](const CatalogHandle& c) {
+            constexpr size_t kThreads = 64;
+            Progress progress{nb::object(nb::none())};
+            const Catalog& whole = Whole(c);
+            Result<Relooked> looked = [&] {
+              WaitUnlocked unlocked;
+              return whole.LookAtFiles(kThreads, [&] { return progress(); });
+            }();
+            progress.Rethrow();
+            Relooked found = Value(std::move(looked));
+            nb::object catalog = nb::none();
+            if (found.catalog) catalog = nb::cast(CatalogHandle{std::move(found.catalog)});
+            return nb::make_tuple(catalog, found.changed, FileText(found.first));
+          },
+          "(catalog, changed, path): looks at every loose file. None where none has changed; else "
+          "of the files as they are now, how many have changed, and one of them.")
+      .def(
+          "check_shards",
+          [](const CatalogHandle& c) {
+            Status status;
+            {
+              WaitUnlocked unlocked;
+              status = c.catalog->CheckShards();
+            }
+            Raise(status);
+          },
+          "Raises ChangedError when a shard is another one than the catalog was made from.")
       .def(
           "verify",
           [](const CatalogHandle& c, nb::object function) {
@@ -218,6 +279,10 @@ void BindCatalog(nb::module_& m) {
       .def_prop_ro("max_length", [](const CatalogHandle& c) { return Whole(c).max_length(); })
       .def_prop_ro("objects", [](const CatalogHandle& c) { return c.catalog->object_count(); })
       .def_prop_ro("fingerprint", [](const CatalogHandle& c) { return Whole(c).fingerprint(); })
+      .def_prop_ro(
+          "version", [](const CatalogHandle& c) { return Whole(c).version(); },
+          "As fingerprint, and of paths and times, too: what one version has in memory is not "
+          "another's.")
       .def_prop_ro("image_bytes", [](const CatalogHandle& c) { return Whole(c).image().size(); })
       .def_prop_ro("classes",
                    [](const CatalogHandle& c) {

@@ -21,10 +21,13 @@ Policy Parse(const std::string& json, const Knobs& knobs) {
 }
 
 std::unique_ptr<EtcdStore> Etcd(const std::vector<std::string>& endpoints, double deadline_s) {
-  EtcdOptions options;
-  options.endpoints = endpoints;
-  options.deadline = static_cast<Nanos>(deadline_s * kSecond);
-  return Value(EtcdStore::Make(options));
+  std::unique_ptr<EtcdStore> store =
+      Value(EtcdStore::Open(endpoints, static_cast<Nanos>(deadline_s * kSecond)));
+  const std::string warning = store->Warning();
+  if (!warning.empty() && PyErr_WarnEx(PyExc_RuntimeWarning, warning.c_str(), 1) != 0) {
+    throw nb::python_error();
+  }
+  return store;
 }
 
 struct Rounds {
@@ -157,10 +160,7 @@ void BindControl(nb::module_& m) {
             MemoryStore store(state);
             return TimeRounds(store, stages, jobs, warm, rounds, seed);
           }
-          EtcdOptions options;
-          options.endpoints = endpoints;
-          options.deadline = 30 * kSecond;
-          const auto store = EtcdStore::Make(options);
+          const auto store = EtcdStore::Open(endpoints, 30 * kSecond);
           if (!store) return store.error();
           return TimeRounds(**store, stages, jobs, warm, rounds, seed);
         };

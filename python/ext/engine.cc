@@ -235,8 +235,9 @@ void BindEngine(nb::module_& m) {
           "__init__",
           [](EngineOptions* self, uint64_t memory, size_t max_in_flight, size_t in_flight,
              const std::string& io, size_t copy_threads, size_t decode_threads, bool keep,
-             bool verify, const std::string& cache_dir, uint64_t cache_bytes, uint64_t memory_tier,
-             uint64_t read_ahead, const std::string& tuner, const std::string& tuner_log) {
+             bool verify, const std::string& cache_dir, uint64_t cache_bytes,
+             const std::string& cache_group, uint64_t memory_tier, uint64_t read_ahead,
+             const std::string& tuner, const std::string& tuner_log) {
             EngineOptions options;
             options.memory = memory;
             options.max_in_flight = max_in_flight;
@@ -247,6 +248,7 @@ void BindEngine(nb::module_& m) {
             options.verify = verify;
             options.cache_folder = cache_dir;
             options.cache_bytes = cache_bytes;
+            options.cache_group = cache_group;
             options.memory_tier = memory_tier;
             options.read_ahead = read_ahead;
             options.tuner_log = tuner_log;
@@ -257,8 +259,8 @@ void BindEngine(nb::module_& m) {
           nb::arg("memory") = 0, nb::arg("max_in_flight") = 256, nb::arg("in_flight") = 0,
           nb::arg("io") = "auto", nb::arg("copy_threads") = 2, nb::arg("decode_threads") = 0,
           nb::arg("keep") = true, nb::arg("verify") = false, nb::arg("cache_dir") = "",
-          nb::arg("cache_bytes") = 0, nb::arg("memory_tier") = 0, nb::arg("read_ahead") = 0,
-          nb::arg("tuner") = "forebay", nb::arg("tuner_log") = "");
+          nb::arg("cache_bytes") = 0, nb::arg("cache_group") = "", nb::arg("memory_tier") = 0,
+          nb::arg("read_ahead") = 0, nb::arg("tuner") = "forebay", nb::arg("tuner_log") = "");
 
   nb::class_<EngineHandle> bound(m, "Engine", "Budget, memory and streams; see forebay.Engine.");
   BindStreams(bound);
@@ -268,14 +270,16 @@ void BindEngine(nb::module_& m) {
           [](EngineHandle* self, const EngineOptions& options, const std::string& peers) {
             EnginePtr engine = Value(Engine::Create(options));
             peer::Started started = Value(peer::StartPeers(*engine, peers));
-            new (self) EngineHandle(peer::Share(std::move(engine), std::move(started.peers)));
+            new (self) EngineHandle(peer::WithPeers(std::move(engine), std::move(started.peers)));
             self->peers_note = std::move(started.note);
             self->peers_failed = started.failed;
+            self->peers_warning = std::move(started.warning);
           },
           nb::arg("options"), nb::arg("peers") = "off")
       .def(
           "add_dataset",
-          [](const EngineHandle& e, CatalogHandle& c, const std::string& delay) {
+          [](const EngineHandle& e, CatalogHandle& c, const std::string& delay,
+             const std::string& key) {
             // Of another engine, or for emulated storage, which is to be read.
             const std::shared_ptr<CatalogHandle::Early> held = std::exchange(c.early, nullptr);
             const bool ours = held && held->engine == e.engine && delay.empty();
@@ -285,13 +289,32 @@ void BindEngine(nb::module_& m) {
               source = Value(MakeDelayedSource(*c.catalog, delay));
             }
             WaitUnlocked unlocked;
-            Result<DatasetId> id = e.engine->AddDataset(c.catalog, std::move(source), early);
+            Result<DatasetId> id = e.engine->AddDataset(c.catalog, std::move(source), early, key);
             nb::gil_scoped_acquire locked;
             return Value(std::move(id));
           },
-          nb::arg("catalog"), nb::arg("delay") = "",
+          nb::arg("catalog"), nb::arg("delay") = "", nb::arg("key") = "",
           "`delay`: settings of an emulated slow storage, such as "
-          "'open_ms=1,read_ms=1,bandwidth_mb=300'.")
+          "'open_ms=1,read_ms=1,bandwidth_mb=300'. `key`: equal data sets have the same, and share "
+          "their samples. For each call there is a close_dataset.")
+      .def(
+          "close_dataset",
+          [](const EngineHandle& e, DatasetId dataset) { (void)e.engine->CloseDataset(dataset); },
+          nb::arg("dataset"),
+          "The caller opens no more streams over it; it is given back when the last one closes.")
+      .def(
+          "knows_dataset",
+          [](const EngineHandle& e, const std::string& key, bool closed) {
+            return e.engine->KnowsDataset(key, closed);
+          },
+          nb::arg("key"), nb::arg("closed") = false,
+          "Whether add_dataset would find one; `closed`: also one that memory still has some of.")
+      .def(
+          "rename_dataset",
+          [](const EngineHandle& e, const std::string& key, const std::string& to) {
+            e.engine->RenameDataset(key, to);
+          },
+          nb::arg("key"), nb::arg("to"))
       .def("metrics",
            [](const EngineHandle& e) {
              std::map<std::string, uint64_t> out;
@@ -361,6 +384,9 @@ void BindEngine(nb::module_& m) {
           },
           "Why the cache folder takes no copies; empty while it does, or where there is none.")
       .def_prop_ro(
+          "changed_files", [](const EngineHandle& e) { return FileText(e.engine->ChangedFiles()); },
+          "Files that changed after they were looked at, a line each, the first few.")
+      .def_prop_ro(
           "cache_warning", [](const EngineHandle& e) { return FileText(e.engine->CacheWarning()); },
           "That the cache folder hung, so that copies were given up; empty: it never did.")
       .def_prop_ro(
@@ -376,6 +402,7 @@ void BindEngine(nb::module_& m) {
             return FileText(report.nodes == 0 ? report.health : "");
           },
           "Why there are no peers though they were meant to be; mostly nothing.")
+      .def_prop_ro("peers_warning", [](const EngineHandle& e) { return FileText(e.peers_warning); })
       .def_prop_ro("peers_failed", [](const EngineHandle& e) { return e.peers_failed; })
       .def(
           "cluster", [](const EngineHandle& e) { return ClusterOf(e.engine->Cluster()); },

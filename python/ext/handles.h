@@ -88,6 +88,7 @@ struct EngineHandle {
       port;                // of that engine, which it keeps alive: what batches and pipelines hold
   std::string peers_note;  // for the log
   bool peers_failed = false;
+  std::string peers_warning;  // for the log, though there are peers
 };
 
 // A connection to a daemon.

@@ -81,14 +81,17 @@ bool Finalizing() {
 
 namespace {
 
-constexpr auto kLongestLeave = std::chrono::milliseconds(300);
+constexpr auto kLongestLeave = std::chrono::seconds(1);
 // For a thread that is asked to wait for the end. Somebody may wait for that thread instead.
 constexpr auto kLongestWait = std::chrono::seconds(2);
 
 struct Leaving {
   std::atomic<uint64_t> generation{ForkGeneration()};  // of the counts
   std::atomic<int> consumers{0};
-  std::atomic<int> unlocked{0};              // consumers without the GIL
+  // Consumers without the GIL that have yet to look whether the end is awaited, or have seen it.
+  // Whoever looks and goes on is counted out before: Leave() sets `leaver` and then reads this, a
+  // consumer subtracts itself and then reads `leaver`, so one of them sees the other.
+  std::atomic<int> unlocked{0};
   std::atomic<unsigned long> leaver{0};      // the thread that ends the process; 0: none
   std::atomic<uint64_t> left_generation{0};  // where `leaver` counts: not in a forked child
 };
@@ -150,11 +153,15 @@ WaitUnlocked::WaitUnlocked() : shuts_down_(Finalizing()), state_(PyEval_SaveThre
 }
 
 WaitUnlocked::~WaitUnlocked() {
+  const bool counted = IsCounted();
+  if (counted) --TheLeaving().unlocked;
   if (!shuts_down_ && EndAwaited()) {
+    if (counted) ++TheLeaving().unlocked;
     const auto until = std::chrono::steady_clock::now() + kLongestWait;
     while (!Finalizing() && std::chrono::steady_clock::now() < until) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
+    if (counted && !Finalizing()) --TheLeaving().unlocked;
   }
   while (!shuts_down_ && Finalizing()) pause();
 #ifdef __GLIBCXX__
@@ -167,7 +174,6 @@ WaitUnlocked::~WaitUnlocked() {
 #else
   PyEval_RestoreThread(state_);
 #endif
-  if (IsCounted()) --TheLeaving().unlocked;
 }
 
 bool SignalRaised() { return PyErr_CheckSignals() != 0; }

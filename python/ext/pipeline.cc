@@ -145,7 +145,8 @@ void BindPipeline(nb::module_& m) {
           [](PipelineHandle* self, nb::handle engine, const StreamOptions& stream,
              const std::string& kind, nb::list transform, const std::string& dtype,
              const std::string& layout, bool fast, bool skip, size_t ahead,
-             const std::string& array_name, const std::vector<uint64_t>& shape) {
+             const std::string& array_name, const std::vector<uint64_t>& shape,
+             uint64_t max_pixels) {
             PipelineOptions options;
             options.seed = stream.sampler.seed;
             options.skip_corrupt = skip;
@@ -155,6 +156,7 @@ void BindPipeline(nb::module_& m) {
               options.decode.transform = SpecFrom(transform);
               options.decode.output = OutputFrom(dtype, layout);
               options.decode.fast = fast;
+              options.decode.max_pixels = max_pixels;
               number = NumberType(options.decode.output.dtype);
             } else {
               options.decode.kind = DecodeOptions::Kind::kArray;
@@ -177,7 +179,8 @@ void BindPipeline(nb::module_& m) {
           nb::arg("transform") = nb::list(), nb::arg("dtype") = "float32",
           nb::arg("layout") = "chw", nb::arg("fast") = false, nb::arg("skip") = false,
           nb::arg("ahead") = 0, nb::arg("array_name") = "",
-          nb::arg("shape") = std::vector<uint64_t>())
+          nb::arg("shape") = std::vector<uint64_t>(),
+          nb::arg("max_pixels") = DecodeOptions().max_pixels)
       .def("take", &Take, nb::arg("wait_s"), nb::arg("held") = nb::none(),
            "A DecodedBatch; None when `wait_s` seconds passed; or 'end of epoch' or 'end of "
            "stream'. It is also in `held.item`.")
@@ -207,6 +210,12 @@ void BindPipeline(nb::module_& m) {
              nb::list out;
              for (const EpochStats& epoch : stats) out.append(StatsOf(epoch));
              return out;
+           })
+      .def("files_changed",
+           [](const PipelineHandle& p) {
+             const ChangedFilesOf changed =
+                 Value(Unlocked([&] { return p.pipeline->ChangedFiles(); }));
+             return std::pair(changed.count, FileText(changed.last));
            })
       .def("waiting_for",
            [](const PipelineHandle& p) {

@@ -86,6 +86,15 @@ void BindPort(nb::module_& m) {
           },
           nb::arg("catalog"), nb::arg("delay") = "")
       .def(
+          "close_dataset",
+          [](const PortHandle& p, DatasetId dataset) {
+            Raise(Unlocked([&] {
+              p.port->CloseDataset(dataset);
+              return Status();
+            }));
+          },
+          nb::arg("dataset"))
+      .def(
           "open_shared_stream",
           [](const PortHandle& p, const StreamOptions& options) {
             return Value(Unlocked([&] { return p.port->OpenSharedStream(options); }));

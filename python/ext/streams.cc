@@ -115,6 +115,15 @@ void BindStreams(nb::class_<Handle>& c) {
           nb::arg("stream"), nb::arg("cause"), nb::arg("seconds"),
           "A consumer behind the stream's workers waited; `cause` is a place in STALL_CAUSES.")
       .def(
+          "files_changed",
+          [](const Handle& e, StreamId s) {
+            const ChangedFilesOf changed = Value(Unlocked([&] { return e.port->ChangedFiles(s); }));
+            return std::pair(changed.count, FileText(changed.last));
+          },
+          nb::arg("stream"),
+          "How many files of the stream's data set changed since they were looked at, and the last "
+          "one in words.")
+      .def(
           "waiting_for",
           [](const Handle& e, StreamId s) {
             return FileText(Unlocked([&] { return e.port->WaitingFor(s); }));

@@ -30,6 +30,7 @@ from . import _forebay
 from ._errors import ForebayError
 from ._internal import ranks
 from ._internal.foresight import Replay, between_passes, numbers, paths_of, replay
+from ._internal.own_writes import Written
 from ._internal.worker_io import (
     Place,
     Reader,
@@ -135,6 +136,8 @@ class _Hub:
             self.numbers.setdefault(path, len(self.numbers))
         self.folder = os.getcwd()  # where relative paths start
         self.samples = np.fromiter((self.numbers[p] for p in paths), np.uint32, len(paths))
+        self.written = Written(self.numbers, self.folder)
+        self.written.mark(_written_before(engine))
         self.catalog, self._saved = _catalog_of([os.path.abspath(p) for p in self.numbers], engine)
         self._lengths: Any = self.catalog.lengths()
         self.engine = engine
@@ -163,22 +166,27 @@ class _Hub:
         self.passes: deque[EpochReport] = deque(maxlen=_PASSES_KEPT)
         # The first is not tried twice: what this raises goes to the caller's log.
         self._open()
+        _hubs.add(self)
 
     def _open(self) -> None:
         """Opens the stream, and tells the workers where it is."""
         engine = self.engine
         self.native: Any = engine.native
+        dataset = engine.dataset(self.catalog)
         options = _forebay.StreamOptions(
-            engine.dataset(self.catalog),
+            dataset,
             self._batch_size,
             itemised=True,
             declared=True,
             first_epoch=self.epoch,
         )
-        if isinstance(engine, SharedEngine):
-            self.stream = engine.native.open_shared_stream(options)
-        else:
-            self.stream = self.native.open_stream(options)
+        try:
+            if isinstance(engine, SharedEngine):
+                self.stream = engine.native.open_shared_stream(options)
+            else:
+                self.stream = self.native.open_stream(options)
+        finally:
+            self.native.close_dataset(dataset)  # the stream keeps it
         self._address: tuple[int, int] | None = None  # as the workers were told
         self._server: Any = None
         self._follow()
@@ -208,7 +216,9 @@ class _Hub:
 
     def reader(self) -> Reader | None:
         """For the data set that runs in this process."""
-        return start_worker(self.place, self.numbers, self.folder, self.waits, WorkerWaits.OWN)
+        return start_worker(
+            self.place, self.numbers, self.folder, self.waits, WorkerWaits.OWN, self.written
+        )
 
     def _call(self, function: Callable[[], object]) -> None:
         """Never fails: the program does not need it."""
@@ -416,33 +426,43 @@ class _Hub:
     def __del__(self) -> None:
         try:
             if self._pid == os.getpid():
+                _remember_written(self)
                 self.native.close_stream(self.stream)
         except Exception:  # noqa: BLE001, S110 - nothing can be done while being collected
             pass
 
 
+_hubs: weakref.WeakSet[_Hub] = weakref.WeakSet()
+# Files that the program wrote to while an engine, which lives on, had them in its memory.
+_written_with: weakref.WeakKeyDictionary[Engine, set[str]] = weakref.WeakKeyDictionary()
+
+
+def _remember_written(hub: _Hub) -> None:
+    if paths := hub.written.paths():
+        _written_with.setdefault(hub.engine, set()).update(paths)
+
+
+def _written_before(engine: Engine) -> set[str]:
+    for hub in list(_hubs):
+        _remember_written(hub)
+    return _written_with.get(engine, set())
+
+
 def _catalog_of(files: list[str], engine: Engine) -> tuple[_forebay.Catalog, str]:
     """The files' catalog, and where it is saved: as of the last start where that is known to hold.
 
-    Copies on disk are of the files as they were when they were listed, and one that is rewritten in
-    place with its size unchanged shows in its own time only. So where there may be copies, each
-    file is looked at.
+    A file that is rewritten in place shows in its own size and time only. So where the engine may
+    have bytes of it from before, each file is looked at; elsewhere they are read, and that tells.
     """
     with counting("looking at the data set's files") as progress:
-        if _has_copies(engine):
+        if isinstance(engine, SharedEngine) or engine._options["cache_dir"]:
             return _forebay.Catalog.from_files(files, progress), ""
-        catalog, _, note, saved = _forebay.Catalog.open_files(files, progress)
+        catalog, _, note, saved = _forebay.Catalog.open_files(files, progress, look=False)
+        if engine.may_hold(catalog.root):
+            catalog, _, note, saved = _forebay.Catalog.open_files(files, progress)
     if note:
         _log.info("forebay: %s", note)
     return catalog, saved
-
-
-def _has_copies(engine: Engine) -> bool:
-    """Whether the engine keeps what it has read beyond its own end."""
-    client = engine.client() if isinstance(engine, SharedEngine) else None
-    # A daemon has the settings of who started it.
-    theirs = str(client.settings).splitlines() if client is not None else []
-    return bool(engine._options["cache_dir"]) or any(s.startswith("cache_dir=") for s in theirs)
 
 
 class _Tally:
@@ -725,14 +745,17 @@ def _passing(base: type) -> type:
                 hub.check()
                 if tally is not None:
                     tally.ask(self)
+                # Only while the data set runs: the program's own code sees the real open().
+                through = intercepting(reader)
                 try:
-                    # Only while the data set runs: the program's own code sees the real open().
-                    with intercepting(reader):
+                    with through:
                         own["_forebay_held"] = super().__next__()
                 except StopIteration:
                     if tally is not None and tally.ended(asked=True):
                         hub.finished(tally)
                     raise
+                finally:
+                    through.inside = False
                 if tally is not None:
                     tally.batch()
             # Some, such as Lightning, count the batches and never ask for the end.
@@ -774,19 +797,30 @@ class _WorkerInit:
         self._waits = hub.waits
         self._numbers = hub.numbers
         self._folder = hub.folder
+        self._written = hub.written
 
     def __getstate__(self) -> tuple:
         # For spawn: pickle sends each text once, and the data set has most of them.
-        return self._user, self._place, self._waits, list(self._numbers), self._folder
+        shared = self._place, self._waits, self._written
+        return self._user, shared, list(self._numbers), self._folder
 
     def __setstate__(self, state: tuple) -> None:
         self.hub = None
-        self._user, self._place, self._waits, paths, self._folder = state
+        self._user, shared, paths, self._folder = state
+        self._place, self._waits, self._written = shared
         self._numbers = {path: number for number, path in enumerate(paths)}
+        self._written.watch(self._numbers, self._folder)
 
     def __call__(self, worker_id: int) -> None:
         intercept_for_life(
-            start_worker(self._place, self._numbers, self._folder, self._waits, worker_id + 1)
+            start_worker(
+                self._place,
+                self._numbers,
+                self._folder,
+                self._waits,
+                worker_id + 1,
+                self._written,
+            )
         )
         if self._user is not None:
             self._user(worker_id)

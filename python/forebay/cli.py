@@ -214,7 +214,7 @@ def _add_peers(parser: argparse.ArgumentParser) -> None:
         "--peers",
         metavar="off|auto|LIST",
         help="nodes that share what they read: host:port,host:port,... by node, with FOREBAY_NODE, "
-        "or etcd://host:port; default: as torchrun's arguments, SLURM or MPI tell",
+        "or etcds://host:port; default: as torchrun's arguments, SLURM or MPI tell",
     )
 
 
@@ -390,6 +390,9 @@ def _cache_part(argv: Sequence[str]) -> int:
     }[name]
     parser = _command_parser(f"cache {name}", text, "")
     parser.add_argument("folder", metavar="FOLDER", help="as given to cache_dir=")
+    parser.add_argument(
+        "--cache-group", metavar="GROUP", help="members share the folder, as cache_group="
+    )
     if name == "warm":
         parser.add_argument("path", metavar="PATH", help="the data set")
         _add_dataset_arguments(parser)
@@ -399,6 +402,9 @@ def _cache_part(argv: Sequence[str]) -> int:
         parser.add_argument("--dataset", metavar="PATH", help="only this data set, as ls shows it")
     if name == "verify":
         parser.add_argument("--dry-run", action="store_true", help="remove nothing")
+        parser.add_argument(
+            "--source", action="store_true", help="compare each copy with its file, both read"
+        )
     if name == "clear":
         parser.add_argument("--yes", action="store_true", help="do not ask")
     from .commands import cache as cache_command
@@ -417,6 +423,7 @@ def _run_cache(argv: Sequence[str]) -> int:
         "  forebay cache ls /nvme/forebay                   data sets, sizes, last use, writer\n"
         "  forebay cache warm /nvme/forebay /data/train     before the job starts\n"
         "  forebay cache verify /nvme/forebay --dry-run     read every copy, remove nothing\n"
+        "  forebay cache verify /nvme/forebay --source      each copy against its file\n"
         "  forebay cache clear /nvme/forebay --dataset /data/old\n\n"
         "'forebay cache ls --help' explains one of them.\n",
     )

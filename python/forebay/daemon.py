@@ -12,8 +12,15 @@ from typing import Any
 from . import _forebay
 from ._errors import ArgumentError
 from ._internal import peers_watch, ranks
-from ._internal.units import format_bytes, parse_bytes, text_of
-from .engine import Engine, copy_threads_of, metrics_port_of, peers_of, shared_engine
+from ._internal.units import format_bytes, parse_bytes, text_of, whole_number
+from .engine import (
+    Engine,
+    cache_group_of,
+    copy_threads_of,
+    metrics_port_of,
+    peers_of,
+    shared_engine,
+)
 
 _log = logging.getLogger("forebay")
 _START_S = 20.0
@@ -48,7 +55,7 @@ class SharedEngine(Engine):
             port. Default: ``FOREBAY_METRICS_PORT``, or none.
         job: The job that this process belongs to, for policies. Default: ``$FOREBAY_JOB``, else
             SLURM's or torchrun's, else the process group.
-        etcd: ``http://host:2379``, several with commas: the cluster whose nodes divide the source
+        etcd: ``https://host:2379``, several with commas: the cluster whose nodes divide the source
             among them. Default: ``$FOREBAY_ETCD``, or this node alone.
         folder: Where its socket lies. Default: ``$XDG_RUNTIME_DIR/forebay``, or
             ``/tmp/forebay-UID``.
@@ -69,6 +76,7 @@ class SharedEngine(Engine):
         verify: bool = False,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int | str | None = None,
+        cache_group: str | int | None = None,
         linger: int = 5,
         metrics_port: int | None = None,
         job: str | None = None,
@@ -78,10 +86,12 @@ class SharedEngine(Engine):
     ) -> None:
         if cache_bytes and not cache_dir:
             raise ArgumentError("cache_bytes needs a cache_dir")
+        if cache_group not in (None, "") and not cache_dir:
+            raise ArgumentError("cache_group needs a cache_dir")
         self._options: dict[str, Any] = dict(
             memory=parse_bytes(memory),
-            in_flight=in_flight,
-            max_in_flight=max_in_flight,
+            in_flight=whole_number("in_flight", in_flight, 0),
+            max_in_flight=whole_number("max_in_flight", max_in_flight, 1),
             io=io,
             copy_threads=copy_threads,
             keep=keep,
@@ -89,7 +99,8 @@ class SharedEngine(Engine):
             verify=verify,
             cache_dir=os.path.abspath(cache_dir) if cache_dir else "",
             cache_bytes=parse_bytes(cache_bytes, "cache_bytes"),
-            linger=linger,
+            cache_group=cache_group_of(cache_group, cache_dir),
+            linger=whole_number("linger", linger, 0),
             metrics_port=metrics_port_of(metrics_port),
             job=job or "",
             etcd=etcd or "",
@@ -131,7 +142,10 @@ class SharedEngine(Engine):
 
     def _open(self) -> _forebay.Port:
         names = ("memory", "in_flight", "max_in_flight", "io", "keep", "memory_tier", "verify")
-        own = {name: self._options[name] for name in (*names, "cache_dir", "cache_bytes")}
+        own = {
+            name: self._options[name]
+            for name in (*names, "cache_dir", "cache_bytes", "cache_group")
+        }
         own["copy_threads"] = copy_threads_of(self._options["copy_threads"])
         port = _forebay.Port(
             _forebay.EngineOptions(**own),
@@ -244,14 +258,17 @@ class SharedEngine(Engine):
             _log.warning("forebay: %s", own.cache_note)
         return number
 
+    def may_hold(self, root: str) -> bool:
+        return True  # of any job before this one
+
     @property
     def cache_status(self) -> str:
         said = self._describe()
         return said["cache_status"] if isinstance(said, dict) else said.cache_status
 
     def warn_of_cache(self) -> None:
-        """One process of the node says it, of those that asked for a folder."""
-        if self._options["cache_dir"] and ranks.local_rank() == 0:
+        """One process of the node says it."""
+        if ranks.local_rank() == 0:
             super().warn_of_cache()
 
     def cache_problem(self) -> str:
@@ -259,6 +276,16 @@ class SharedEngine(Engine):
         if not isinstance(said, dict):
             return str(said.cache_warning)
         return text_of(said.get("cache_warning", ""))
+
+    def _warnings(self) -> str:
+        # Of the folder to those who asked for one.
+        return super()._warnings() if self._options["cache_dir"] else self.changes()
+
+    def changes(self) -> str:
+        said = self._describe()
+        if not isinstance(said, dict):
+            return str(said.changed_files)
+        return text_of(said.get("changed_files", ""))
 
     def cluster(self) -> dict[str, Any] | None:
         said = self._describe()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
@@ -11,7 +12,7 @@ from typing import Any
 from . import _forebay
 from ._errors import ArgumentError, ForebayError
 from ._internal import peers_watch, ranks
-from ._internal.units import format_bytes, parse_bytes
+from ._internal.units import format_bytes, parse_bytes, whole_number
 
 _log = logging.getLogger("forebay")
 
@@ -43,14 +44,17 @@ class Engine:
         verify: Check every sample's bytes once more as they arrive.
         cache_dir: A folder on a local disk. What is read from the source is copied there, in the
             background, and later epochs and jobs read the copies. One process writes to a folder,
-            others read it. A data set that changed is told by the modification times of its folders
-            or shards: after rewriting files in place with their sizes unchanged, clear the folder.
+            others read it. A file that changed is told by its size and modification time: see
+            ``freshness`` of ``forebay.DataLoader``.
         cache_bytes: How much of the disk it may take, such as ``"50G"``. Default: four fifths of
             what is free.
+        cache_group: A group, by name or number, whose members share ``cache_dir`` on purpose: each
+            of them can read what the others' jobs copied there, and chooses what they train on.
+            Default: the folder is this user's alone, and one that others may write to is refused.
         peers: The other nodes of the job, whose memory and cache folders serve this one and the
             other way round: ``None`` as ``$FOREBAY_PEERS`` says, else the launcher's variables
             (torchrun, SLURM, MPI) where they tell of several nodes; ``False`` for none; or a string
-            as that variable takes it, ``"host:port,host:port"`` or ``"etcd://host:port"``. One
+            as that variable takes it, ``"host:port,host:port"`` or ``"etcds://host:port"``. One
             engine of a process has them. Where they cannot be had, the log says why.
         metrics_port: ``GET /metrics`` for Prometheus on 127.0.0.1; 0: no port. Default:
             ``FOREBAY_METRICS_PORT``, or none. One that is taken is a line in the log.
@@ -70,6 +74,7 @@ class Engine:
         verify: bool = False,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int | str | None = None,
+        cache_group: str | int | None = None,
         metrics_port: int | None = None,
         read_ahead: int | str | None = None,
         tuner: str = "forebay",
@@ -78,18 +83,21 @@ class Engine:
     ) -> None:
         if cache_bytes and not cache_dir:
             raise ArgumentError("cache_bytes needs a cache_dir")
+        if cache_group not in (None, "") and not cache_dir:
+            raise ArgumentError("cache_group needs a cache_dir")
         self._options: dict[str, Any] = dict(
             memory=parse_bytes(memory),
-            in_flight=in_flight,
-            max_in_flight=max_in_flight,
+            in_flight=whole_number("in_flight", in_flight, 0),
+            max_in_flight=whole_number("max_in_flight", max_in_flight, 1),
             io=io,
             copy_threads=copy_threads_of(copy_threads),
-            decode_threads=decode_threads,
+            decode_threads=whole_number("decode_threads", decode_threads, 0),
             keep=keep,
             memory_tier=parse_bytes(memory_tier, "memory_tier"),
             verify=verify,
             cache_dir=os.path.abspath(cache_dir) if cache_dir else "",
             cache_bytes=parse_bytes(cache_bytes, "cache_bytes"),
+            cache_group=cache_group_of(cache_group, cache_dir),
             read_ahead=parse_bytes(read_ahead, "read_ahead"),
             tuner=tuner,
             tuner_log=os.fspath(
@@ -121,12 +129,19 @@ class Engine:
 
     @property
     def native(self) -> _forebay.Engine:
-        """The C++ engine of this process; a forked child gets its own."""
+        """The C++ engine of this process; a forked child gets its own, a small one."""
         if self._native is None or self._pid != os.getpid():
             with self._lock if self._pid in (-1, os.getpid()) else threading.Lock():
                 options = self._options
-                if self._pid != -1:  # a child must not write into its parent's log, nor be its node
-                    options = {**options, "tuner_log": "", "peers": "off"}
+                if self._native is not None:
+                    # A child must not write into its parent's log, nor be its node, nor take as
+                    # much memory again.
+                    whole = self._native.budget
+                    memory = child_budget(whole)
+                    options = {**options, "tuner_log": "", "peers": "off", "memory": memory}
+                    options["memory_tier"] = min(options["memory_tier"], memory)
+                    options["read_ahead"] = min(options["read_ahead"], memory)
+                    _tell_child(whole, memory)
                 made = {k: v for k, v in options.items() if k != "peers"}
                 self._native = _forebay.Engine(
                     _forebay.EngineOptions(**made), peers=options["peers"]
@@ -135,6 +150,8 @@ class Engine:
                 if self._native.peers_note:
                     level = logging.WARNING if self._native.peers_failed else logging.INFO
                     _log.log(level, "forebay: %s", self._native.peers_note)
+                if self._native.peers_warning:
+                    _log.warning("forebay: %s", self._native.peers_warning)
         return self._native
 
     @property
@@ -148,10 +165,10 @@ class Engine:
         return self.native.cache_status
 
     def warn_of_cache(self) -> None:
-        """Says each line of ``cache_problem()`` once, at WARNING."""
+        """Says each line of ``cache_problem()`` and ``changes()`` once, at WARNING."""
         if self._pid != os.getpid():
             return
-        for line in self.cache_problem().splitlines():
+        for line in self._warnings().splitlines():
             if line not in self._warned:
                 self._warned.add(line)
                 _log.warning("forebay: %s", line)
@@ -162,6 +179,13 @@ class Engine:
         """
         return str(self.native.cache_warning)
 
+    def _warnings(self) -> str:
+        return f"{self.cache_problem()}\n{self.changes()}".strip()
+
+    def changes(self) -> str:
+        """The files that changed after they were looked at, in a line each, the first few."""
+        return str(self.native.changed_files)
+
     def tell_changes(self) -> None:
         """Says in the log what has changed with the engine, each change once: calls of ``native``
         are followed by one. Nothing does in an engine of this process.
@@ -169,9 +193,19 @@ class Engine:
 
     def dataset(self, catalog: _forebay.Catalog, delay: str = "") -> int:
         """Adds a catalog once, so that loaders over it share its samples; its number for
-        ``native``.
+        ``native``, until ``native.close_dataset``.
         """
         return dataset_id(self, catalog, delay)
+
+    def may_hold(self, root: str) -> bool:
+        """Whether bytes of the files below ``root`` may come from elsewhere than the files: from a
+        cache folder, from peers, or out of memory, where an earlier loader has left them.
+        """
+        if self._options["cache_dir"] or not may_size_later(self):
+            return True
+        places = [key[2] for key in self.__dict__.get("_datasets", {})]
+        places += [entry[4][0] for entry in self.__dict__.get("_early_datasets", [])]
+        return os.path.realpath(root) in places
 
     def cluster(self) -> dict[str, Any] | None:
         """What this node knows of the job's other nodes: who is there, what came from each, and
@@ -220,12 +254,52 @@ class Engine:
         return _rebuild, ({**self._options, "tuner_log": "", "peers": "off"},)
 
 
+def child_budget(parents: int) -> int:
+    """Bytes for the engine of a forked child: what ``memory=`` allows is its parent's, and there
+    may be many children.
+    """
+    return min(parents, max(parents // 8, 64 << 20))
+
+
+_told_pid = -1
+
+
+def _tell_child(parents: int, own: int) -> None:
+    """Once a process."""
+    global _told_pid
+    if _told_pid != os.getpid() and own < parents:
+        _told_pid = os.getpid()
+        _log.warning(
+            "forebay: this process was forked from one with an engine of %s, and reads with %s of "
+            "its own: less stays in memory. Make the loader, or forebay.Engine(memory=...), after "
+            "the fork, or let processes share one engine (docs/daemon.md)",
+            format_bytes(parents),
+            format_bytes(own),
+        )
+
+
 def _rebuild(options: dict) -> Engine:
     return Engine(**options, metrics_port=0)
 
 
+def cache_group_of(group: str | int | None, cache_dir: str | os.PathLike[str] | None) -> str:
+    """As the engine takes it; says whom its user trusts from now on."""
+    if group in (None, ""):
+        return ""
+    name = str(group)
+    _log.info(
+        "forebay: the cache folder %s is shared with group %s, by cache_group=: all its members "
+        "can read the copies, and choose what is read from them",
+        cache_dir,
+        name,
+    )
+    return name
+
+
 def copy_threads_of(given: int | None) -> int:
     """Threads that copy contiguous batches."""
+    if given is not None:
+        given = whole_number("copy_threads", given, 0)
     return given or max(1, min(4, os.cpu_count() or 2))
 
 
@@ -297,38 +371,65 @@ def shared_engine(**options) -> Engine:
 
 
 def dataset_id(engine: Engine, catalog: _forebay.Catalog, delay: str = "") -> int:
-    """Adds a catalog to an engine once, so that loaders over it share its samples."""
+    """Adds a catalog to an engine, or finds an equal one, so that loaders over it share its
+    samples. ``native.close_dataset`` ends the use of the number.
+    """
     native = engine.native
-    known: dict = engine.__dict__.setdefault("_datasets", {})
     pid = os.getpid()
+    # Where links lead now: one that was moved leads to another data set.
+    place = (os.path.realpath(catalog.root), delay)
+    # Where data sets are, and the key of the one that was opened there last.
+    places: dict = engine.__dict__.setdefault("_places", {})
+    for there, (of, key) in list(places.items()):
+        if of != pid or not native.knows_dataset(key, closed=True):
+            places.pop(there, None)
     # Catalogs that were added before their lengths were known, which make the fingerprint.
     early: list = engine.__dict__.setdefault("_early_datasets", [])
-    early[:] = [e for e in early if e[0] == pid]
-    for _, other, of, number in early:
+    early[:] = [e for e in early if e[0] == pid and native.knows_dataset(e[3], closed=True)]
+    for _, other, of, key, _ in early:
         if other is catalog and of == delay:
-            return number
-    place = (catalog.root, delay)
-    for entry in [e for e in early if (e[1].root, e[2]) == place]:  # perhaps the same data set
-        known.setdefault((pid, entry[1].fingerprint, *place), entry[3])
+            return native.add_dataset(catalog, delay, key)
+    for entry in [e for e in early if e[4] == place]:  # perhaps the same data set
+        key = _dataset_key(entry[1], place)
+        native.rename_dataset(entry[3], key)
+        places[place] = (pid, key)
         if entry in early:  # another thread may have waited for it as well
             early.remove(entry)
-    if not catalog.complete and any(key[0] == pid and key[2:] == place for key in known):
+    if not catalog.complete and place in places:
         catalog.wait()
     if not catalog.complete:
-        number = native.add_dataset(catalog, delay)
-        early.append((pid, catalog, delay, number))
+        key = f"early {next(_early_numbers)}"
+        number = native.add_dataset(catalog, delay, key)
+        early.append((pid, catalog, delay, key, place))
+        _note_cache(engine)
         return number
-    key = (pid, catalog.fingerprint, catalog.root, delay)
-    if key in known:
+    key = _dataset_key(catalog, place)
+    if native.knows_dataset(key, closed=True):
         catalog.drop_early()
-    else:
-        known[key] = native.add_dataset(catalog, delay)
-        if native.cache_note and not engine._noted:
-            engine._noted = True
-            _log.warning("forebay: %s", native.cache_note)
-    return known[key]
+    number = native.add_dataset(catalog, delay, key)
+    places[place] = (pid, key)
+    _note_cache(engine)
+    return number
+
+
+_early_numbers = itertools.count()
+
+
+def _dataset_key(catalog: _forebay.Catalog, place: tuple[str, str]) -> str:
+    """What two catalogs of one data set have in common; waits for the lengths. Sizes and times
+    count: what is in memory of the files as they were is not of these.
+    """
+    root, delay = place
+    return f"{catalog.version} {delay} {root}"
+
+
+def _note_cache(engine: Engine) -> None:
+    note = engine.native.cache_note
+    if note and not engine._noted:
+        engine._noted = True
+        _log.warning("forebay: %s", note)
 
 
 def may_size_later(engine: Engine) -> bool:
     """Whether an engine of this process can begin with a data set whose lengths are not known."""
-    return not engine._options["cache_dir"] and engine.native.cluster() is None
+    return engine.native.cluster() is None

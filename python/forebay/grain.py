@@ -55,7 +55,7 @@ class Source:
         fields: Sequence[str] = (),
         engine: Engine | None = None,
         format: str | None = None,
-        extensions: Sequence[str] | None = None,
+        extensions: str | Sequence[str] | None = None,
     ) -> None:
         self._open = dict(path=os.fspath(path), format=format, extensions=extensions)
         self._fields = tuple(fields)
@@ -131,15 +131,17 @@ class Source:
         shared = isinstance(engine, SharedEngine)
         if self._native is None:
             native: Any = engine.native
-            options = _forebay.StreamOptions(
-                engine.dataset(self.catalog), 1, itemised=True, declared=True
-            )
-            if not shared:
-                self._stream = native.open_stream(options)
-            elif self._inherited is not None:
-                self._stream = native.adopt_stream(options, self._inherited)
-            else:
-                self._stream = native.open_shared_stream(options)
+            dataset = engine.dataset(self.catalog)
+            options = _forebay.StreamOptions(dataset, 1, itemised=True, declared=True)
+            try:
+                if not shared:
+                    self._stream = native.open_stream(options)
+                elif self._inherited is not None:
+                    self._stream = native.adopt_stream(options, self._inherited)
+                else:
+                    self._stream = native.open_shared_stream(options)
+            finally:
+                native.close_dataset(dataset)  # the stream keeps it
             self._native = native
         if shared:
             self._address = self._native.address(self._stream)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import operator
 import os
 import sys
 import time
@@ -12,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import _forebay
-from ._errors import ArgumentError, CancelledError, DeadlineError
+from ._errors import ArgumentError, CancelledError, ChangedError, DeadlineError
 from ._forebay import Batch, Catalog
 from ._internal import ranks
 from ._internal.device import DeviceBatch, DeviceFeed, check_device
 from ._internal.feeds import At, Course, Decoding, Held, PipelineFeed, StreamFeed, finish
-from ._internal.units import parse_bytes
+from ._internal.units import parse_bytes, suffixes, whole_number
 from .daemon import SharedEngine, default_engine
 from .engine import Engine, may_size_later, peers_of
 from .views.report import EpochReport, from_native, log_epoch, story
@@ -29,6 +28,7 @@ _SLOW_WAIT_S = 30.0
 # A batch that took so long may have waited for a cache folder that hangs.
 _LONG_TAKE_S = 1.0
 _STATE_VERSION = 1
+FRESHNESS = ("job", "epoch", "never")
 
 
 class DataLoader:
@@ -58,12 +58,13 @@ class DataLoader:
             unknown.
         format: ``"folder"``, ``"webdataset"`` or ``"tfrecord"``; default: from what lies at the
             path.
-        extensions: Folder: only files with these suffixes, such as ``forebay.IMG_EXTENSIONS``.
+        extensions: Folder: only files with these suffixes, such as ``forebay.IMG_EXTENSIONS``, or
+            with this one, such as ``".jpg"``.
         timeout: Seconds to wait for a batch before ``DeadlineError``; 0 waits, with a warning
             every 30 s that names what it waits for.
         engine: An engine of your own; default: the process's shared one, or, with several ranks on
             the node, ``forebay.SharedEngine()``.
-        io, in_flight, verify, cache_dir, cache_bytes, peers: As in ``forebay.Engine``.
+        io, in_flight, verify, cache_dir, cache_bytes, cache_group, peers: As in ``forebay.Engine``.
         progress: Show a bar while the data set is indexed; default: on a terminal.
         decode: ``"image"``: C++ threads decode and augment, the loop gets ``(images, labels)`` as
             PyTorch tensors (NumPy arrays where there is no PyTorch). ``"npy"``, ``"npz"`` or
@@ -79,11 +80,18 @@ class DataLoader:
             the pixels differ from a full decode.
         on_error: A corrupt image: ``"raise"`` an error that names it, or ``"skip"`` it: the batch
             is shorter, a warning at the end of the epoch counts them.
+        max_pixels: A larger image is corrupt; default: 178,956,970, as in PIL.
         decode_threads: Threads that decode, for all loaders of the engine. Default: as many as
             are needed, up to the processors.
         locality: Ranks exchange samples of one global batch so that most are read on the node
             that keeps them. The global batch stays the same set; which rank gets which sample
             changes. All ranks must have the same setting.
+        freshness: When files are looked at (one ``statx`` each) before copies of them are used that
+            an earlier job, an earlier loader or another node has made: ``"job"``, once, as they are
+            needed; ``"epoch"``, at the start of each epoch; ``"never"``: they do not change.
+        on_change: A file that is found changed in a run is served as it is from then on.
+            ``"warn"``: one line in the log names it. ``"raise"``: ``ChangedError``, once, with the
+            batch that is asked for next.
     """
 
     def __init__(
@@ -102,7 +110,7 @@ class DataLoader:
         layout: str = "views",
         epochs: int | None = None,
         format: str | None = None,
-        extensions: Sequence[str] | None = None,
+        extensions: str | Sequence[str] | None = None,
         timeout: float = 0,
         engine: Engine | None = None,
         io: str | None = None,
@@ -110,6 +118,7 @@ class DataLoader:
         verify: bool | None = None,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int | str | None = None,
+        cache_group: str | int | None = None,
         peers: str | bool | None = None,
         progress: bool | None = None,
         decode: str | None = None,
@@ -119,29 +128,31 @@ class DataLoader:
         device: Any = None,
         fast: bool = False,
         on_error: str = "raise",
+        max_pixels: int | None = None,
         decode_threads: int | None = None,
         locality: bool = False,
+        freshness: str = "job",
+        on_change: str = "warn",
         _delay: str = "",
     ) -> None:
+        if freshness not in FRESHNESS:
+            raise ArgumentError(f"freshness is {freshness!r}; it takes 'job', 'epoch' or 'never'")
+        if on_change not in ("warn", "raise"):
+            raise ArgumentError(f"on_change is {on_change!r}; it takes 'warn' or 'raise'")
         if layout not in ("views", "contiguous"):
             raise ArgumentError(f"layout is {layout!r}; it takes 'views' or 'contiguous'")
-        try:
-            batch_size = operator.index(batch_size)
-        except TypeError:
-            raise ArgumentError(
-                f"batch_size is {batch_size!r}; it must be a whole number"
-            ) from None
-        if batch_size < 1:
-            raise ArgumentError(f"batch_size is {batch_size}; it must be at least 1")
+        batch_size = whole_number("batch_size", batch_size, 1)
         if not 0 <= int(seed) < 1 << 64:
             raise ArgumentError(f"seed is {seed}; it must be at least 0 and below 2**64")
         if not 0 <= float(timeout) < 1e9:
             raise ArgumentError(f"timeout is {timeout}; it is in seconds, and 0 waits without end")
-        if epochs is not None and int(epochs) < 1:
-            raise ArgumentError(f"epochs is {epochs}; it must be at least 1, or None when unknown")
+        if epochs is not None:
+            epochs = whole_number("epochs", epochs, 1)
+        if decode_threads is not None:
+            decode_threads = whole_number("decode_threads", decode_threads, 0)
         if engine is not None and memory is not None:
             raise ArgumentError("pass memory= to the engine, not to a loader that has one")
-        if engine is not None and (cache_dir is not None or cache_bytes is not None):
+        if engine is not None and (cache_dir, cache_bytes, cache_group) != (None, None, None):
             raise ArgumentError("pass cache_dir= to the engine, not to a loader that has one")
         if engine is not None and peers is not None:
             raise ArgumentError("pass peers= to the engine, not to a loader that has one")
@@ -155,6 +166,7 @@ class DataLoader:
                 channels_last=channels_last,
                 fast=fast,
                 on_error=on_error,
+                max_pixels=max_pixels,
             )
         else:
             for name, given in (
@@ -163,6 +175,7 @@ class DataLoader:
                 ("channels_last", channels_last),
                 ("fast", fast),
                 ("on_error", on_error != "raise"),
+                ("max_pixels", max_pixels is not None),
             ):
                 if given:
                     raise ArgumentError(f'{name}= needs decode=, such as decode="image"')
@@ -181,6 +194,8 @@ class DataLoader:
         self.sampler_drop_last = bool(sampler_drop_last)
         self.rank, self.world_size = ranks.resolve(rank, world_size)
         self.locality = bool(locality)
+        self.freshness = freshness
+        self.on_change = on_change
         self.collate_fn = collate_fn
         self.layout = layout
         self.epochs = epochs
@@ -188,7 +203,8 @@ class DataLoader:
         self._delay = _delay
         self._path = path
         self._format = format
-        self._extensions = list(extensions or [])
+        self._cursor = _Cursor((0, 0))
+        self._extensions = suffixes(extensions)
         self.engine = engine or default_engine(
             memory=memory,
             io=io,
@@ -196,11 +212,15 @@ class DataLoader:
             verify=verify,
             cache_dir=None if cache_dir is None else os.path.abspath(cache_dir),
             cache_bytes=None if cache_bytes is None else parse_bytes(cache_bytes, "cache_bytes"),
+            cache_group=None if cache_group is None else str(cache_group),
             peers=peers_of(peers) or None,
         )
         if isinstance(path, Catalog):
             path.wait()
+            path.check_shards()  # copies of samples are used without a look at their shard
             self.catalog = path
+            if freshness != "never" and not path.looked_at and self.engine.may_hold(path.root):
+                self.catalog = path.look()[0] or path
         else:
             # After the engine: what a scan of shards reads on its way stays in its memory.
             self.catalog = self._open_catalog(progress)
@@ -209,10 +229,13 @@ class DataLoader:
         self._total = _forebay.epoch_total(
             len(self.catalog), self.world_size, self.sampler_drop_last
         )
-        self._cursor = _Cursor((0, 0))
         self._resumed = False  # the next iter() starts inside the epoch
         self._iteration = 0  # tells an abandoned iterator that it is one
         self._noted_save = False
+        self._begun = False  # an epoch of this opening
+        # Files that were found changed, in the feed's engine, and the last of them.
+        self._changes: tuple[int, str] = (0, "")
+        self._told_changes: set[str] = set()
         self._feed: StreamFeed | PipelineFeed | DeviceFeed | None = None
         self._failed = False  # the feed, so that the next iter() starts afresh
         self._closed_stats: list[EpochReport] = []
@@ -234,7 +257,48 @@ class DataLoader:
             progress=progress,
             engine=self.engine,
             sizes_later=later,
+            look=self._looks(),
+            first=(
+                self.shuffle,
+                self.seed,
+                self._cursor.at[0],
+                self.rank,
+                self.world_size,
+                self.sampler_drop_last,
+                self.batch_size if self.locality else 0,
+                ranks.ranks_per_node(self.world_size),
+            ),
         )
+
+    def _looks(self) -> bool:
+        """Whether files of a saved catalog are looked at: where bytes of them may be elsewhere."""
+        if self.freshness == "job":
+            return self.engine.may_hold(os.fspath(self._path))  # type: ignore[arg-type]
+        return self.freshness == "epoch"
+
+    def _look_again(self) -> None:
+        """Before a later epoch: files that have changed are read anew from then on."""
+        catalog, changed, path = self.catalog.look()
+        if catalog is None:
+            return
+        more = f" and {changed - 1} more files" if changed > 1 else ""
+        what = f"{path}{more} changed since the last epoch"
+        if self.on_change == "raise":
+            raise ChangedError(f"{what}; on_change='warn' goes on with them as they are now")
+        _log.warning("forebay: %s: served as they are now", what)
+        self.close()
+        self.catalog = catalog
+        self._attach()
+
+    def _raise_changes(self, feed: StreamFeed | PipelineFeed | DeviceFeed) -> None:
+        count, last = feed.files_changed()
+        # An engine that takes the place of another one counts from 0, and may find the same again.
+        if (count, last) == self._changes:
+            return
+        self._changes = (count, last)
+        if count and last not in self._told_changes:
+            self._told_changes.add(last)
+            raise ChangedError(last)
 
     # ---- iteration
 
@@ -244,6 +308,9 @@ class DataLoader:
         return mine // self.batch_size if self.drop_last else -(-mine // self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
+        if self.freshness == "epoch" and self._begun:
+            self._look_again()
+        self._begun = True
         self._attach()
         epoch, position = self._cursor.at
         if self.epochs and epoch >= self.epochs:
@@ -499,6 +566,8 @@ class _Iterator:
                     held = self._wait_on(feed, at)
                 if time.monotonic() - begun > _LONG_TAKE_S:
                     loader.engine.warn_of_cache()
+                if loader.on_change == "raise":
+                    loader._raise_changes(feed)
                 item = held.item
             except Exception:
                 loader._failed = True
@@ -553,14 +622,18 @@ def open_catalog(
     path: str | os.PathLike,
     *,
     format: str | None = None,
-    extensions: Sequence[str] | None = None,
+    extensions: str | Sequence[str] | None = None,
     progress: bool | None = None,
     engine: Engine | SharedEngine | None = None,
     sizes_later: bool = False,
+    look: bool = True,
+    first: tuple | None = None,
 ) -> Catalog:
     """The data set's catalog: the saved one while it is fresh, else built (with a bar) and
-    saved; with ``sizes_later`` it may still be incomplete. Samples that are read on the way stay in
-    the engine, if it is of this process.
+    saved; with ``sizes_later`` it may still be incomplete. With ``look`` every file of a saved one
+    is looked at, and taken as it is now, those of the epoch ``first`` first (see
+    ``Catalog.open``). Samples that are read on the way stay in the engine, if it is of this
+    process.
     """
     from .views.progress import counting
 
@@ -571,10 +644,12 @@ def open_catalog(
         catalog, _, note = Catalog.open(
             os.fspath(path),
             format or "",
-            [e.lower() for e in extensions or []],
+            [e.lower() for e in suffixes(extensions)],
             callback,
             native,
             sizes_later,
+            look,
+            first,
         )
     if note:
         _log.info("forebay: %s", note)

@@ -1,13 +1,18 @@
 #include "base/trusted_files.h"
 
 #include <fcntl.h>
+#include <grp.h>
+#include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <utility>
+#include <vector>
 
 #if __has_include(<linux/openat2.h>)
 #include <linux/openat2.h>
@@ -53,6 +58,39 @@ OwnedFd Refused(int error) {
   return OwnedFd();
 }
 
+// "which ..."; who is trusted must be somebody, and this user one of them.
+Result<gid_t> GroupOf(const std::string& name) {
+  gid_t id = 0;
+  const char* end = name.data() + name.size();
+  const auto [at, error] = std::from_chars(name.data(), end, id);
+  if (error != std::errc() || at != end) {
+    std::vector<char> buffer(64 << 10);  // its members' names, which may be many
+    struct group found = {};
+    struct group* entry = nullptr;
+    int failed = 0;
+    while ((failed = getgrnam_r(name.c_str(), &found, buffer.data(), buffer.size(), &entry)) ==
+               ERANGE &&
+           buffer.size() < (64 << 20)) {
+      buffer.resize(buffer.size() * 2);
+    }
+    if (failed != 0 || entry == nullptr) {
+      return Status(Code::kInvalidArgument, "which this machine does not know (see getent group)");
+    }
+    id = found.gr_gid;
+  }
+  std::array<gid_t, 1024> groups = {};
+  const int count = getgroups(static_cast<int>(groups.size()), groups.data());
+  const auto last = groups.begin() + std::max(count, 0);
+  if (geteuid() == 0 || id == getegid() || std::find(groups.begin(), last, id) != last) return id;
+  return Status(Code::kPermissionDenied,
+                StrCat("of which this process (user ", geteuid(), ") is not a member"));
+}
+
+// Whatever the umask is. False: errno tells.
+bool ShareWith(int folder, gid_t group) {
+  return fchown(folder, uid_t(-1), group) == 0 && fchmod(folder, 02770) == 0;
+}
+
 }  // namespace
 
 int MakeFolders(const std::string& folder, mode_t mode, mode_t above) {
@@ -72,8 +110,18 @@ std::string OwnerAndMode(const struct stat& st) {
   return text.data();
 }
 
-Result<OwnedFd> OpenPrivateFolder(const std::string& path, std::string_view what, bool make) {
+Result<OwnedFd> OpenPrivateFolder(const std::string& path, std::string_view what, bool make,
+                                  const std::string& group) {
   const std::string plain = WithoutSlashes(path);
+  std::optional<gid_t> trusted;
+  if (!group.empty()) {
+    Result<gid_t> found = GroupOf(group);
+    if (!found)
+      return Status(found.error().code(),
+                    StrCat("the ", what, " ", path, " is to be shared with the group '", group,
+                           "', ", found.error().message()));
+    trusted = *found;
+  }
   constexpr int kFlags = O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW;
   OwnedFd folder(open(plain.c_str(), kFlags));
   if (!folder.valid() && errno == ENOENT && make) {
@@ -81,6 +129,9 @@ Result<OwnedFd> OpenPrivateFolder(const std::string& path, std::string_view what
       return ErrnoStatus(error, StrCat("make the ", what, " ", path));
     }
     folder = OwnedFd(open(plain.c_str(), kFlags));
+    if (folder.valid() && trusted && !ShareWith(folder.get(), *trusted)) {
+      return ErrnoStatus(errno, StrCat("give the ", what, " ", path, " to the group ", group));
+    }
   }
   struct stat st = {};
   if (!folder.valid()) {
@@ -99,6 +150,17 @@ Result<OwnedFd> OpenPrivateFolder(const std::string& path, std::string_view what
     if (!folder.valid()) return ErrnoStatus(error, StrCat("open the ", what, " ", path));
   }
   if (fstat(folder.get(), &st) != 0) return ErrnoStatus(errno, StrCat("stat ", path));
+  if (trusted) {
+    constexpr mode_t kGroupUses = S_IRWXG;
+    const bool shared = st.st_gid == *trusted && (st.st_mode & kGroupUses) == kGroupUses;
+    if (shared && (st.st_mode & (S_IWOTH | S_ISVTX)) == 0) return folder;
+    return Status(Code::kPermissionDenied,
+                  StrCat("the ", what, " ", path, " (", OwnerAndMode(st), ", group ", st.st_gid,
+                         ") is not one that the group '", group,
+                         "', and nobody else, may write to; let its owner say: chgrp -R ", group,
+                         " ", path, " && chmod -R u=rwX,g=rwX,o= ", path, " && chmod g+s ", path,
+                         ", or name one that is not there yet"));
+  }
   const std::string below = StrCat(plain, "/forebay-", geteuid());
   if (st.st_uid != geteuid()) {
     return Status(Code::kPermissionDenied,
@@ -114,13 +176,22 @@ Result<OwnedFd> OpenPrivateFolder(const std::string& path, std::string_view what
                   StrCat("others may write to the ", what, " ", path, " (", OwnerAndMode(st),
                          ") and would choose what is read from it; ",
                          shared ? "" : StrCat("chmod go-w ", path, ", or "),
-                         "name a folder below it, such as ", below));
+                         "name a folder below it, such as ", below,
+                         (st.st_mode & (S_IWOTH | S_ISVTX)) != 0
+                             ? ""
+                             : ", or, if you trust everybody in its group, name that with "
+                               "cache_group"));
   }
   return folder;
 }
 
-OwnedFd OpenPrivateFile(int folder, const char* name, int flags) {
+namespace {
+
+OwnedFd OpenChecked(int folder, const char* name, int flags, bool shares) {
   flags |= O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
+  const bool writes = (flags & O_ACCMODE) != O_RDONLY;
+  std::optional<gid_t> group;
+  if (shares && writes) group = TrustedGroup(folder);
   OwnedFd fd(OpenBelow(folder, name, flags, (flags & O_CREAT) != 0 ? 0600 : 0));
   if (!fd.valid()) {
     // A link, a FIFO without a reader, a socket, a dead device, a folder.
@@ -129,15 +200,114 @@ OwnedFd OpenPrivateFile(int folder, const char* name, int flags) {
   }
   struct stat st = {};
   if (fstat(fd.get(), &st) != 0) return Refused(errno);
-  if (!S_ISREG(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & kOthersWrite) != 0) {
+  const bool own = st.st_uid == geteuid();
+  bool trusted = own && (st.st_mode & kOthersWrite) == 0;
+  if (shares && !trusted && (st.st_mode & S_IWOTH) == 0) {
+    if (!writes) group = TrustedGroup(folder);
+    trusted = group && st.st_gid == *group;
+  }
+  if (!S_ISREG(st.st_mode) || !trusted) {
     fd.Reset();
     return Refused(EPERM);
   }
-  if ((st.st_mode & kForOthers) != 0 && (flags & O_ACCMODE) != O_RDONLY) {
+  if (writes && group && own) {
+    if (st.st_gid != *group && fchown(fd.get(), uid_t(-1), *group) != 0) return Refused(errno);
+    if ((st.st_mode & 07777) != 0660) (void)fchmod(fd.get(), 0660);
+  } else if (writes && !group && (st.st_mode & kForOthers) != 0) {
     (void)fchmod(fd.get(), 0600);
   }
   MakeBlocking(fd.get(), flags);
   return fd;
+}
+
+}  // namespace
+
+OwnedFd OpenPrivateFile(int folder, const char* name, int flags) {
+  return OpenChecked(folder, name, flags, false);
+}
+
+OwnedFd OpenTrustedFile(int folder, const char* name, int flags) {
+  return OpenChecked(folder, name, flags, true);
+}
+
+std::optional<gid_t> TrustedGroup(int folder) {
+  struct stat st = {};
+  if (fstat(folder, &st) != 0 || (st.st_mode & S_IWGRP) == 0) return std::nullopt;
+  return st.st_gid;
+}
+
+int MakeTrustedFolder(int folder, const char* name) {
+  if (mkdirat(folder, name, 0700) != 0) return errno == EEXIST ? 0 : errno;
+  const std::optional<gid_t> group = TrustedGroup(folder);
+  if (!group) return 0;
+  const OwnedFd made(openat(folder, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+  return made.valid() && ShareWith(made.get(), *group) ? 0 : errno;
+}
+
+Result<SecretText> ReadSecretFile(const std::string& path, std::string_view what,
+                                  std::string_view remedy, size_t longest) {
+  SecretText out;
+  do {
+    out.file = OwnedFd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  } while (!out.file.valid() && errno == EINTR);
+  if (!out.file.valid()) {
+    if (errno == ELOOP) {
+      return Status(Code::kPermissionDenied,
+                    StrCat(what, " ", path, " is a symbolic link", remedy));
+    }
+    return ErrnoStatus(errno, StrCat("opening ", what, " ", path));
+  }
+  struct stat st = {};
+  if (fstat(out.file.get(), &st) != 0) return ErrnoStatus(errno, path);
+  if (!S_ISREG(st.st_mode) || st.st_uid != geteuid() || (st.st_mode & kForOthers) != 0) {
+    return Status(Code::kPermissionDenied,
+                  StrCat(what, " ", path,
+                         !S_ISREG(st.st_mode)     ? " is not a file"
+                         : st.st_uid != geteuid() ? " is another user's"
+                                                  : " can be read by others",
+                         remedy));
+  }
+  out.text.resize(longest + 1);
+  size_t size = 0;
+  while (size < out.text.size()) {
+    const ssize_t got = read(out.file.get(), out.text.data() + size, out.text.size() - size);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoStatus(errno, StrCat("reading ", what, " ", path));
+    if (got == 0) break;
+    size += static_cast<size_t>(got);
+  }
+  if (size > longest) {
+    return Status(Code::kInvalidArgument,
+                  StrCat(what, " ", path, " is longer than ", longest, " bytes", remedy));
+  }
+  out.text.resize(size);
+  return out;
+}
+
+bool OnLocalFileSystem(int fd) {
+  struct statfs at = {};
+  return fstatfs(fd, &at) == 0 && IsLocalFileSystem(static_cast<uint32_t>(at.f_type));
+}
+
+bool IsLocalFileSystem(uint64_t magic) {
+  // From linux/magic.h and the file systems themselves; the header of some distributions lacks a
+  // few. FUSE is none of them: what is behind it is not known.
+  switch (magic) {
+    case 0xEF53:      // ext2, ext3, ext4
+    case 0x58465342:  // XFS
+    case 0x9123683E:  // btrfs
+    case 0x01021994:  // tmpfs, memfd
+    case 0x858458F6:  // ramfs
+    case 0x958458F6:  // hugetlbfs
+    case 0xF2F52010:  // f2fs
+    case 0x2FC12FC1:  // ZFS
+    case 0xCA451A4E:  // bcachefs
+    case 0x794C7630:  // overlayfs, whose upper layer is local
+    case 0x73717368:  // squashfs
+      return true;
+    default:
+      return false;
+  }
 }
 
 OwnedFd OpenRegularFile(const char* path) {

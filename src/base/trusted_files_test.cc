@@ -137,5 +137,17 @@ TEST_F(TrustedFilesTest, SourceFilesAreRegularButLinksAreFollowed) {
   EXPECT_EQ(error(root_), EISDIR);
 }
 
+TEST(LocalFileSystemTest, NetworksAndWhatIsNotKnownAreNotLocal) {
+  for (const uint64_t magic : {0xEF53u, 0x58465342u, 0x01021994u}) {
+    EXPECT_TRUE(IsLocalFileSystem(magic)) << magic;
+  }
+  // NFS, Lustre, CIFS, SMB2, Ceph, GPFS, FUSE, 9p, AFS, and nothing.
+  for (const uint64_t magic : {0x6969u, 0x0BD00BD0u, 0xFF534D42u, 0xFE534D42u, 0x00C36400u,
+                               0x47504653u, 0x65735546u, 0x01021997u, 0x5346414Fu, 0u}) {
+    EXPECT_FALSE(IsLocalFileSystem(magic)) << magic;
+  }
+  EXPECT_FALSE(OnLocalFileSystem(-1));
+}
+
 }  // namespace
 }  // namespace forebay

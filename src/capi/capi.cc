@@ -261,6 +261,10 @@ Result<EngineOptions> ToEngine(const fb_engine_options& in) {
   if (in.cache_bytes != 0 && out.cache_folder.empty()) {
     return Invalid("cache_bytes needs a cache_dir");
   }
+  if (in.cache_group != nullptr) out.cache_group = in.cache_group;
+  if (!out.cache_group.empty() && out.cache_folder.empty()) {
+    return Invalid("cache_group needs a cache_dir");
+  }
   return out;
 }
 
@@ -627,7 +631,7 @@ FOREBAY_API int fb_engine_open(const fb_engine_options* options, fb_engine** out
     Result<peer::Started> peers =
         peer::StartPeers(**engine, given->peers == nullptr ? "" : given->peers);
     if (!peers) return peers.error();
-    handle->engine = peer::Share(*std::move(engine), std::move(peers->peers));
+    handle->engine = peer::WithPeers(*std::move(engine), std::move(peers->peers));
     handle->port = MakeLocalPort(handle->engine);
     *out = handle.release();
     return 0;
@@ -690,6 +694,7 @@ FOREBAY_API int fb_dataset_open(fb_engine* engine, const char* path,
 
 FOREBAY_API void fb_dataset_close(fb_dataset* dataset) {
   if (dataset == nullptr || dataset->fork_generation != ForkGeneration()) return;
+  if (dataset->port != nullptr) dataset->port->CloseDataset(dataset->id);
   delete dataset;
 }
 

@@ -131,8 +131,9 @@ class CapiSharedTest : public ::testing::Test {
       EXPECT_EQ(Look(held), first);  // lent by a daemon that has gone since
       EXPECT_EQ(fb_batch_release(held), 0);
     }
-    char text[16];
-    EXPECT_GT(fb_metrics_text(engine, text, sizeof text), 100);
+    std::vector<char> text(1 << 20);
+    EXPECT_GT(fb_metrics_text(engine, text.data(), text.size()), 100);
+    metrics_ = text.data();
     fb_loader_close(loader);
     fb_dataset_close(dataset);
     fb_engine_close(engine);
@@ -140,6 +141,7 @@ class CapiSharedTest : public ::testing::Test {
   }
 
   std::string root_;
+  std::string metrics_;  // of the engine that was read from last
   std::string folder_;
   std::atomic<int> events_[2] = {};
 };
@@ -178,6 +180,8 @@ TEST_F(CapiSharedTest, SettingsReachTheDaemon) {
   const std::string cache = root_ + "/cache";
   options.cache_dir = cache.c_str();
   options.cache_bytes = 1 << 20;
+  const std::string group = std::to_string(getegid());
+  options.cache_group = group.c_str();
   options.keep = 0;
   fb_engine* engine = nullptr;
   ASSERT_EQ(fb_engine_open(&options, &engine), 0) << fb_last_error();
@@ -188,6 +192,7 @@ TEST_F(CapiSharedTest, SettingsReachTheDaemon) {
   EXPECT_NE(settings.find("keep=0\n"), std::string::npos) << settings;
   EXPECT_NE(settings.find("cache_dir=" + cache + "\n"), std::string::npos) << settings;
   EXPECT_NE(settings.find("cache_bytes=1048576\n"), std::string::npos) << settings;
+  EXPECT_NE(settings.find("cache_group=" + group + "\n"), std::string::npos) << settings;
   EXPECT_NE(settings.find("linger=0\n"), std::string::npos) << settings;
   fb_engine_close(engine);
 }
@@ -199,14 +204,10 @@ TEST_F(CapiSharedTest, ACacheFolderServesTheNextEngine) {
   options.cache_dir = cache.c_str();
   const std::vector<Seen> first = Read(options);
   EXPECT_FALSE(fs::is_empty(cache));
-  // What was read from the source is not there any more.
-  for (const auto& file : fs::directory_iterator(root_ + "/data")) {
-    const auto size = fs::file_size(file.path());
-    const auto time = fs::last_write_time(file.path());
-    std::ofstream(file.path(), std::ios::binary) << std::string(size, '?');
-    fs::last_write_time(file.path(), time);
-  }
+  const std::string none = "\nforebay_source_reads_total 0\n";
+  EXPECT_EQ(metrics_.find(none), std::string::npos) << metrics_;
   EXPECT_EQ(Read(options), first);
+  EXPECT_NE(metrics_.find(none), std::string::npos) << metrics_;
 }
 
 TEST_F(CapiSharedTest, WrongOptionsAreRefusedByName) {
@@ -219,6 +220,7 @@ TEST_F(CapiSharedTest, WrongOptionsAreRefusedByName) {
   };
   refuses([](fb_engine_options& o) { o.shared = 2; }, "shared");
   refuses([](fb_engine_options& o) { o.cache_bytes = 1; }, "cache_dir");
+  refuses([](fb_engine_options& o) { o.cache_group = "users"; }, "cache_dir");
   refuses([](fb_engine_options& o) { o.memory = 1000; }, "memory");
 }
 

@@ -9,13 +9,13 @@
 #include <utility>
 
 #include "base/owned.h"
-#include "base/rng.h"
 #include "catalog/byte_reader.h"
 #include "catalog/catalog.h"
 #include "catalog/early_sink.h"
 #include "catalog/image.h"
 #include "catalog/index_file.h"
 #include "catalog/lister.h"
+#include "catalog/look.h"
 #include "catalog/parallel.h"
 #include "catalog/paths.h"
 #include "catalog/shard.h"
@@ -76,50 +76,6 @@ std::string Wanted(const std::vector<std::string>& extensions) {
   return out;
 }
 
-// Looks up the sizes of a folder catalog's files. Threads that hang may outlive the catalog.
-class FileSizes {
- public:
-  // `folders` are descriptors by the folder's number; where there is none the path is used.
-  FileSizes(const ImageView& view, std::vector<OwnedFd> folders)
-      : view_(view), folders_(std::move(folders)) {}
-
-  Result<Sizer::Size> LookUp(SampleId sample) const {
-    const ObjectId object = view_.samples[sample].object;
-    const uint32_t folder = view_.objects[object].folder;
-    const OwnedFd& open = folders_[folder];
-    const std::string path = open.valid() ? std::string(view_.ObjectName(object)) : Path(object);
-    struct stat st;
-    if (::fstatat(open.valid() ? open.get() : AT_FDCWD, path.c_str(), &st, 0) != 0) {
-      const int error = errno;
-      if (error != ENOENT && error != ENOTDIR) {
-        return ErrnoStatus(error, StrCat("stat ", Path(object)));
-      }
-      return Status(
-          Code::kNotFound,
-          StrCat(Path(object), ": no such file; it was there when its folder was listed"));
-    }
-    if (!S_ISREG(st.st_mode)) {
-      return Status(Code::kChanged,
-                    StrCat(Path(object), ": no longer a file, as when its folder was listed"));
-    }
-    const auto size = static_cast<uint64_t>(st.st_size);
-    if (size > std::numeric_limits<uint32_t>::max()) return SampleTooLarge(Path(object), size);
-    return Sizer::Size{.length = static_cast<uint32_t>(size), .mtime_ns = MtimeNs(st)};
-  }
-
- private:
-  std::string Path(ObjectId object) const {
-    std::string path(view_.ObjectName(object));
-    for (uint32_t f = view_.objects[object].folder; f != 0; f = view_.folders[f]) {
-      path = JoinPath(view_.FolderName(f), path);
-    }
-    return JoinPath(view_.root, path);
-  }
-
-  const ImageView view_;
-  const std::vector<OwnedFd> folders_;
-};
-
 Result<std::unique_ptr<Catalog>> BuildFolder(const std::string& root, FolderListing top,
                                              const BuildOptions& options, BuildWatch& watch) {
   const size_t classes = top.folders.size();
@@ -143,7 +99,7 @@ Result<std::unique_ptr<Catalog>> BuildFolder(const std::string& root, FolderList
     for (size_t i = 0; i < folder->sizes.size(); ++i) {
       const std::string_view names = folder->names;
       writer.AddFile(id, names.substr(begin, folder->name_ends[i] - begin), folder->sizes[i],
-                     folder->times[i], folder->label);
+                     folder->times[i], folder->label, folder->stamps[i]);
       begin = folder->name_ends[i];
     }
     folder->names = std::string();
@@ -160,8 +116,8 @@ Result<std::unique_ptr<Catalog>> BuildFolder(const std::string& root, FolderList
   }
   if (options.sizes_later) {
     return std::move(writer).FinishUnsized(options.threads, [&](const ImageView& view) {
-      auto sizes = std::make_shared<const FileSizes>(view, std::move(open));
-      return [sizes](SampleId sample) { return sizes->LookUp(sample); };
+      auto looks = std::make_shared<const FileLooks>(view, std::move(open));
+      return [looks](SampleId sample) { return looks->LookAt(sample); };
     });
   }
   return std::move(writer).Finish();
@@ -206,9 +162,11 @@ Result<std::unique_ptr<Catalog>> BuildShards(const std::string& root, int64_t ro
     Result<ShardIndex> index = format == Format::kWebDataset
                                    ? ScanTar(*reader, on_sample, context)
                                    : ScanTfRecord(*reader, on_sample, context);
-    if (!index) {
+    // What a shard that is being rewritten looks like says nothing, an error in it neither.
+    const Status unchanged = reader->CheckUnchanged();
+    if (!index || !unchanged.ok()) {
       stopped.store(true, std::memory_order_relaxed);
-      return index.error();
+      return unchanged.ok() ? index.error() : unchanged;
     }
     shards[i] = {names[i], reader->size(), reader->mtime_ns(), std::move(*index)};
     ++watch.objects_done;
@@ -250,13 +208,6 @@ std::string CommonFolder(std::span<const std::string> paths) {
     while (!inside()) common = DirName(common);
   }
   return std::string(common);
-}
-
-// Stands for the times of all listed files; never 0.
-int64_t TimeOfAll(std::span<const int64_t> times) {
-  uint64_t hash = times.size();
-  for (const int64_t time : times) hash = SplitMix64(hash ^ static_cast<uint64_t>(time)).Next();
-  return static_cast<int64_t>(hash | 1);
 }
 
 }  // namespace
@@ -326,6 +277,7 @@ Result<std::unique_ptr<Catalog>> BuildFileList(std::span<const std::string> path
   watch.objects_total = files.size();
   std::vector<uint32_t> sizes(files.size());
   std::vector<int64_t> times(files.size());
+  std::vector<uint32_t> stamps(files.size());
   const auto stat_one = [&](size_t i) -> Status {
     struct stat st;
     if (::stat(files[i].c_str(), &st) != 0) return PathError(errno, files[i]);
@@ -336,6 +288,7 @@ Result<std::unique_ptr<Catalog>> BuildFileList(std::span<const std::string> path
     if (size > std::numeric_limits<uint32_t>::max()) return SampleTooLarge(files[i], size);
     sizes[i] = static_cast<uint32_t>(size);
     times[i] = MtimeNs(st);
+    stamps[i] = StampOf(CtimeNs(st));
     ++watch.objects_done;
     ++watch.samples;
     return Status();
@@ -353,7 +306,7 @@ Result<std::unique_ptr<Catalog>> BuildFileList(std::span<const std::string> path
       const uint32_t id = writer.AddFolder(CatalogWriter::kRootFolder, below, 0);
       it = folders.emplace(folder, id).first;
     }
-    writer.AddFile(it->second, BaseName(files[i]), sizes[i], times[i], -1);
+    writer.AddFile(it->second, BaseName(files[i]), sizes[i], times[i], -1, stamps[i]);
   }
   return std::move(writer).Finish();
 }

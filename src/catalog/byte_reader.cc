@@ -35,6 +35,14 @@ Result<size_t> FileReader::ReadAt(uint64_t offset, std::span<std::byte> dest) {
   return done;
 }
 
+Status FileReader::CheckUnchanged() const {
+  struct stat st;
+  if (::fstat(fd_.get(), &st) != 0) return ErrnoStatus(errno, StrCat("stat ", path_));
+  if (static_cast<uint64_t>(st.st_size) == size_ && MtimeNs(st) == mtime_ns_) return Status();
+  return Status(Code::kChanged,
+                StrCat(path_, ": was written to while it was indexed; try again when it is whole"));
+}
+
 Result<size_t> MemoryReader::ReadAt(uint64_t offset, std::span<std::byte> dest) {
   if (offset >= bytes_.size()) return size_t{0};
   const size_t n = std::min<uint64_t>(dest.size(), bytes_.size() - offset);

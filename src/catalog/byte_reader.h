@@ -30,6 +30,8 @@ class FileReader final : public ByteReader {
   uint64_t size() const override { return size_; }
   int64_t mtime_ns() const { return mtime_ns_; }
   Result<size_t> ReadAt(uint64_t offset, std::span<std::byte> dest) override;
+  // kChanged: it has another size or modification time than when it was opened.
+  Status CheckUnchanged() const;
 
  private:
   FileReader(std::string path, OwnedFd fd, uint64_t size, int64_t mtime_ns)

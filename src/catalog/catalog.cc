@@ -42,6 +42,27 @@ Status WriteAll(int fd, std::span<const std::byte> bytes, const std::string& nam
   return Status();
 }
 
+Result<Mapping> ReadWhole(int fd, size_t size, const std::string& file) {
+  void* base = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (base == MAP_FAILED) return ErrnoStatus(errno, StrCat("memory for the catalog ", file));
+  Mapping memory(base, size);
+  for (size_t have = 0; have < size;) {
+    const ssize_t n = ::pread(fd, memory.data() + have, size - have, static_cast<off_t>(have));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return ErrnoStatus(errno, StrCat("read catalog ", file));
+    if (n == 0) return Status(Code::kDataLoss, StrCat("catalog ", file, ": it ends early"));
+    have += static_cast<size_t>(n);
+  }
+  return memory;
+}
+
+Result<Mapping> MapOrRead(int fd, size_t size, const std::string& file) {
+  if (!OnLocalFileSystem(fd)) return ReadWhole(fd, size, file);
+  void* base = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd, 0);
+  if (base == MAP_FAILED) return ErrnoStatus(errno, StrCat("map catalog ", file));
+  return Mapping(base, size);
+}
+
 }  // namespace
 
 Catalog::Catalog(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -82,11 +103,11 @@ Result<std::unique_ptr<Catalog>> Catalog::LoadFrom(OwnedFd fd, const std::string
   if (!S_ISREG(st.st_mode) || st.st_size == 0) {
     return Status(Code::kDataLoss, StrCat("catalog ", file, ": empty or not a file"));
   }
-  const auto size = static_cast<size_t>(st.st_size);
-  void* base = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE | MAP_POPULATE, fd.get(), 0);
-  if (base == MAP_FAILED) return ErrnoStatus(errno, StrCat("map catalog ", file));
+  Result<Mapping> bytes = MapOrRead(fd.get(), static_cast<size_t>(st.st_size), file);
+  if (!bytes) return bytes.error();
   auto impl = std::make_unique<Impl>();
-  impl->mapping = Mapping(base, size);
+  impl->mapping = *std::move(bytes);
+  impl->looked_at = false;
   Result<ImageView> view = ParseImage(impl->mapping.bytes(), file);
   if (!view) return view.error();
   impl->view = *view;
@@ -145,6 +166,13 @@ Status Catalog::WaitComplete(Nanos wait) const {
   return impl_->sizer == nullptr ? Status() : impl_->sizer->Wait(wait);
 }
 Sizer* Catalog::sizer() const { return impl_->sizer.get(); }
+
+bool Catalog::looked_at() const { return impl_->looked_at; }
+void Catalog::SetLookedAt(std::shared_ptr<std::vector<uint32_t>> stamps) {
+  impl_->looked_at = true;
+  impl_->stamps = std::move(stamps);
+}
+const std::shared_ptr<std::vector<uint32_t>>& Catalog::stamps() const { return impl_->stamps; }
 
 void Catalog::SaveWhenComplete(const std::string& file) {
   if (impl_->late_save == nullptr) return;
@@ -243,6 +271,16 @@ uint64_t Catalog::fingerprint() const {
     if (id == SectionId::kRoot || id == SectionId::kTimes) continue;
     hash = SplitMix64(hash ^ section.crc).Next();
     hash = SplitMix64(hash ^ section.bytes).Next();
+  }
+  return hash;
+}
+
+uint64_t Catalog::version() const {
+  uint64_t hash = fingerprint();
+  if (impl_->growing == nullptr) {
+    for (const SectionRecord& section : impl_->view.SectionTable()) {
+      hash = SplitMix64(hash ^ section.crc).Next();
+    }
   }
   return hash;
 }

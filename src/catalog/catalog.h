@@ -81,6 +81,27 @@ struct Appended {
   uint32_t count = 0;
 };
 
+// What one look at a file brings.
+struct FileSize {
+  uint32_t length = 0;
+  int64_t mtime_ns = 0;
+  uint32_t change_stamp = 0;  // see Catalog::ChangeStamp
+};
+
+// Stands for the time of a file's last change of any kind (ctime); never 0.
+uint32_t StampOf(int64_t ctime_ns);
+
+class Catalog;
+
+// What a look at every file of a catalog has found.
+struct Relooked {
+  uint64_t changed = 0;  // files of another size or time
+  std::string first;     // the path of one of them
+  // Of the files as they are now; null: nothing has changed.
+  std::unique_ptr<Catalog> catalog;
+  std::shared_ptr<std::vector<uint32_t>> stamps;  // Catalog::ChangeStamp, by object
+};
+
 class Catalog {
  public:
   ~Catalog();
@@ -126,6 +147,26 @@ class Catalog {
   // always fresh, though it covers its files' times: their sizes are checked when they are read.
   // Whether a saved one is, OpenFileList knows. A kGrowing is always fresh, too.
   Status CheckFresh() const;
+  // Looks at every file of a kFolder or kFileList, by one statx each: CheckFresh does not see one
+  // that was rewritten in place. `tick` as WorkStack::Drain takes it, or null. An error is that of
+  // a file that cannot be looked at, as one that is gone. Other formats: nothing has changed.
+  Result<Relooked> LookAtFiles(size_t threads, const std::function<bool()>& tick) const;
+  // The same while it is used: a copy whose files are looked at when they are needed, by its
+  // sizer(). It is saved when it is complete(), but only if something has changed. Null: it is not
+  // of loose files.
+  std::unique_ptr<Catalog> LookLater(size_t threads) const;
+  // Of the object's last change of any kind, as a look of this process found it; 0: nobody has
+  // looked. It differs by mount and node: it is neither saved nor told to anybody, and no part of
+  // the version. Same size and modification time with another stamp: perhaps other bytes.
+  uint32_t ChangeStamp(ObjectId object) const;
+  // Sizes and times are of this process's own look. False: as they were saved.
+  bool looked_at() const;
+  void SetLookedAt(std::shared_ptr<std::vector<uint32_t>> stamps);
+  // Of all objects; null: nobody has looked.
+  const std::shared_ptr<std::vector<uint32_t>>& stamps() const;
+  // Whether the shards, if it is of any, are those that it was built from: what was copied or is
+  // held of them may be used without opening them. Shards that were added do not matter.
+  Status CheckShards() const;
   // Checks every object's existence and size, every tar header and every TFRecord checksum.
   // `progress` counts samples and is called as in BuildOptions. The first few problems are listed
   // in the message, its code is the first one's. kGrowing: kUnimplemented.
@@ -162,6 +203,10 @@ class Catalog {
   // kGrowing it is the root's, whatever it holds.
   uint64_t fingerprint() const;
 
+  // Identifies the bytes of all samples as far as path, sizes and times tell. What one version has
+  // in memory is not another's, nor that of a root that links lead elsewhere from.
+  uint64_t version() const;
+
   Extent extent(SampleId sample) const;  // sample < size()
   uint32_t length(SampleId sample) const;
   ObjectId object(SampleId sample) const;  // that holds it
@@ -183,7 +228,13 @@ class Catalog {
   friend class CatalogWriter;
   struct Impl;
   explicit Catalog(std::unique_ptr<Impl> impl);
+  Status CheckTimes() const;
+  // Mapped where the file system is local, else read: a file that another node replaces or cuts
+  // off below a mapping ends the process that touches it (SIGBUS).
   static Result<std::unique_ptr<Catalog>> LoadFrom(OwnedFd fd, const std::string& file);
+  // `look` brings the lengths and times of an image in memory; `saved`: it has earlier ones.
+  static void LearnLater(Impl& impl, size_t threads, std::function<Result<FileSize>(SampleId)> look,
+                         bool saved);
   std::unique_ptr<Impl> impl_;
 };
 
@@ -198,6 +249,15 @@ struct BuildOptions {
   // Folder: return once the names are known, see Catalog. Only links, and entries whose type the
   // file system does not tell, are looked at before.
   bool sizes_later = false;
+  // Of a saved catalog of loose files every file is looked at before it is used; with sizes_later
+  // while it is used, see Catalog::LookLater. False: it is used
+  // as it was saved, while no folder has changed: for who has no copies of earlier bytes, and reads
+  // them all from where they are.
+  bool look_at_files = true;
+  // With both of them: which samples, of so many, somebody will need first, in that order. A few of
+  // them are looked at while the folders of a saved catalog are compared with it. Called once, from
+  // another thread, before the call that takes these options returns; null: nobody knows.
+  std::function<std::vector<SampleId>(size_t samples)> first_needed;
   // Called from one thread at a time, at most ten times a second; false cancels (kCancelled).
   std::function<bool(uint64_t objects_done, uint64_t objects_total, uint64_t samples)> progress;
   // Takes the samples of shards that are read whole on the way; null: nobody does. Borrowed.
@@ -216,10 +276,11 @@ Result<std::unique_ptr<Catalog>> BuildFileList(std::span<const std::string> path
 // or ~/.cache/forebay. Empty where the environment names none of them.
 std::string DefaultCatalogFile(const std::string& path, const BuildOptions& options);
 
-// Loads the saved catalog when it is fresh, else builds and saves it. `rebuilt` tells which. A
-// failing save is not an error. `note` says why a saved catalog was not used or the new one not
-// saved. One that another user could have written is not used: it decides what is trained on.
-// With sizes_later a new one is saved when it is complete.
+// Loads the saved catalog when it is fresh, else builds and saves it. `rebuilt` tells which. Files
+// of another size or time than the saved one says are taken as they are now. A failing save is not
+// an error. `note` says why a saved catalog was not used or the new one not saved. One that another
+// user could have written is not used: it decides what is trained on. With sizes_later a new one is
+// saved when it is complete.
 struct OpenedCatalog {
   std::unique_ptr<Catalog> catalog;
   bool rebuilt = false;
@@ -234,8 +295,7 @@ std::unique_ptr<Catalog> LoadSaved(const std::string& path, const BuildOptions& 
 
 // The same for BuildFileList: the saved catalog of the same list when none of the folders that the
 // files lie in has another modification time since. It has one file for each list, named by a hash
-// of the list and one of these times; the first replaces the older ones of its list. A file that
-// was rewritten in place is met when it is read, as in a folder: another size is kChanged.
+// of the list and one of these times; the first replaces the older ones of its list.
 Result<OpenedCatalog> OpenFileList(std::span<const std::string> paths, const BuildOptions& options);
 
 }  // namespace forebay

@@ -34,6 +34,9 @@ struct Catalog::Impl {
   std::string root;
   std::shared_ptr<LateSave> late_save;  // likewise shared
   std::unique_ptr<Sizer> sizer;         // null: all lengths were known from the start
+  // By object, 0 until it was looked at; null: nobody looks. Shared with the threads that do.
+  std::shared_ptr<std::vector<uint32_t>> stamps;
+  bool looked_at = true;  // constant once it is shared
   std::string given_name;
   std::unique_ptr<GrowingFiles> growing;  // kGrowing: all there is; the view is empty
 

@@ -65,11 +65,8 @@ Status SizeOnDisk(const std::string& path, uint64_t expected) {
 
 }  // namespace
 
-Status Catalog::CheckFresh() const {
+Status Catalog::CheckTimes() const {
   const ImageView& view = impl_->view;
-  // The sizes of listed files are checked when they are read; listing them again would cost what
-  // building did.
-  if (format() == Format::kFileList || format() == Format::kGrowing) return Status();
   const bool shards = view.IsShards();
   const size_t n = shards ? view.objects.size() : view.folders.size();
   std::atomic<size_t> first_changed = n;
@@ -104,6 +101,25 @@ Status Catalog::CheckFresh() const {
   if (const size_t i = first_changed.load(); i < n) {
     return Status(Code::kChanged, StrCat(path_of(i), " changed after the catalog was built"));
   }
+  return Status();
+}
+
+Status Catalog::CheckShards() const {
+  if (format() != Format::kWebDataset && format() != Format::kTfRecord) return Status();
+  const Status same = CheckTimes();
+  if (same.code() != Code::kChanged) return same;
+  return Status(Code::kChanged, StrCat(same.message(), "; run `forebay index --rebuild ", root(),
+                                       "`, or give the path instead of the catalog"));
+}
+
+Status Catalog::CheckFresh() const {
+  const ImageView& view = impl_->view;
+  // The sizes of listed files are checked when they are read; listing them again would cost what
+  // building did.
+  if (format() == Format::kFileList || format() == Format::kGrowing) return Status();
+  FOREBAY_RETURN_IF_ERROR(CheckTimes());
+  const bool shards = view.IsShards();
+  const size_t n = view.objects.size();
   if (!shards || (view.header->flags & kFlagSingleShard) != 0) return Status();
 
   // A file that is no shard may come and go; only when the folder's time differs is it listed.

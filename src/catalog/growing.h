@@ -28,11 +28,11 @@ template <typename T>
 class StableArray {
  public:
   const T& operator[](size_t index) const {
-    const Place at = PlaceOf(index);
+    const Location at = LocationOf(index);
     return pieces_[at.piece][at.index];
   }
   void Append(T value) {
-    const Place at = PlaceOf(size_);
+    const Location at = LocationOf(size_);
     if (pieces_[at.piece] == nullptr) {
       pieces_[at.piece] = std::make_unique<T[]>(kFirst << at.piece);
     }
@@ -43,11 +43,11 @@ class StableArray {
 
  private:
   static constexpr size_t kFirst = 1024;
-  struct Place {
+  struct Location {
     size_t piece;
     size_t index;
   };
-  static Place PlaceOf(size_t index) {
+  static Location LocationOf(size_t index) {
     const auto piece = static_cast<size_t>(std::bit_width(index / kFirst + 1) - 1);
     return {piece, index - ((size_t{1} << piece) - 1) * kFirst};
   }

@@ -259,10 +259,11 @@ uint32_t CatalogWriter::AddFolder(uint32_t parent, std::string_view name, int64_
 void CatalogWriter::AddClass(uint32_t folder) { classes_.push_back(folder); }
 
 void CatalogWriter::AddFile(uint32_t folder, std::string_view name, uint32_t size, int64_t mtime_ns,
-                            int32_t label) {
+                            int32_t label, uint32_t change_stamp) {
   const auto object = static_cast<uint32_t>(objects_.size());
   objects_.push_back({.size = size, .folder = folder, .reserved = 0});
   object_times_.push_back(mtime_ns);
+  stamps_.push_back(change_stamp);
   object_names_.Add(name);
   samples_.push_back({.place = 0, .length = size, .object = object, .label = label, .aux = 0});
 }
@@ -374,7 +375,11 @@ Result<std::unique_ptr<Catalog>> CatalogWriter::Finish() && {
     if (contents[i].empty()) continue;
     std::memcpy(image.data() + sections[i].offset, contents[i].data(), contents[i].size());
   }
-  return Catalog::FromImage(std::move(image));
+  Result<std::unique_ptr<Catalog>> made = Catalog::FromImage(std::move(image));
+  if (made && !stamps_.empty() && stamps_.size() == objects_.size()) {
+    (*made)->SetLookedAt(std::make_shared<std::vector<uint32_t>>(std::move(stamps_)));
+  }
+  return made;
 }
 
 void SealImage(std::span<std::byte> image) {
@@ -402,36 +407,7 @@ Result<std::unique_ptr<Catalog>> CatalogWriter::FinishUnsized(
   Result<std::unique_ptr<Catalog>> made = std::move(*this).Finish();
   if (!made) return made.error();
   Catalog::Impl& impl = *(*made)->impl_;
-  impl.late_save = std::make_shared<LateSave>();
-  const auto offset = [&](SectionId id) {
-    return impl.view.sections[static_cast<size_t>(id)].offset;
-  };
-  std::byte* const bytes = impl.memory->data();
-  auto* const objects = reinterpret_cast<ObjectRecord*>(bytes + offset(SectionId::kObjects));
-  auto* const samples = reinterpret_cast<SampleRecord*>(bytes + offset(SectionId::kSamples));
-  auto* const times =
-      reinterpret_cast<int64_t*>(bytes + offset(SectionId::kTimes)) + impl.view.folders.size();
-  Sizer::Work work;
-  work.samples = impl.view.samples.size();
-  work.threads = threads;
-  work.look = make_look(impl.view);
-  work.set = [objects, samples, times](SampleId s, const Sizer::Size& size) {
-    objects[samples[s].object].size = size.length;
-    times[samples[s].object] = size.mtime_ns;
-    samples[s].length = size.length;
-  };
-  work.finish = [memory = impl.memory, save = impl.late_save,
-                 root = impl.root](const Status& error) {
-    SealImage(*memory);
-    MutexLock lock(save->mutex);
-    if (save->file.empty()) return;
-    const Status saved =
-        error.ok() ? SaveImage(*memory, save->file, Catalog::Access::kOwner) : error;
-    if (saved.ok()) return;
-    save->note = StrCat("the catalog of ", root,
-                        " is not saved, the next start lists it again: ", saved.message());
-  };
-  impl.sizer = std::make_unique<Sizer>(std::move(work));
+  Catalog::LearnLater(impl, threads, make_look(impl.view), false);
   return made;
 }
 

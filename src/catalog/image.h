@@ -155,7 +155,7 @@ class CatalogWriter {
   void AddClass(uint32_t folder);
   // An object that is one sample.
   void AddFile(uint32_t folder, std::string_view name, uint32_t size, int64_t mtime_ns,
-               int32_t label);
+               int32_t label, uint32_t change_stamp = 0);
   // An object of the root folder that holds samples.
   void AddShard(std::string_view name, uint64_t size, int64_t mtime_ns, const ShardIndex& index);
   void set_single_shard() { flags_ |= kFlagSingleShard; }
@@ -187,6 +187,7 @@ class CatalogWriter {
   std::vector<uint32_t> folders_;
   std::vector<int64_t> folder_times_;
   std::vector<int64_t> object_times_;
+  std::vector<uint32_t> stamps_;  // Catalog::ChangeStamp of files
   std::vector<ObjectRecord> objects_;
   std::vector<SampleRecord> samples_;
   std::vector<FieldRecord> fields_;

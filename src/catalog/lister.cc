@@ -143,6 +143,7 @@ class FolderWalk {
     std::vector<Entry> entries;
     std::vector<int64_t> sizes;  // one for each entry
     std::vector<int64_t> times;
+    std::vector<uint32_t> stamps;
     std::vector<size_t> to_stat;  // entries
     std::atomic<size_t> chunks_left = 0;
   };
@@ -203,6 +204,7 @@ class FolderWalk {
     }
     visit->sizes.assign(n, kNotAFile);
     visit->times.assign(n, 0);
+    visit->stamps.assign(n, 0);
     for (size_t i = 0; i < n; ++i) {
       if (options_.sizes_later && !NeedsStat(visit->entries[i])) {
         visit->sizes[i] = 0;
@@ -257,6 +259,7 @@ class FolderWalk {
     }
     visit->sizes[i] = st.st_size;
     visit->times[i] = MtimeNs(st);
+    visit->stamps[i] = StampOf(CtimeNs(st));
     return Status();
   }
 
@@ -268,11 +271,13 @@ class FolderWalk {
       out.name_ends.push_back(out.names.size());
       out.sizes.push_back(options_.sizes_later ? 0 : static_cast<uint32_t>(visit->sizes[i]));
       out.times.push_back(options_.sizes_later ? 0 : visit->times[i]);
+      out.stamps.push_back(options_.sizes_later ? 0 : visit->stamps[i]);
     }
     watch_.samples += out.sizes.size();
     std::vector<Entry>().swap(visit->entries);
     std::vector<int64_t>().swap(visit->sizes);
     std::vector<int64_t>().swap(visit->times);
+    std::vector<uint32_t>().swap(visit->stamps);
     std::vector<size_t>().swap(visit->to_stat);
     if (options_.sizes_later && !out.sizes.empty() && kept_open_.fetch_add(1) < kKeptOpen) {
       out.fd = std::move(visit->fd);

@@ -58,8 +58,9 @@ struct ListedFolder {
   FolderIdentity identity;
   std::string names;
   std::vector<uint64_t> name_ends;
-  std::vector<uint32_t> sizes;  // with sizes_later all 0
-  std::vector<int64_t> times;   // of modification, in ns; likewise
+  std::vector<uint32_t> sizes;   // with sizes_later all 0
+  std::vector<int64_t> times;    // of modification, in ns; likewise
+  std::vector<uint32_t> stamps;  // Catalog::ChangeStamp; likewise
   OwnedFd fd;  // with sizes_later, of the first few: spares the lookup of the folder's name
 };
 

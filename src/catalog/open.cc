@@ -11,10 +11,13 @@
 #include <utility>
 #include <vector>
 
+#include "base/thread.h"
 #include "base/trusted_files.h"
 #include "catalog/catalog.h"
+#include "catalog/lister.h"
 #include "catalog/parallel.h"
 #include "catalog/paths.h"
+#include "catalog/sizer.h"
 
 namespace forebay {
 namespace {
@@ -98,10 +101,74 @@ bool IsOf(const Catalog& catalog, const std::string& path) {
   return catalog.root() == path || (catalog.object_count() == 1 && catalog.ObjectPath(0) == path);
 }
 
+// Looks at what a stream begins with, beside whatever else opening a catalog waits for. A first
+// batch would otherwise wait for the one after the other.
+class FirstLooks {
+ public:
+  // Null where nothing is looked at later. Borrows the options.
+  static std::unique_ptr<FirstLooks> Begin(const Catalog& catalog, const std::string& file,
+                                           const BuildOptions& options) {
+    if (!options.look_at_files || !options.sizes_later) return nullptr;
+    std::unique_ptr<Catalog> later = catalog.LookLater(options.threads);
+    if (later == nullptr) return nullptr;
+    later->SaveWhenComplete(file);
+    return std::unique_ptr<FirstLooks>(new FirstLooks(std::move(later), options));
+  }
+
+  // What is looked at later, when all that was to be looked at first is under way.
+  std::unique_ptr<Catalog> Take() {
+    if (thread_.joinable()) thread_.join();
+    return std::move(catalog_);
+  }
+
+ private:
+  // A batch or a few: what is looked at for a catalog that proves to be old is looked at in vain.
+  static constexpr size_t kFirst = 128;
+
+  FirstLooks(std::unique_ptr<Catalog> catalog, const BuildOptions& options)
+      : catalog_(std::move(catalog)) {
+    if (!options.first_needed) return;
+    // The order of a million samples takes some milliseconds.
+    auto started = StartThread("forebay-size", [catalog = catalog_.get(), &options] {
+      std::vector<SampleId> first = options.first_needed(catalog->size());
+      first.resize(std::min(first.size(), kFirst));
+      catalog->sizer()->Want(first);
+    });
+    if (started) thread_ = *std::move(started);  // without it they are looked at when needed
+  }
+
+  std::unique_ptr<Catalog> catalog_;
+  std::jthread thread_;  // ends before the catalog, which it uses
+};
+
+// Takes the files of a saved catalog as they are now. False: it is to be built again.
+bool LookAgain(std::unique_ptr<Catalog>& catalog, const std::string& file,
+               const BuildOptions& options, std::string& note) {
+  BuildWatch watch(options);
+  watch.objects_total = catalog->object_count();
+  Result<Relooked> looked = catalog->LookAtFiles(options.threads, watch.Tick());
+  if (!looked) return false;  // building names the file, or is cancelled likewise
+  if (looked->catalog == nullptr) {
+    catalog->SetLookedAt(std::move(looked->stamps));
+    return true;
+  }
+  note = StrCat(
+      looked->first,
+      looked->changed == 1 ? std::string() : StrCat(" and ", looked->changed - 1, " more files"),
+      " changed since the catalog was saved: taken as they are now");
+  catalog = std::move(looked->catalog);
+  const Status saved = catalog->Save(file, Catalog::Access::kOwner);
+  if (!saved.ok()) {
+    note =
+        StrCat(note, "; the catalog is not saved, the next start looks again: ", saved.message());
+  }
+  return true;
+}
+
 // The saved catalog when it can be used; else nothing, with the reason in `note` where a person
 // would want to know it.
 std::unique_ptr<Catalog> LoadFresh(const std::string& file, const std::string& path,
-                                   std::string& note) {
+                                   const BuildOptions& options, std::string& note) {
   Result<std::unique_ptr<Catalog>> saved = Catalog::LoadOwn(file);
   if (!saved) {
     if (saved.error().code() != Code::kNotFound) note = saved.error().message();
@@ -113,11 +180,14 @@ std::unique_ptr<Catalog> LoadFresh(const std::string& file, const std::string& p
     note = StrCat(file, " is of an older version: ", path, " is listed again");
     return nullptr;
   }
+  const std::unique_ptr<FirstLooks> looks = FirstLooks::Begin(catalog, file, options);
   const Status fresh = catalog.CheckFresh();
   if (!fresh.ok()) {
     note = fresh.message();
     return nullptr;
   }
+  if (looks != nullptr) return looks->Take();
+  if (options.look_at_files && !LookAgain(*saved, file, options, note)) return nullptr;
   return std::move(*saved);
 }
 
@@ -153,6 +223,7 @@ OpenedCatalog Keep(std::unique_ptr<Catalog> built, const std::string& file, cons
   // Mapped from the file it costs page cache, not this process's memory.
   Result<std::unique_ptr<Catalog>> mapped = Catalog::LoadOwn(file);
   if (mapped && (*mapped)->fingerprint() == out.catalog->fingerprint()) {
+    (*mapped)->SetLookedAt(out.catalog->stamps());
     out.catalog = std::move(*mapped);
   }
   return out;
@@ -226,7 +297,7 @@ Result<OpenedCatalog> OpenOrBuild(const std::string& path, const BuildOptions& o
   const Status trusted = CheckFolder(std::string(DirName(file)));
   out.note = trusted.message();
   if (!file.empty() && trusted.ok()) {
-    out.catalog = LoadFresh(file, *absolute, out.note);
+    out.catalog = LoadFresh(file, *absolute, options, out.note);
     out.file = file;
     if (out.catalog != nullptr) return out;
   }
@@ -268,7 +339,12 @@ Result<OpenedCatalog> OpenFileList(std::span<const std::string> paths,
   const std::string file = folder.empty() || !times ? "" : JoinPath(folder, name);
   if (!file.empty() && trusted.ok()) {
     Result<std::unique_ptr<Catalog>> saved = Catalog::LoadOwn(file);
-    if (saved && Lists(**saved, files)) {
+    const bool known = saved && Lists(**saved, files);
+    const std::unique_ptr<FirstLooks> looks =
+        known ? FirstLooks::Begin(**saved, file, options) : nullptr;
+    if (looks != nullptr) *saved = looks->Take();
+    if (known && (looks != nullptr || !options.look_at_files ||
+                  LookAgain(*saved, file, options, out.note))) {
       out.catalog = *std::move(saved);
       out.file = file;
       return out;

@@ -33,6 +33,9 @@ void WorkStack::Push(Task task) {
     work_.notify_one();
     return;
   }
+  // A lack of memory is found before there is a thread, which would be waited for with the lock
+  // held.
+  threads_.reserve(threads_.size() + 1);
   auto started = StartThread("forebay-scan", [this] { Work(); });
   if (started) {
     threads_.push_back(*std::move(started));

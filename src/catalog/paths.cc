@@ -4,6 +4,8 @@
 
 #include <cerrno>
 #include <climits>
+#include <cstdlib>
+#include <memory>
 
 #include "base/clock.h"
 
@@ -32,6 +34,12 @@ Result<std::string> AbsolutePath(std::string_view path) {
     at = end + 1;
   }
   return out.empty() ? "/" : out;
+}
+
+std::string RealPath(const std::string& path) {
+  const std::unique_ptr<char, decltype(&std::free)> real(::realpath(path.c_str(), nullptr),
+                                                         &std::free);
+  return real == nullptr ? path : std::string(real.get());
 }
 
 std::string_view DirName(std::string_view path) {
@@ -64,6 +72,10 @@ bool IsPathBelow(std::string_view path) {
 
 int64_t MtimeNs(const struct stat& st) {
   return static_cast<int64_t>(st.st_mtim.tv_sec) * kSecond + st.st_mtim.tv_nsec;
+}
+
+int64_t CtimeNs(const struct stat& st) {
+  return static_cast<int64_t>(st.st_ctim.tv_sec) * kSecond + st.st_ctim.tv_nsec;
 }
 
 Status PathError(int error, const std::string& path) {

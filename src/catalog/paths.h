@@ -15,6 +15,9 @@ namespace forebay {
 // them would change the names that users and frameworks see.
 Result<std::string> AbsolutePath(std::string_view path);
 
+// Links resolved; the path itself where that cannot be, as where it has just vanished.
+std::string RealPath(const std::string& path);
+
 // The folder and the last component of an absolute path.
 std::string_view DirName(std::string_view path);
 std::string_view BaseName(std::string_view path);
@@ -27,6 +30,7 @@ std::string JoinPath(std::string_view folder, std::string_view name);
 bool IsPathBelow(std::string_view path);
 
 int64_t MtimeNs(const struct stat& st);
+int64_t CtimeNs(const struct stat& st);
 
 // The error for a path that does not exist or cannot be reached, with the remedy.
 Status PathError(int error, const std::string& path);

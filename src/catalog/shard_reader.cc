@@ -15,7 +15,7 @@ constexpr uint64_t kMostHeld = 4 * ScanPlan::kMaxPayload;
 // Small reads grow to this at most: names and labels of one sample.
 constexpr size_t kMostSmall = 8 << 10;
 // Of a tar: headers begin on such a boundary.
-constexpr size_t kBlock = 512;
+constexpr size_t kTarBlock = 512;
 // Without room for what a stream reads, everything would be read again.
 constexpr double kStreamTwice = 4;
 
@@ -60,7 +60,7 @@ ScanPlan::Step ScanPlan::Next(uint64_t gap, uint64_t left) {
       hop == 0 ? kBytesPerSecond
                : std::min(kBytesPerSecond, active * static_cast<double>(piece_bytes_) / hop);
   const double stream_time = all / rate;
-  const double hop_time = static_cast<double>(left) / static_cast<double>(gap + kBlock) * hop;
+  const double hop_time = static_cast<double>(left) / static_cast<double>(gap + kTarBlock) * hop;
   const uint64_t room = sink_ == nullptr ? 0 : sink_->Room();
   const bool keeps_all = static_cast<double>(room) >= all;
   if (hop_time > stream_time * (keeps_all ? 1 : kStreamTwice)) return Step::kStream;
@@ -180,7 +180,7 @@ Result<std::span<const std::byte>> ShardReader::At(uint64_t offset, size_t lengt
 void ShardReader::LearnSmall(uint64_t payload) {
   if (payload < hop_start_ || payload - hop_start_ > kMostSmall) return;
   most_needed_ = std::max(most_needed_, static_cast<size_t>(payload - hop_start_));
-  if (++hops_ > 2) small_ = std::max(std::min(first_small_, kBlock), most_needed_);
+  if (++hops_ > 2) small_ = std::max(std::min(first_small_, kTarBlock), most_needed_);
 }
 
 Status ShardReader::SkipPayload(uint64_t offset, uint64_t length) {
@@ -214,7 +214,7 @@ Status ShardReader::SkipPayload(uint64_t offset, uint64_t length) {
   contiguous_ = false;
   // A sample whose beginning was stepped over is not worth its end. Padding may follow it.
   Status read;
-  if (HoldsSample()) read = ReadOn(sample_, after + small_ + kBlock, 0);
+  if (HoldsSample()) read = ReadOn(sample_, after + small_ + kTarBlock, 0);
   plan_->EndPayload();
   return read;
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "catalog/catalog.h"
+#include "catalog/early_sink.h"
 #include "catalog/test_data.h"
 
 namespace forebay {
@@ -404,6 +405,36 @@ TEST(ShardCatalog, Errors) {
   t.Write("mixed/a.tar", TarMember("a.jpg", "A"));
   t.Write("mixed/a.tfrecord", TfRecord("A"));
   EXPECT_NE(failure(t / "mixed").find("say which"), std::string::npos);
+}
+
+// Another program appends to a shard while it is read.
+class Appending final : public EarlySink {
+ public:
+  explicit Appending(std::string path) : path_(std::move(path)) {}
+  uint64_t Room() const override { return uint64_t{1} << 30; }
+  bool Land(uint32_t, uint32_t, std::span<const std::byte>) override {
+    std::ofstream(path_, std::ios::binary | std::ios::app) << TarMember("late.jpg", "late");
+    return true;
+  }
+  void Number(std::span<const SampleId>) override { ADD_FAILURE() << "the scan succeeded"; }
+
+ private:
+  const std::string path_;
+};
+
+TEST(Tar, AShardThatIsWrittenToIsNotIndexed) {
+  TempFolder t;
+  std::string members;
+  for (int i = 0; i < 20; ++i) members += TarMember(StrCat(100 + i, ".jpg"), "bytes");
+  const std::string path = t.Write("a.tar", members);
+  BuildOptions options;
+  ASSERT_TRUE(BuildCatalog(path, options).has_value());
+  Appending appending(path);
+  options.early = &appending;
+  const auto built = BuildCatalog(path, options);
+  ASSERT_FALSE(built.has_value());
+  EXPECT_EQ(built.error().code(), Code::kChanged) << built.error().ToString();
+  EXPECT_NE(built.error().message().find(path), std::string::npos);
 }
 
 }  // namespace

@@ -31,6 +31,8 @@ constexpr Nanos kTellWithin = kMilli;
 // up the first reads for longer than those took.
 constexpr size_t kEnough = 128;
 constexpr size_t kThreadsAtRest = 2;
+// Before there is an engine that reads: what its first batch needs, while it is made ready.
+constexpr size_t kThreadsBefore = 16;
 // Threads that one call starts; each of them starts more.
 constexpr size_t kStartAtOnce = 4;
 // Errors that may pass are tried again after these, as those of reads are.
@@ -55,6 +57,7 @@ struct Sizer::State : std::enable_shared_from_this<State> {
 
   explicit State(Work given)
       : work(std::move(given)),
+        guess(work.guess),
         fork_generation(ForkGeneration()),
         event(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
         looks(work.samples),
@@ -91,9 +94,11 @@ struct Sizer::State : std::enable_shared_from_this<State> {
   }
 
   size_t Limit() const REQUIRES(mutex) {
-    if (stopping || !begun) return 0;
-    if (all_wanted || !urgent.empty()) return work.threads;
-    if (!attached) return 0;  // nobody needs them now
+    if (stopping) return 0;
+    if (all_wanted) return work.threads;
+    if (!attached) return urgent.empty() ? 0 : std::min(work.threads, kThreadsBefore);
+    if (!urgent.empty()) return work.threads;
+    if (!begun) return 0;  // there is no order yet
     // Those that nobody has reaped yet are not in use either.
     const size_t known = ahead + found.size() + under_way;
     const size_t lacking = kEnough - std::min(known, kEnough);
@@ -182,6 +187,7 @@ struct Sizer::State : std::enable_shared_from_this<State> {
   }
 
   Work work;  // constant until every length is known
+  const uint32_t guess;
   const uint64_t fork_generation;
   const OwnedFd event;
   std::atomic<bool> complete = false;  // released after `finish`, which pairs with acquire
@@ -293,7 +299,7 @@ void Sizer::Want(std::span<const SampleId> samples) {
   State& s = *state_;
   MutexLock lock(s.mutex);
   s.urgent.insert(s.urgent.end(), samples.begin(), samples.end());
-  s.begun = true;
+  if (s.attached) s.begun = true;
   s.Start();
 }
 
@@ -305,6 +311,8 @@ void Sizer::SetAhead(size_t lengths) {
 }
 
 bool Sizer::complete() const { return state_->complete.load(std::memory_order_acquire); }
+
+uint32_t Sizer::guess() const { return state_->guess; }
 
 bool Sizer::all_known() const { return complete() && first_error().ok(); }
 
@@ -318,7 +326,6 @@ Status Sizer::Wait(Nanos wait) {
   }
   const Nanos until = SteadyClock().Now() + wait;
   MutexLock lock(s.mutex);
-  s.begun = true;
   s.all_wanted = true;
   while (!complete()) {
     s.Start();

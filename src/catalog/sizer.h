@@ -28,14 +28,11 @@ class Sizer {
     uint32_t length = 0;
     Status status;  // not ok: there is no length; who wants it asks again
   };
-  // What a lookup brings.
-  struct Size {
-    uint32_t length = 0;
-    int64_t mtime_ns = 0;
-  };
+  using Size = FileSize;
   struct Work {
     size_t samples = 0;
     size_t threads = 64;
+    uint32_t guess = 0;  // what a length is about; 0: nobody knows
     // One lookup. Many threads; may hang for as long as the storage does, and may still run when
     // the Sizer is gone.
     std::function<Result<Size>(SampleId)> look;
@@ -74,6 +71,7 @@ class Sizer {
 
   // Every sample was looked up, and `finish` has returned.
   bool complete() const;
+  uint32_t guess() const;
   // Complete, and every length is known.
   bool all_known() const;
   // kUnavailable: not within `wait`.

@@ -340,5 +340,52 @@ TEST(SizesLater, IsSavedWhenComplete) {
   EXPECT_TRUE((*loaded)->CheckFresh().ok());
 }
 
+TEST(SizesLater, WhatIsNeededFirstIsLookedAtBeforeAnybodyReads) {
+  TempFolder t;
+  ::setenv("FOREBAY_CACHE_DIR", (t / "catalogs").c_str(), 1);
+  for (int i = 0; i < 500; ++i) {
+    t.Write(StrCat("data/c", i % 5, "/", i, ".bin"), std::string(static_cast<size_t>(i % 50), 'x'));
+  }
+  ASSERT_TRUE(OpenOrBuild(t / "data", {}));
+  BuildOptions options = Later();
+  const std::vector<SampleId> first = {400, 3, 77};
+  options.first_needed = [&](size_t samples) {
+    EXPECT_EQ(samples, 500u);
+    return first;
+  };
+  auto opened = OpenOrBuild(t / "data", options);
+  ASSERT_TRUE(opened) << opened.status().ToString();
+  ASSERT_FALSE(opened->rebuilt);
+  Sizer* sizer = opened->catalog->sizer();
+  ASSERT_NE(sizer, nullptr);
+  ASSERT_TRUE(sizer->Attach());
+  // No stream has told its order: nothing else is looked at.
+  std::set<SampleId> found;
+  std::vector<Sizer::Found> some;
+  for (const Nanos until = SteadyClock().Now() + kLong;
+       found.size() < first.size() && SteadyClock().Now() < until;) {
+    pollfd fd = {sizer->event_fd(), POLLIN, 0};
+    (void)poll(&fd, 1, 100);
+    sizer->Reap(&some);
+    for (const Sizer::Found& f : some) found.insert(f.sample);
+  }
+  EXPECT_EQ(found, std::set(first.begin(), first.end()));
+  sizer->SetAhead(0);
+  EXPECT_FALSE(opened->catalog->complete());
+
+  // A catalog that is old is built again, whatever was looked at for it.
+  t.Write("data/c1/new.bin", "new");
+  options.first_needed = [](size_t samples) {
+    std::vector<SampleId> all(samples);
+    std::iota(all.begin(), all.end(), 0);
+    return all;
+  };
+  opened = OpenOrBuild(t / "data", options);
+  ASSERT_TRUE(opened) << opened.status().ToString();
+  EXPECT_TRUE(opened->rebuilt);
+  EXPECT_EQ(opened->catalog->size(), 501u);
+  ::unsetenv("FOREBAY_CACHE_DIR");
+}
+
 }  // namespace
 }  // namespace forebay

@@ -243,6 +243,7 @@ Status Controller::Decide(Nanos now, RoundReport* report) {
 }
 
 void Controller::Forget(int64_t revision, Nanos now) {
+  if (store_.shared()) return;
   if (!mark_) {
     mark_ = {revision, now};
   } else if (now - mark_->second >= options_.history) {

@@ -43,7 +43,8 @@ struct ControllerOptions {
   std::string prefix = "/forebay/";
   std::string name;           // of this candidate, for messages
   Nanos lease = 5 * kSecond;  // how long the lead outlives a dead leader
-  // The leader makes the store forget what is older than this: summaries change all the time.
+  // The leader makes a store of our own forget what is older than this: summaries change all the
+  // time.
   Nanos history = kSecond * 60;
   CapacityOptions capacity;
 };

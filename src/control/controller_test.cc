@@ -327,6 +327,16 @@ TEST_F(ControlTest, TheLeaderMakesTheStoreForget) {
   EXPECT_TRUE((*watch)->Poll(0)) << "a minute is kept";
 }
 
+// etcd forgets for all its users at once.
+TEST_F(ControlTest, TheHistoryOfASharedStoreIsLeftAlone) {
+  state_.SetShared(true);
+  AddBrain("one");
+  AddNode("n1", "a");
+  MemoryStore store(state_);
+  Run(150 * kSecond);
+  EXPECT_TRUE((*store.Watch("/forebay/", 2))->Poll(0));
+}
+
 TEST_F(ControlTest, ASummaryThatStaysIsNotWrittenAgain) {
   AddBrain("one");
   Node& a = AddNode("n1", "a");

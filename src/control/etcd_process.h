@@ -1,4 +1,5 @@
 // A real etcd for tests: on loopback, with ports and a data folder of its own, stopped by its pid.
+// With Certificates by TLS, with users after SetUsers.
 #pragma once
 
 #include <fcntl.h>
@@ -19,7 +20,9 @@
 #include <vector>
 
 #include "base/owned.h"
+#include "control/certificates_testing.h"
 #include "control/etcd_store.h"
+#include "control/http.h"
 
 namespace forebay::control::testing {
 
@@ -39,12 +42,25 @@ class EtcdProcess {
 
   // Null when it does not come up.
   static std::unique_ptr<EtcdProcess> Start(std::vector<std::string> options = {}) {
-    // A free port may be taken by another before etcd has it.
-    for (int attempt = 0; attempt < 5; ++attempt) {
-      auto etcd = std::unique_ptr<EtcdProcess>(new EtcdProcess(options));
-      if (etcd->Run()) return etcd;
+    return StartWith(std::move(options), {});
+  }
+  // By TLS, with the certificate `server`; `mutual`: clients must have one, too. `more`: options.
+  static std::unique_ptr<EtcdProcess> StartTls(const Certificates& certificates, bool mutual,
+                                               const std::string& server = "server",
+                                               std::vector<std::string> more = {}) {
+    std::vector<std::string> options = std::move(more);
+    options.push_back("--cert-file=" + certificates.Cert(server));
+    options.push_back("--key-file=" + certificates.Key(server));
+    options.push_back("--bcrypt-cost=4");
+    EtcdAccess access;
+    access.ca_file = certificates.Cert("ca");
+    if (mutual) {
+      options.push_back("--client-cert-auth");
+      options.push_back("--trusted-ca-file=" + certificates.Cert("ca"));
+      access.cert_file = certificates.Cert("client");
+      access.key_file = certificates.Key("client");
     }
-    return nullptr;
+    return StartWith(std::move(options), std::move(access), server != "server");
   }
 
   ~EtcdProcess() {
@@ -55,7 +71,35 @@ class EtcdProcess {
   EtcdProcess(const EtcdProcess&) = delete;
   EtcdProcess& operator=(const EtcdProcess&) = delete;
 
-  std::string endpoint() const { return StrCat("http://127.0.0.1:", port_); }
+  bool tls() const { return !access_.ca_file.empty(); }
+  std::string endpoint() const {
+    return StrCat(tls() ? "https://127.0.0.1:" : "http://127.0.0.1:", port_);
+  }
+  std::string host_port() const { return StrCat("127.0.0.1:", port_); }
+  // How to reach it.
+  EtcdOptions options(Nanos deadline) const {
+    EtcdOptions options;
+    options.endpoints = {endpoint()};
+    options.access = access_;
+    options.deadline = deadline;
+    return options;
+  }
+
+  // From now on it asks for a user: root, with the password "root's", or the one of options().
+  bool SetUsers() {
+    const bool set = Post("user/add", R"({"name":"root","password":"root's"})") &&
+                     Post("role/add", R"({"name":"root"})") &&
+                     Post("user/grant", R"({"user":"root","role":"root"})") &&
+                     Post("user/add", R"({"name":"forebay","password":"pass \"word\" 1"})") &&
+                     Post("role/add", R"({"name":"keys"})") && Grant() &&
+                     Post("user/grant", R"({"user":"forebay","role":"keys"})") &&
+                     Post("enable", "{}");
+    access_.user = "forebay";
+    access_.password = "pass \"word\" 1";
+    return set;
+  }
+  // Changes the users' rights, which makes signed tokens that were given before out of date.
+  bool ChangeRights() { return Post("role/add", R"({"name":"more"})"); }
 
   void Kill() {
     if (pid_ <= 0) return;
@@ -100,12 +144,14 @@ class EtcdProcess {
     ::_exit(127);
   }
   bool AwaitReady() {
-    EtcdOptions options;
-    options.endpoints = {endpoint()};
-    options.deadline = kSecond;
-    const auto store = EtcdStore::Make(options);
+    const auto store = EtcdStore::Make(options(kSecond));
+    if (!store) return false;
     for (int i = 0; i < 600; ++i) {
-      if ((*store)->Range("ready").has_value()) return true;
+      const auto answer = (*store)->Range("ready");
+      // One whose certificate is for another name never does better.
+      if (answer || (misnamed_ && answer.error().message().find("TLS") != std::string::npos)) {
+        return true;
+      }
       if (::waitpid(pid_, nullptr, WNOHANG) == pid_) {
         pid_ = -1;
         return false;
@@ -116,11 +162,45 @@ class EtcdProcess {
   }
 
  private:
-  explicit EtcdProcess(std::vector<std::string> options) : options_(std::move(options)) {
+  static std::unique_ptr<EtcdProcess> StartWith(std::vector<std::string> options, EtcdAccess access,
+                                                bool misnamed = false) {
+    // A free port may be taken by another before etcd has it.
+    for (int attempt = 0; attempt < 5; ++attempt) {
+      auto etcd = std::unique_ptr<EtcdProcess>(new EtcdProcess(options, access, misnamed));
+      if (etcd->Run()) return etcd;
+    }
+    return nullptr;
+  }
+  EtcdProcess(std::vector<std::string> options, EtcdAccess access, bool misnamed)
+      : options_(std::move(options)), access_(std::move(access)), misnamed_(misnamed) {
     std::string name = std::filesystem::temp_directory_path() / "forebay-etcd-XXXXXX";
     if (::mkdtemp(name.data()) != nullptr) folder_ = name;
     port_ = FreePort();
     peer_port_ = FreePort();
+  }
+  bool Grant() {
+    // All keys.
+    return Post("role/grant", R"({"name":"keys","perm":{"permType":"READWRITE","key":"AA==",)"
+                              R"("range_end":"AA=="}})");
+  }
+  // As root, once there is one.
+  bool Post(const std::string& what, const std::string& body) {
+    const Nanos until = SteadyClock().Now() + 30 * kSecond;
+    const HttpEndpoint at = *HttpEndpoint::Parse(endpoint());
+    const auto connection = HttpConnection::Connect(at, access_.Tls(), until);
+    if (!connection) return false;
+    if (!access_.user.empty()) {
+      const auto code =
+          (*connection)
+              ->Post("/v3/auth/authenticate", R"({"name":"root","password":"root's"})", until);
+      const auto answer = (*connection)->WholeBody(until);
+      if (!code || !answer) return false;
+      const auto json = JsonValue::Parse(*answer);
+      if (!json || json->Find("token") == nullptr) return false;
+      (*connection)->SetAuthorization(*json->Find("token")->text());
+    }
+    const auto code = (*connection)->Post("/v3/auth/" + what, body, until);
+    return code && *code == 200;
   }
   bool Run() {
     Launch();
@@ -138,6 +218,8 @@ class EtcdProcess {
   }
 
   const std::vector<std::string> options_;
+  EtcdAccess access_;
+  const bool misnamed_;
   std::string folder_;
   int port_ = 0;
   int peer_port_ = 0;

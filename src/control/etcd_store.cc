@@ -25,6 +25,31 @@ void AppendPrefix(std::string_view prefix, std::string* out) {
   AppendBytes("range_end", end.empty() ? zero : end, out);
 }
 
+// etcd's words, where the user can do something about them: what they mean, and what.
+Status Explained(Code code, const std::string& message) {
+  struct Known {
+    std::string_view words;
+    std::string_view remedy;
+  };
+  static constexpr Known kKnown[] = {
+      {"user name is empty",
+       "; set FOREBAY_ETCD_USER, and FOREBAY_ETCD_PASSWORD or FOREBAY_ETCD_PASSWORD_FILE"},
+      {"authentication failed",
+       "; FOREBAY_ETCD_USER, or the password of FOREBAY_ETCD_PASSWORD or "
+       "FOREBAY_ETCD_PASSWORD_FILE, is wrong"},
+      {"authentication is not enabled",
+       "; this etcd serves everybody: have it ask for a password (etcdctl auth enable), or unset "
+       "FOREBAY_ETCD_USER"},
+      {"permission denied",
+       "; grant the user in FOREBAY_ETCD_USER a role that may read and write Forebay's keys"},
+  };
+  for (const Known& known : kKnown) {
+    if (message.find(known.words) == std::string::npos) continue;
+    return Status(Code::kPermissionDenied, StrCat(message, known.remedy));
+  }
+  return Status(code, message);
+}
+
 Status FromGrpc(int64_t code, const std::string& message) {
   switch (code) {
     case 1:
@@ -62,7 +87,63 @@ Status ErrorIn(const JsonValue& answer, int http) {
   const std::string text = message != nullptr && message->text() != nullptr ? *message->text()
                            : error->text() != nullptr                       ? *error->text()
                                                                             : error->Write();
-  return FromGrpc(code != nullptr ? code->IntegerOrText().value_or(14) : 14, text);
+  const Status status = FromGrpc(code != nullptr ? code->IntegerOrText().value_or(14) : 14, text);
+  return Explained(status.code(), status.message());
+}
+
+// Whether a new token may help: etcd does not know this one, or it is older than the rights that it
+// was given for.
+bool TokenRefused(const JsonValue& answer) {
+  const JsonValue* error = answer.Find("error");
+  if (error == nullptr || error->text() == nullptr) return false;
+  const JsonValue* code = answer.Find("code");
+  return (code != nullptr && code->IntegerOrText() == 16) ||
+         error->text()->find("auth store is old") != std::string::npos;
+}
+
+// An answer that is not etcd's gateway's.
+Status NotEtcd(int code, const HttpConnection& connection) {
+  // As servers of TLS answer who speaks plain HTTP.
+  const bool hint = code == 400 && !connection.tls();
+  return Status(Code::kUnavailable,
+                StrCat("HTTP status ", code, hint ? "; is it https instead of http?" : ""));
+}
+
+struct Reply {
+  int http = 0;
+  JsonValue json;
+};
+
+Result<Reply> Ask(HttpConnection& connection, std::string_view path, std::string_view body,
+                  Nanos until) {
+  const Result<int> code = connection.Post(path, body, until);
+  if (!code) return code.error();
+  const Result<std::string> text = connection.WholeBody(until);
+  if (!text) return text.error();
+  Result<JsonValue> json = JsonValue::Parse(*text);
+  if (!json && *code != 200) return NotEtcd(*code, connection);
+  if (!json) return Status(Code::kUnavailable, json.error().message());
+  return Reply{*code, *std::move(json)};
+}
+
+// A token for the user's password.
+Result<std::string> Authenticate(HttpConnection& connection, const EtcdAccess& access,
+                                 Nanos until) {
+  JsonValue body;
+  body.Set("name", access.user);
+  body.Set("password", access.password);
+  connection.SetAuthorization("");
+  const Result<Reply> reply = Ask(connection, "/v3/auth/authenticate", body.Write(), until);
+  if (!reply) return reply.error();
+  FOREBAY_RETURN_IF_ERROR(ErrorIn(reply->json, reply->http));
+  const JsonValue* token = reply->json.Find("token");
+  const std::string* text = token != nullptr ? token->text() : nullptr;
+  // It goes into a header.
+  if (text == nullptr || text->empty() || text->size() > 8192 ||
+      !std::all_of(text->begin(), text->end(), [](char c) { return c > ' ' && c <= '~'; })) {
+    return Status(Code::kUnavailable, "an answer to a password without a token");
+  }
+  return *text;
 }
 
 int64_t Integer(const JsonValue& value, std::string_view name) {
@@ -123,9 +204,13 @@ bool Passing(Code code) { return code == Code::kUnavailable || code == Code::kDe
 
 class EtcdWatch final : public StoreWatch {
  public:
-  EtcdWatch(std::vector<HttpEndpoint> endpoints, Nanos deadline, std::string_view prefix,
-            int64_t next)
-      : endpoints_(std::move(endpoints)), deadline_(deadline), prefix_(prefix), next_(next) {}
+  EtcdWatch(std::vector<HttpEndpoint> endpoints, EtcdAccess access, Nanos deadline,
+            std::string_view prefix, int64_t next)
+      : endpoints_(std::move(endpoints)),
+        access_(std::move(access)),
+        deadline_(deadline),
+        prefix_(prefix),
+        next_(next) {}
 
   Result<std::vector<StoreEvent>> Poll(Nanos wait) override {
     const Nanos until = SteadyClock().Now() + std::max<Nanos>(0, wait);
@@ -146,21 +231,35 @@ class EtcdWatch final : public StoreWatch {
       }
       if (!*piece) return Drop(Status(Code::kUnavailable, "the watch was ended"));
       lines_ += **piece;
+      if (lines_.size() > HttpAnswer::kMaxBody) {
+        return Drop(Status(Code::kUnavailable, "an answer to a watch is too long"));
+      }
+      // What never is an event keeps nobody here.
+      if (events.empty() && SteadyClock().Now() >= until) {
+        status = TakeLines(&events);
+        return status.ok() ? Result<std::vector<StoreEvent>>(std::move(events)) : Drop(status);
+      }
     }
   }
 
  private:
   Status Open(Nanos until) {
     Result<std::unique_ptr<HttpConnection>> connection =
-        HttpConnection::Connect(endpoints_[current_], until);
+        HttpConnection::Connect(endpoints_[current_], access_.Tls(), until);
     if (!connection) return connection.error();
+    // A token of its own each time: etcd asks for one when a watch begins, and never again.
+    if (!access_.user.empty()) {
+      Result<std::string> token = Authenticate(**connection, access_, until);
+      if (!token) return token.error();
+      (*connection)->SetAuthorization(*std::move(token));
+    }
     lines_.clear();
     std::string body = "{\"create_request\":{";
     AppendPrefix(prefix_, &body);
     body += StrCat(",\"start_revision\":\"", next_, "\"}}");
     const Result<int> code = (*connection)->Post("/v3/watch", body, until);
     if (!code) return code.error();
-    if (*code != 200) return Status(Code::kUnavailable, StrCat("HTTP status ", *code));
+    if (*code != 200) return NotEtcd(*code, **connection);
     connection_ = *std::move(connection);
     return Status();
   }
@@ -190,7 +289,11 @@ class EtcdWatch final : public StoreWatch {
     }
     if (const JsonValue* canceled = result->Find("canceled");
         canceled != nullptr && canceled->boolean() != nullptr && *canceled->boolean()) {
-      return Status(Code::kUnavailable, "the watch was cancelled");
+      const JsonValue* reason = result->Find("cancel_reason");
+      return Explained(Code::kUnavailable,
+                       reason != nullptr && reason->text() != nullptr
+                           ? StrCat("the watch was cancelled: ", *reason->text())
+                           : "the watch was cancelled");
     }
     const JsonValue* list = result->Find("events");
     if (list == nullptr || list->array() == nullptr) return Status();
@@ -220,6 +323,7 @@ class EtcdWatch final : public StoreWatch {
   }
 
   const std::vector<HttpEndpoint> endpoints_;
+  const EtcdAccess access_;
   const Nanos deadline_;
   const std::string prefix_;
   int64_t next_;
@@ -232,11 +336,13 @@ class EtcdWatch final : public StoreWatch {
 
 Status EtcdOptions::Validate() const {
   if (endpoints.empty()) {
-    return Status(Code::kInvalidArgument, "no etcd endpoint is named; write http://host:port");
+    return Status(Code::kInvalidArgument, "no etcd endpoint is named; write https://host:port");
   }
   for (const std::string& endpoint : endpoints) {
     const Result<HttpEndpoint> parsed = HttpEndpoint::Parse(endpoint);
     if (!parsed) return parsed.error();
+    // That its files can be used, and that this build has TLS.
+    if (parsed->tls) FOREBAY_RETURN_IF_ERROR(tcp::MakeTlsClient(access.Tls()).status());
   }
   if (deadline <= 0) return Status(Code::kInvalidArgument, "the deadline must be above 0");
   if (max_txn_ops < 1 || max_txn_bytes < 1) {
@@ -254,36 +360,62 @@ Result<std::unique_ptr<EtcdStore>> EtcdStore::Make(EtcdOptions options) {
   return std::unique_ptr<EtcdStore>(new EtcdStore(std::move(options), std::move(endpoints)));
 }
 
+Result<std::unique_ptr<EtcdStore>> EtcdStore::Open(std::vector<std::string> endpoints,
+                                                   Nanos deadline) {
+  Result<EtcdAccess> access = EtcdAccess::FromEnvironment();
+  if (!access) return access.error();
+  EtcdOptions options;
+  options.endpoints = std::move(endpoints);
+  options.access = *std::move(access);
+  options.deadline = deadline;
+  return Make(std::move(options));
+}
+
 std::string EtcdStore::Describe() const {
   return StrCat("etcd at ", endpoints_[current_].ToString());
+}
+
+std::string EtcdStore::Warning() const {
+  if (options_.access.user.empty()) return "";
+  for (const HttpEndpoint& endpoint : endpoints_) {
+    if (endpoint.tls || endpoint.loopback()) continue;
+    return StrCat("the password for etcd goes to ", endpoint.ToString(),
+                  " in plain text; whoever listens can read it: name etcd by https://");
+  }
+  return "";
 }
 
 Result<JsonValue> EtcdStore::Try(std::string_view path, std::string_view body, Nanos until) {
   const bool kept = connection_ != nullptr;
   if (!kept) {
     Result<std::unique_ptr<HttpConnection>> made =
-        HttpConnection::Connect(endpoints_[current_], until);
+        HttpConnection::Connect(endpoints_[current_], options_.access.Tls(), until);
     if (!made) return made.error();
     connection_ = *std::move(made);
   }
-  const Result<int> code = connection_->Post(path, body, until);
-  if (!code) {
-    const bool idle_closed = kept && !connection_->answered() && Passing(code.error().code()) &&
-                             code.error().code() != Code::kDeadlineExceeded;
-    connection_.reset();
-    return idle_closed ? Try(path, body, until) : Result<JsonValue>(code.error());
+  const bool authenticates = !options_.access.user.empty() && token_.empty();
+  if (authenticates) {
+    Result<std::string> token = Authenticate(*connection_, options_.access, until);
+    if (!token || !connection_->reusable()) connection_.reset();
+    if (!token) return token.error();
+    token_ = *std::move(token);
+    if (connection_ == nullptr) return Try(path, body, until);
   }
-  const Result<std::string> text = connection_->WholeBody(until);
-  if (!text || !connection_->reusable()) connection_.reset();
-  if (!text) return text.error();
-  Result<JsonValue> answer = JsonValue::Parse(*text);
-  if (!answer) {
+  connection_->SetAuthorization(token_);
+  Result<Reply> reply = Ask(*connection_, path, body, until);
+  if (!reply) {
+    const bool idle_closed = kept && !connection_->answered() && Passing(reply.error().code()) &&
+                             reply.error().code() != Code::kDeadlineExceeded;
     connection_.reset();
-    return Status(Code::kUnavailable,
-                  StrCat("HTTP status ", *code, ", ", answer.error().message()));
+    return idle_closed ? Try(path, body, until) : Result<JsonValue>(reply.error());
   }
-  FOREBAY_RETURN_IF_ERROR(ErrorIn(*answer, *code));
-  return answer;
+  if (!connection_->reusable()) connection_.reset();
+  if (!token_.empty() && TokenRefused(reply->json)) {
+    token_.clear();
+    if (!authenticates) return Try(path, body, until);
+  }
+  FOREBAY_RETURN_IF_ERROR(ErrorIn(reply->json, reply->http));
+  return std::move(reply->json);
 }
 
 Result<JsonValue> EtcdStore::Call(std::string_view path, std::string_view body) {
@@ -385,8 +517,8 @@ Status EtcdStore::Revoke(LeaseId lease) {
 }
 
 Result<std::unique_ptr<StoreWatch>> EtcdStore::Watch(std::string_view prefix, int64_t revision) {
-  return std::unique_ptr<StoreWatch>(
-      std::make_unique<EtcdWatch>(endpoints_, options_.deadline, prefix, revision));
+  return std::unique_ptr<StoreWatch>(std::make_unique<EtcdWatch>(
+      endpoints_, options_.access, options_.deadline, prefix, revision));
 }
 
 Result<Leadership> EtcdStore::Campaign(std::string_view election, std::string_view name,

@@ -3,8 +3,11 @@
 //
 // A call goes to one endpoint over a connection that is kept; when that fails, to the next one,
 // until its deadline. All calls may be repeated without harm, so an answer that was lost costs
-// nothing but a lease that nobody uses and that ends by itself. No TLS and no password:
-// docs/policies.md.
+// nothing but a lease that nobody uses and that ends by itself.
+//
+// By TLS where the endpoint is https. With a user, a token that etcd gives for the password goes
+// with each call; one that etcd has forgotten (after a restart, or five minutes without a call) is
+// asked for again.
 #pragma once
 
 #include <cstddef>
@@ -15,16 +18,18 @@
 
 #include "base/clock.h"
 #include "base/json.h"
+#include "control/etcd_access.h"
 #include "control/http.h"
 #include "control/store.h"
 
 namespace forebay::control {
 
 struct EtcdOptions {
-  std::vector<std::string> endpoints;  // http://host:port
-  Nanos deadline = 2 * kSecond;        // of each call, retries included
-  size_t max_txn_ops = 128;            // etcd's --max-txn-ops
-  size_t max_txn_bytes = 1 << 20;      // below etcd's --max-request-bytes, 1.5 MiB
+  std::vector<std::string> endpoints;  // https://host:port, http://host:port
+  EtcdAccess access;
+  Nanos deadline = 2 * kSecond;    // of each call, retries included
+  size_t max_txn_ops = 128;        // etcd's --max-txn-ops
+  size_t max_txn_bytes = 1 << 20;  // below etcd's --max-request-bytes, 1.5 MiB
 
   Status Validate() const;
 };
@@ -32,7 +37,11 @@ struct EtcdOptions {
 class EtcdStore final : public ControlStore {
  public:
   // Connects at the first call: an etcd that is not there yet is no error here.
+  // Files of certificates that cannot be used are.
   static Result<std::unique_ptr<EtcdStore>> Make(EtcdOptions options);
+  // With the access that this process' environment tells.
+  static Result<std::unique_ptr<EtcdStore>> Open(std::vector<std::string> endpoints,
+                                                 Nanos deadline);
 
   Status PutMany(std::span<const StoreWrite> writes, const Fence* fence = nullptr) override;
   Result<StoreSnapshot> Range(std::string_view prefix) override;
@@ -46,7 +55,10 @@ class EtcdStore final : public ControlStore {
                               LeaseId lease) override;
   Result<std::optional<Leadership>> Leader(std::string_view election) override;
   Status Compact(int64_t revision) override;
+  bool shared() const override { return true; }
   std::string Describe() const override;
+  // What its user should know, once: who could read the password on its way. Empty: nothing.
+  std::string Warning() const;
 
  private:
   EtcdStore(EtcdOptions options, std::vector<HttpEndpoint> endpoints)
@@ -60,6 +72,7 @@ class EtcdStore final : public ControlStore {
   const std::vector<HttpEndpoint> endpoints_;
   size_t current_ = 0;
   std::unique_ptr<HttpConnection> connection_;
+  std::string token_;  // empty: none yet, or etcd has forgotten it
 };
 
 }  // namespace forebay::control

@@ -6,8 +6,8 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 
 #include "base/host_lookup.h"
@@ -62,45 +62,45 @@ Result<OwnedFd> ConnectTo(const HostAddress& address, Nanos until) {
   return fd;
 }
 
-std::string Lower(std::string_view text) {
-  std::string out(text);
-  for (char& c : out) {
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
-  }
-  return out;
-}
-
-std::string_view Trim(std::string_view text) {
-  while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
-  while (!text.empty() && (text.back() == ' ' || text.back() == '\t')) text.remove_suffix(1);
-  return text;
-}
-
-Status Malformed(std::string_view what) {
-  return Status(Code::kUnavailable, StrCat("not an HTTP/1.1 answer: ", what));
-}
-
 }  // namespace
 
 Result<HttpEndpoint> HttpEndpoint::Parse(std::string_view text) {
   const auto wrong = [&](std::string_view why) {
-    return Status(Code::kInvalidArgument,
-                  StrCat("endpoint '", text, "': ", why, "; write http://host:port"));
+    return Status(Code::kInvalidArgument, StrCat("endpoint '", text, "': ", why,
+                                                 "; write https://host:port, or http://host:port"));
   };
   std::string_view rest = text;
-  if (rest.starts_with("https://")) return wrong("TLS is not supported");
-  if (rest.starts_with("http://")) rest.remove_prefix(7);
+  const bool tls = rest.starts_with("https://");
+  if (tls) {
+    rest.remove_prefix(8);
+  } else if (rest.starts_with("http://")) {
+    rest.remove_prefix(7);
+  }
   if (rest.ends_with('/')) rest.remove_suffix(1);
+  if (rest.find('@') != std::string_view::npos) {
+    // Not shown: it would be in every log.
+    return Status(Code::kInvalidArgument,
+                  "an endpoint has no user and password in it; FOREBAY_ETCD_USER and "
+                  "FOREBAY_ETCD_PASSWORD_FILE are for these");
+  }
   Result<HostPort> at = ParseHostPort(rest);
   if (!at) return wrong(at.error().message());
-  return HttpEndpoint{std::move(at->host), at->port};
+  return HttpEndpoint{std::move(at->host), at->port, tls};
 }
 
 std::string HttpEndpoint::ToString() const {
-  return StrCat("http://", HostPort{host, port}.ToString());
+  return StrCat(tls ? "https://" : "http://", HostPort{host, port}.ToString());
+}
+
+bool HttpEndpoint::loopback() const {
+  if (host == "localhost") return true;
+  if (!IsNumericHost(host)) return false;
+  const auto found = HostLookup(HostPort{host, port}).Poll();  // numeric ones are ready at once
+  return found && *found && !(*found)->empty() && (**found)[0].loopback();
 }
 
 Result<std::unique_ptr<HttpConnection>> HttpConnection::Connect(const HttpEndpoint& endpoint,
+                                                                const tcp::TlsClientOptions& tls,
                                                                 Nanos until) {
   const HostPort at{endpoint.host, endpoint.port};
   const auto addresses = HostLookup(at).Wait(until - SteadyClock().Now());
@@ -111,23 +111,85 @@ Result<std::unique_ptr<HttpConnection>> HttpConnection::Connect(const HttpEndpoi
     const Nanos now = SteadyClock().Now();
     const Nanos part = (until - now) / static_cast<Nanos>(addresses->size() - i);
     Result<OwnedFd> fd = ConnectTo((*addresses)[i], now + part);
-    if (fd) {
-      return std::unique_ptr<HttpConnection>(new HttpConnection(*std::move(fd), at.ToString()));
+    if (!fd) {
+      last = fd.error();
+      continue;
     }
-    last = fd.error();
+    std::unique_ptr<HttpConnection> made(new HttpConnection(*std::move(fd), at.ToString()));
+    if (endpoint.tls) last = made->StartTls(endpoint.host, tls, now + part);
+    if (!endpoint.tls || last.ok()) return made;
   }
   return last;
 }
 
-Status HttpConnection::Send(std::string_view bytes, Nanos until) {
-  while (!bytes.empty()) {
+Status HttpConnection::StartTls(const std::string& host, const tcp::TlsClientOptions& options,
+                                Nanos until) {
+  Result<std::unique_ptr<tcp::TlsClient>> tls = tcp::MakeTlsClient(options);
+  if (!tls) return tls.error();
+  tls_ = *std::move(tls);
+  Result<std::unique_ptr<tcp::TlsClientStream>> stream = tls_->Make(fd_.get(), host);
+  if (!stream) return stream.error();
+  stream_ = *std::move(stream);
+  while (true) {
+    const ssize_t done = stream_->Handshake();
+    if (done == 0) return Status();
+    if (done != -EAGAIN) return Lost(static_cast<int>(-done), "TLS");
+    const Result<bool> ready = Ready(fd_.get(), stream_->pending() ? POLLOUT : POLLIN, until);
+    if (!ready) return ready.error();
+    if (!*ready) return TooLate("TLS");
+  }
+}
+
+Status HttpConnection::Lost(int error, const char* what) const {
+  if (stream_ != nullptr && !stream_->error().empty()) {
+    return Status(Code::kUnavailable, stream_->error());
+  }
+  // etcd hangs up on who speaks plain HTTP where it wants TLS.
+  const bool hint = stream_ == nullptr && !speaks_http_;
+  return Status(Code::kUnavailable,
+                StrCat(what, ": ", error != 0 ? std::strerror(error) : "the connection was closed",
+                       hint ? "; is it https instead of http?" : ""));
+}
+
+ssize_t HttpConnection::WriteSome(std::string_view bytes) {
+  if (stream_ != nullptr) {
+    const iovec piece{const_cast<char*>(bytes.data()), bytes.size()};
+    return stream_->Write({&piece, bytes.empty() ? size_t{0} : size_t{1}});
+  }
+  while (true) {
     const ssize_t sent = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    if (sent >= 0) {
+    if (sent >= 0) return sent;
+    if (errno != EINTR) return -errno;
+  }
+}
+
+ssize_t HttpConnection::ReadSome(std::span<char> room) {
+  if (stream_ != nullptr) {
+    const iovec piece{room.data(), room.size()};
+    return stream_->Read({&piece, 1});
+  }
+  while (true) {
+    const ssize_t got = ::recv(fd_.get(), room.data(), room.size(), 0);
+    if (got >= 0) return got;
+    if (errno != EINTR) return -errno;
+  }
+}
+
+Status HttpConnection::Send(std::string_view bytes, Nanos until) {
+  const auto pending = [this] { return stream_ != nullptr && stream_->pending(); };
+  while (!bytes.empty() || pending()) {
+    const ssize_t sent = WriteSome(bytes);
+    if (sent > 0) {
       bytes.remove_prefix(static_cast<size_t>(sent));
       continue;
     }
-    if (errno == EINTR) continue;
-    if (errno != EAGAIN) return Gone(errno, "send");
+    if (sent == 0 && bytes.empty()) continue;
+    if (sent != -EAGAIN) {
+      // By TLS 1.3 a server refuses our certificate after we have begun to write: read why.
+      std::array<char, 256> room;
+      if (stream_ != nullptr) (void)ReadSome(room);
+      return Lost(sent == 0 ? EPIPE : static_cast<int>(-sent), "send");
+    }
     const Result<bool> ready = Ready(fd_.get(), POLLOUT, until);
     if (!ready) return ready.error();
     if (!*ready) return TooLate("send");
@@ -136,150 +198,51 @@ Status HttpConnection::Send(std::string_view bytes, Nanos until) {
 }
 
 Result<bool> HttpConnection::Receive(Nanos until) {
-  if (at_ > 0) {
-    in_.erase(0, at_);
-    at_ = 0;
-  }
-  const size_t before = in_.size();
-  in_.resize(before + (64 << 10));
+  std::array<char, 64 << 10> room;
   while (true) {
-    const ssize_t got = ::recv(fd_.get(), in_.data() + before, in_.size() - before, 0);
-    const int error = errno;
-    if (got < 0 && error == EINTR) continue;
-    if (got < 0 && error == EAGAIN) {
-      const Result<bool> ready = Ready(fd_.get(), POLLIN, until);
-      if (ready && *ready) continue;
-      in_.resize(before);
-      if (!ready) return ready.error();
-      return TooLate("receive");
+    const ssize_t got = ReadSome(room);
+    if (got >= 0) {
+      if (got > 0) answered_ = speaks_http_ = true;
+      answer_.Append({room.data(), static_cast<size_t>(got)});
+      return got > 0;
     }
-    in_.resize(before + static_cast<size_t>(std::max<ssize_t>(0, got)));
-    if (got < 0) return Gone(error, "receive");
-    if (got > 0) answered_ = true;
-    return got > 0;
+    if (got != -EAGAIN) return Lost(static_cast<int>(-got), "receive");
+    const Result<bool> ready = Ready(fd_.get(), POLLIN, until);
+    if (!ready) return ready.error();
+    if (!*ready) return TooLate("receive");
   }
 }
 
 Result<int> HttpConnection::Post(std::string_view path, std::string_view body, Nanos until) {
   answered_ = false;
-  ended_ = false;
-  keep_ = false;
-  in_.clear();
-  at_ = 0;
+  answer_.Begin();
   std::string request =
       StrCat("POST ", path, " HTTP/1.1\r\nHost: ", host_,
+             authorization_.empty() ? "" : "\r\nAuthorization: ", authorization_,
              "\r\nContent-Type: application/json\r\nContent-Length: ", body.size(), "\r\n\r\n");
   request.append(body);
   FOREBAY_RETURN_IF_ERROR(Send(request, until));
   while (true) {
-    const size_t end = in_.find("\r\n\r\n");
-    if (end != std::string::npos) {
-      int code = 0;
-      FOREBAY_RETURN_IF_ERROR(ParseHead(std::string_view(in_).substr(0, end), &code));
-      at_ = end + 4;
-      if (code >= 100 && code < 200) {  // an interim answer: the real one follows
-        in_.erase(0, at_);
-        at_ = 0;
-        continue;
-      }
-      return code;
-    }
-    if (in_.size() > kMaxHead) return Malformed("its head is too long");
+    const Result<std::optional<int>> code = answer_.Head();
+    if (!code) return code.error();
+    if (*code) return **code;
     const Result<bool> more = Receive(until);
     if (!more) return more.error();
-    if (!*more) return Status(Code::kUnavailable, "the connection was closed");
+    if (!*more) return Lost(0, "receive");
   }
-}
-
-Status HttpConnection::ParseHead(std::string_view head, int* code) {
-  const size_t line = std::min(head.find("\r\n"), head.size());
-  const std::string_view first = head.substr(0, line);
-  if (first.size() < 12 || !first.starts_with("HTTP/1.") ||
-      std::from_chars(first.data() + 9, first.data() + 12, *code).ec != std::errc()) {
-    return Malformed(first.substr(0, 40));
-  }
-  keep_ = first[7] == '1';
-  chunked_ = false;
-  in_chunk_ = false;
-  left_ = SIZE_MAX;
-  size_t at = line;
-  while (at < head.size()) {
-    at += 2;
-    const size_t end = std::min(head.find("\r\n", at), head.size());
-    const std::string_view field = head.substr(at, end - at);
-    at = end;
-    const size_t colon = field.find(':');
-    if (colon == std::string_view::npos) return Malformed(field.substr(0, 40));
-    const std::string name = Lower(field.substr(0, colon));
-    const std::string_view value = Trim(field.substr(colon + 1));
-    if (name == "content-length") {
-      const auto [stop, error] = std::from_chars(value.data(), value.data() + value.size(), left_);
-      if (error != std::errc() || stop != value.data() + value.size() || left_ > kMaxBody) {
-        return Malformed(field.substr(0, 80));
-      }
-    } else if (name == "transfer-encoding") {
-      if (Lower(value) != "chunked") return Malformed(field.substr(0, 80));
-      chunked_ = true;
-    } else if (name == "connection" && Lower(value) == "close") {
-      keep_ = false;
-    }
-  }
-  if (chunked_) left_ = 0;
-  ended_ = !chunked_ && left_ == 0;
-  return Status();
 }
 
 Result<std::optional<std::string>> HttpConnection::NextPiece(Nanos until) {
-  while (!ended_) {
-    const std::string_view have = std::string_view(in_).substr(at_);
-    if (chunked_ && left_ == 0) {
-      // The line break after a chunk, then the next one's length, then perhaps trailers.
-      const size_t skip = in_chunk_ ? 2 : 0;
-      const size_t end = have.find("\r\n", skip);
-      if (end != std::string_view::npos && have.size() >= skip) {
-        const std::string_view line = have.substr(skip, end - skip);
-        size_t length = 0;
-        const auto [stop, error] =
-            std::from_chars(line.data(), line.data() + line.size(), length, 16);
-        if ((in_chunk_ && !have.starts_with("\r\n")) || error != std::errc() ||
-            (stop != line.data() + line.size() && *stop != ';') || length > kMaxBody) {
-          return Malformed("a chunk's length");
-        }
-        if (length > 0) {
-          at_ += end + 2;
-          left_ = length;
-          in_chunk_ = true;
-          continue;
-        }
-        const size_t last =
-            have.substr(end).starts_with("\r\n\r\n") ? end : have.find("\r\n\r\n", end);
-        if (last != std::string_view::npos) {
-          at_ += last + 4;
-          ended_ = true;
-          break;
-        }
-      }
-      if (have.size() > kMaxHead) return Malformed("a chunk's length");
-    } else if (!have.empty()) {
-      const size_t take = std::min(left_, have.size());
-      std::string piece(have.substr(0, take));
-      at_ += take;
-      if (left_ != SIZE_MAX) left_ -= take;
-      if (!chunked_ && left_ == 0) ended_ = true;
-      return std::optional<std::string>(std::move(piece));
-    }
+  std::string piece;
+  while (true) {
+    const Result<HttpAnswer::Step> step = answer_.Next(&piece);
+    if (!step) return step.error();
+    if (*step == HttpAnswer::Step::kPiece) return std::optional<std::string>(std::move(piece));
+    if (*step == HttpAnswer::Step::kEnd) return std::optional<std::string>();
     const Result<bool> more = Receive(until);
     if (!more) return more.error();
-    if (!*more) {
-      keep_ = false;
-      if (!chunked_ && left_ == SIZE_MAX) {
-        ended_ = true;
-        break;
-      }
-      return Status(Code::kUnavailable, "the connection was closed in the middle of an answer");
-    }
+    if (!*more) FOREBAY_RETURN_IF_ERROR(answer_.OnClose());
   }
-  return std::optional<std::string>();
 }
 
 Result<std::string> HttpConnection::WholeBody(Nanos until) {
@@ -288,12 +251,12 @@ Result<std::string> HttpConnection::WholeBody(Nanos until) {
     Result<std::optional<std::string>> piece = NextPiece(until);
     if (!piece) return piece.error();
     if (!*piece) return body;
-    if (body.size() + (*piece)->size() > kMaxBody) return Malformed("its body is too long");
-    if (body.empty()) {
-      body = std::move(**piece);
-    } else {
-      body += **piece;
+    if (body.size() + (*piece)->size() > HttpAnswer::kMaxBody) {
+      return Status(Code::kUnavailable, "the answer is too long");
     }
+    body += **piece;
+    // One that sends slowly, but always something, has no more time than a silent one.
+    if (SteadyClock().Now() > until && !answer_.ended()) return TooLate("receive");
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "base/rng.h"
 #include "control/base64.h"
+#include "control/etcd_store.h"
 
 namespace forebay::control {
 namespace {
@@ -38,7 +39,7 @@ class FakeServer {
 
   const HttpEndpoint& endpoint() const { return endpoint_; }
   std::unique_ptr<HttpConnection> Connect() {
-    auto connection = HttpConnection::Connect(endpoint_, Soon());
+    auto connection = HttpConnection::Connect(endpoint_, {}, Soon());
     EXPECT_TRUE(connection) << connection.status().message();
     return *std::move(connection);
   }
@@ -110,6 +111,10 @@ TEST(Http, AnswersThatAreNone) {
   for (const std::string& answer : std::vector<std::string>{
            "SSH-2.0-OpenSSH\r\n\r\n",
            "HTTP/1.1 abc\r\n\r\n",
+           "HTTP/1.1 -20 OK\r\n\r\n",
+           "HTTP/1.1 2x0 OK\r\n\r\n",
+           "HTTP/1.1 2000\r\n\r\n",
+           "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
            "HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
            "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
            "HTTP/1.1 200 OK\r\nContent-Length: 99999999999999\r\n\r\n",
@@ -130,6 +135,74 @@ TEST(Http, AnswersThatAreNone) {
     EXPECT_FALSE(connection->reusable());
     EXPECT_EQ(connection->answered(), !answer.empty());
   }
+}
+
+TEST(HttpAnswer, InterimOnesWithoutEndAreNone) {
+  HttpAnswer answer;
+  answer.Begin();
+  for (int i = 0; i < HttpAnswer::kMostInterim; ++i) {
+    answer.Append("HTTP/1.1 100 Continue\r\n\r\n");
+    const auto head = answer.Head();
+    ASSERT_TRUE(head) << head.error().message();
+    EXPECT_EQ(*head, std::nullopt);
+  }
+  answer.Append("HTTP/1.1 100 Continue\r\n\r\n");
+  EXPECT_EQ(answer.Head().status().code(), Code::kUnavailable);
+}
+
+// It may be the beginning of the answer to a question that is not asked yet.
+TEST(HttpAnswer, WhatComesBehindItEndsTheConnection) {
+  for (const std::string& behind : {std::string(), std::string("HTTP/1.1 200 OK\r\n")}) {
+    HttpAnswer answer;
+    answer.Begin();
+    answer.Append(StrCat("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", behind));
+    ASSERT_EQ(*answer.Head(), 200);
+    std::string piece;
+    ASSERT_EQ(*answer.Next(&piece), HttpAnswer::Step::kPiece);
+    EXPECT_EQ(piece, "ok");
+    EXPECT_EQ(*answer.Next(&piece), HttpAnswer::Step::kEnd);
+    EXPECT_EQ(answer.reusable(), behind.empty());
+  }
+}
+
+TEST(HttpAnswer, WhatIsNoneIsToldWithoutItsControlCharacters) {
+  HttpAnswer answer;
+  answer.Begin();
+  answer.Append("\x1b[2J\x07not http\r\n\r\n");
+  const Status status = answer.Head().status();
+  EXPECT_EQ(status.message(), "not an HTTP/1.1 answer: ?[2J?not http");
+}
+
+// In so many chunks that they cannot be read in time, and none of them is waited for.
+std::string AlwaysMore() {
+  std::string lines = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+  for (int i = 0; i < 2'000'000; ++i) lines += "3\r\n{}\n\r\n";
+  return lines + "0\r\n\r\n";
+}
+
+TEST(Http, ABodyThatAlwaysHasMoreIsReadNoLongerThanTold) {
+  const std::string answer = AlwaysMore();
+  FakeServer server({answer}, answer.size());
+  const auto connection = server.Connect();
+  ASSERT_EQ(*connection->Post("/x", "", Soon()), 200);
+  const auto body = connection->WholeBody(SteadyClock().Now() + 10 * kMilli);
+  ASSERT_FALSE(body) << body->size();
+  EXPECT_EQ(body.error().code(), Code::kDeadlineExceeded) << body.error().ToString();
+}
+
+// Lines without events.
+TEST(Http, AWatchThatIsAlwaysToldNothingWaitsNoLongerThanTold) {
+  const std::string lines = AlwaysMore();
+  FakeServer server({lines}, lines.size());
+  EtcdOptions options;
+  options.endpoints = {server.endpoint().ToString()};
+  options.deadline = 10 * kSecond;
+  const auto store = EtcdStore::Make(options);
+  ASSERT_TRUE(store);
+  const auto watch = *(*store)->Watch("a", 1);
+  const auto events = watch->Poll(20 * kMilli);
+  ASSERT_TRUE(events) << "it waited for the end: " << events.error().ToString();
+  EXPECT_TRUE(events->empty());
 }
 
 TEST(Http, WaitsNoLongerThanTold) {

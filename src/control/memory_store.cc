@@ -42,6 +42,7 @@ struct MemoryStoreState::Rep {
   Mutex mutex;
   std::condition_variable changed;
   bool down GUARDED_BY(mutex) = false;
+  bool shared GUARDED_BY(mutex) = false;
   int64_t revision GUARDED_BY(mutex) = 1;
   LeaseId last_lease GUARDED_BY(mutex) = 0;
   std::map<std::string, Value, std::less<>> values GUARDED_BY(mutex);
@@ -107,6 +108,16 @@ MemoryStoreState::~MemoryStoreState() = default;
 void MemoryStoreState::SetDown(bool down) {
   MutexLock lock(rep_->mutex);
   rep_->down = down;
+}
+
+void MemoryStoreState::SetShared(bool shared) {
+  MutexLock lock(rep_->mutex);
+  rep_->shared = shared;
+}
+
+bool MemoryStore::shared() const {
+  MutexLock lock(rep_->mutex);
+  return rep_->shared;
 }
 
 Status MemoryStore::PutMany(std::span<const StoreWrite> writes, const Fence* fence) {

@@ -20,6 +20,8 @@ class MemoryStoreState {
 
   // Every call of every handle fails as if the store were gone; leases run on.
   void SetDown(bool down);
+  // As an etcd that others use, too.
+  void SetShared(bool shared);
 
  private:
   friend class MemoryStore;
@@ -44,6 +46,7 @@ class MemoryStore final : public ControlStore {
                               LeaseId lease) override;
   Result<std::optional<Leadership>> Leader(std::string_view election) override;
   Status Compact(int64_t revision) override;
+  bool shared() const override;
   std::string Describe() const override { return "the in-memory store"; }
 
  private:

@@ -105,6 +105,10 @@ class ControlStore {
   // change all the time would otherwise grow without bound. What is forgotten already is ok.
   virtual Status Compact(int64_t revision) = 0;
 
+  // Whether programs that are not Forebay's may keep keys in it. Their history is not ours to
+  // forget: Compact, which knows no prefixes, is for stores of our own.
+  virtual bool shared() const = 0;
+
   // For messages: what and where it is.
   virtual std::string Describe() const = 0;
 };

@@ -14,6 +14,7 @@
 #include "control/etcd_process.h"
 #include "control/etcd_store.h"
 #include "control/memory_store.h"
+#include "transport/transport.h"
 
 namespace forebay::control {
 namespace {
@@ -39,32 +40,38 @@ class MemoryFixture final : public Fixture {
   MemoryStoreState state_{clock_};
 };
 
+// `secured`: by TLS, with certificates of both sides and a user.
 class EtcdFixture final : public Fixture {
  public:
+  explicit EtcdFixture(bool secured) : secured_(secured) {}
   Status Ready() override {
-    etcd_ = EtcdProcess::Start();
-    return etcd_ != nullptr ? Status() : Status(Code::kUnavailable, "etcd does not start");
+    if (secured_) certificates_ = std::make_unique<testing::Certificates>();
+    etcd_ = secured_ ? EtcdProcess::StartTls(*certificates_, true) : EtcdProcess::Start();
+    if (etcd_ == nullptr) return Status(Code::kUnavailable, "etcd does not start");
+    if (secured_ && !etcd_->SetUsers()) return Status(Code::kUnavailable, "etcd takes no users");
+    return Status();
   }
   std::unique_ptr<ControlStore> Handle() override {
-    EtcdOptions options;
-    options.endpoints = {etcd_->endpoint()};
-    options.deadline = 20 * kSecond;  // the machine may be busy
-    return *EtcdStore::Make(options);
+    return *EtcdStore::Make(etcd_->options(20 * kSecond));  // the machine may be busy
   }
   void Pass(Nanos time) override { std::this_thread::sleep_for(std::chrono::nanoseconds(time)); }
 
  private:
+  const bool secured_;
+  std::unique_ptr<testing::Certificates> certificates_;
   std::unique_ptr<EtcdProcess> etcd_;
 };
 
 class StoreTest : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    if (std::string(GetParam()) == "etcd") {
+    if (std::string(GetParam()) != "memory") {
       if (!EtcdProcess::Installed()) {
         GTEST_SKIP() << "etcd is not installed: apt install etcd-server";
       }
-      fixture_ = std::make_unique<EtcdFixture>();
+      const bool secured = std::string(GetParam()) == "etcd_secured";
+      if (secured && !TlsVersion()) GTEST_SKIP() << TlsVersion().error().message();
+      fixture_ = std::make_unique<EtcdFixture>(secured);
     } else {
       fixture_ = std::make_unique<MemoryFixture>();
     }
@@ -212,6 +219,10 @@ TEST_P(StoreTest, WatchSeesEverythingFromItsRevision) {
   EXPECT_TRUE(none->empty());
 }
 
+TEST_P(StoreTest, EtcdIsSharedAndMemoryIsNot) {
+  EXPECT_EQ(store_->shared(), std::string(GetParam()) != "memory");
+}
+
 TEST_P(StoreTest, CompactedEventsAreGoneAndTheRestIsNot) {
   for (int i = 0; i < 5; ++i) ASSERT_TRUE(store_->Put("c", std::to_string(i)).ok());
   const int64_t revision = store_->Range("c")->revision;
@@ -254,7 +265,7 @@ TEST_P(StoreTest, OneLeadsUntilItsLeaseEnds) {
   EXPECT_EQ(store_->Campaign("lead", "A", a)->name, "B");
 }
 
-INSTANTIATE_TEST_SUITE_P(All, StoreTest, ::testing::Values("memory", "etcd"),
+INSTANTIATE_TEST_SUITE_P(All, StoreTest, ::testing::Values("memory", "etcd", "etcd_secured"),
                          [](const auto& each) { return std::string(each.param); });
 
 TEST(MemoryStore, DownMeansUnavailable) {
@@ -375,11 +386,12 @@ TEST_F(EtcdTest, GoesOnWithAnotherEndpoint) {
 TEST(EtcdOptions, Complaints) {
   EtcdOptions options;
   EXPECT_EQ(EtcdStore::Make(options).error().code(), Code::kInvalidArgument);
-  for (const char* text : {"host", "host:0", "host:99999", ":1", "https://a:1", "a b:1", "a:1x"}) {
+  for (const char* text : {"host", "host:0", "host:99999", ":1", "https://a", "ftp://a:1",
+                           "https://http://a:1", "a b:1", "a:1x"}) {
     options.endpoints = {text};
     const auto store = EtcdStore::Make(options);
     ASSERT_FALSE(store) << text;
-    EXPECT_NE(store.error().message().find("http://host:port"), std::string::npos);
+    EXPECT_NE(store.error().message().find("https://host:port"), std::string::npos) << text;
   }
   options.endpoints = {"http://[::1]:2379/"};
   ASSERT_TRUE(EtcdStore::Make(options));

@@ -135,6 +135,7 @@ struct SchedulerCounters {
   uint64_t changed = 0;              // samples whose bytes differ from an earlier read
   uint64_t requests = 0;             // to the source; a group is one
   uint64_t hedged = 0;               // second reads of samples whose first one hangs
+  uint64_t hedged_left = 0;          // of those, because the place of the first one was left
   uint64_t copies_given_up = 0;      // for a second tier that hung, or because memory was short
 };
 
@@ -146,6 +147,8 @@ struct SchedulerCommon {
   // Whether memory and the second tier take samples that they do not hold.
   bool admit_memory = true;
   bool admit_tier = true;
+  // The second tier does not answer: nothing is asked of it, and nothing waits for it.
+  bool tier_left = false;
 };
 
 }  // namespace forebay

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "core/allocator.h"
 
@@ -63,6 +64,13 @@ class Arena {
   // That samples of so many bytes will come.
   void Expect(uint64_t bytes) {
     if (bytes > large_bytes_ && IsLarge(bytes)) large_bytes_ = bytes;
+    KeepLargePlace();
+  }
+  // None of more than so many any longer.
+  void ExpectNoMoreThan(uint64_t bytes) {
+    if (bytes >= large_bytes_) return;
+    if (large_ != kNone) blocks_.Free(std::exchange(large_, kNone));
+    large_bytes_ = IsLarge(bytes) ? bytes : 0;
     KeepLargePlace();
   }
   // Until the next Free. False: there is none.

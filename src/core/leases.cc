@@ -598,6 +598,7 @@ void Leases::OnLengths(DatasetId d, bool failed) {
 // that, and takes nothing from others meanwhile.
 bool Leases::MakeRoom(uint64_t bytes, StreamId for_stream, DueRoom due) {
   while (!arena_.Fits(bytes)) {
+    if (residency_.EvictOneParked()) continue;
     if (residency_.bytes().storing > 0) {
       if (stores_.FreeOneWriting()) continue;
       if (due == DueRoom::kAwait) return false;

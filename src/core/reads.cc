@@ -19,6 +19,12 @@ void Reads::Ask(ReadAction read, bool charge) {
   (read.serving ? asked_serving_ : asked_).push_back(read);
 }
 
+bool Reads::AskedOf(DatasetId d) const {
+  const auto of = [d](const ReadAction& read) { return read.dataset == d; };
+  return std::any_of(asked_.begin(), asked_.end(), of) ||
+         std::any_of(asked_serving_.begin(), asked_serving_.end(), of);
+}
+
 // What hangs, or has lost a race and may never end, does not hold up what a lease waits for.
 bool Reads::HasRoom(size_t limit) const {
   return requests_ - serving_requests_ < std::max<size_t>(1, limit) + hanging_ + orphans_.size();
@@ -43,6 +49,8 @@ void Reads::StartAhead(size_t limit, std::vector<ReadAction>* out) {
   size_t idle = 0;
   // Where it is requests that are short, jobs that have got less of their share go first; in a
   // second turn the others may.
+  // What was lost with a place that is left takes none of the source's requests.
+  if (common_.tier_left) limit += orphans_.size();
   while (requests_ - serving_requests_ < limit && in_flight_ < max_samples_ && idle < 2 * streams &&
          budget > 0) {
     const StreamId id = lookahead_.NextTurn();
@@ -67,6 +75,7 @@ Origin Reads::ChooseOrigin(DatasetId d, SampleId s) {
   const ReadCosts& costs = dataset.costs;
   const uint8_t flags = dataset.entries[s].flags;
   if (flags & Residency::kSuspect) return Origin::kSource;  // what the folder has is in doubt
+  if (common_.tier_left && (flags & Residency::kInTier)) return Origin::kSource;
   const bool slower = costs.source > 0 && costs.tier > kMuchSlower * costs.source;
   if (!slower || !(flags & Residency::kInTier) || ++dataset.tier_skips >= kProbeEvery) {
     dataset.tier_skips = 0;
@@ -161,18 +170,17 @@ class Reads::Group {
 };
 
 // Whether a sample that nobody has asked for yet may be read along with its neighbour.
-bool Reads::MayJoin(const Residency::Dataset& dataset, SampleId s) {
-  constexpr uint8_t kNo =
-      Residency::kInTier | Residency::kFailedSoon | Residency::kFailedNow | Residency::kSuspect;
+bool Reads::MayJoin(const Residency::Dataset& dataset, SampleId s) const {
+  constexpr uint8_t kNo = Residency::kFailedSoon | Residency::kFailedNow | Residency::kSuspect;
   const Entry& e = dataset.entries[s];
-  return e.state == State::kAbsent && !e.dead && !(e.flags & kNo);
+  return e.state == State::kAbsent && !e.dead && !(e.flags & kNo) && !FromTier(e.flags);
 }
 
 // Every sample is kept where it lands.
 bool Reads::FitsMemory() const {
   uint64_t everything = 0;
   for (const Residency::Dataset& dataset : residency_.datasets()) {
-    everything += dataset.rounded_bytes;
+    if (dataset.parked == 0) everything += dataset.rounded_bytes;
   }
   return everything <= residency_.keep_quota();
 }
@@ -180,7 +188,7 @@ bool Reads::FitsMemory() const {
 void Reads::StartGroup(StreamId id, const ReadAction& action, size_t* budget,
                        std::vector<ReadAction>* out) {
   const Residency::Dataset& dataset = residency_.dataset(action.dataset);
-  const bool in_tier = (dataset.entries[action.sample].flags & Residency::kInTier) != 0;
+  const bool in_tier = FromTier(dataset.entries[action.sample].flags);
   if (dataset.layout == nullptr || dataset.costs.merge_bytes <= action.length || in_tier ||
       dataset.Remote(action.sample) || dataset.layout->extent(action.sample).whole_object) {
     Start(action, out);
@@ -279,21 +287,24 @@ bool Reads::RacesAreForReads() const {
   });
 }
 
-bool Reads::MayHedge(const ReadAction& hanging) const {
+bool Reads::MayHedge(const ReadAction& hanging, bool left) const {
   constexpr uint64_t kAtFirst = 2;
   // Losers may hold their memory for long, and a batch must find room all the same.
-  constexpr uint64_t kMemoryOneIn = 8;
+  const uint64_t memory_one_in = left ? 2 : 8;
   const Entry& e = residency_.dataset(hanging.dataset).entries[hanging.sample];
-  if (hedge_one_in_ == 0 || e.state != State::kReading || e.dead ||
-      orphans_.contains(hanging.serial) || races_.contains(Key(hanging.dataset, hanging.sample)) ||
-      hedge_one_in_ * common_.counters.hedged > common_.counters.reads + kAtFirst * hedge_one_in_) {
+  if (hedge_one_in_ == 0 || e.state != State::kReading || e.dead || Raced(hanging)) {
+    return false;
+  }
+  // Where everything hangs a second read does not help; a place that is left is not everything.
+  const uint64_t limited = common_.counters.hedged - common_.counters.hedged_left;
+  if (!left && hedge_one_in_ * limited > common_.counters.reads + kAtFirst * hedge_one_in_) {
     return false;
   }
   const uint64_t raced = raced_bytes() + ArenaAllocator::Rounded(e.length);
-  return kMemoryOneIn * raced <= arena_.usable();
+  return memory_one_in * raced <= arena_.usable();
 }
 
-ReadAction Reads::Hedge(const ReadAction& hanging, Arena::Block block) {
+ReadAction Reads::Hedge(const ReadAction& hanging, Arena::Block block, bool left) {
   ReadAction read = {.dataset = hanging.dataset,
                      .sample = hanging.sample,
                      .offset = arena_.offset(block),
@@ -308,6 +319,7 @@ ReadAction Reads::Hedge(const ReadAction& hanging, Arena::Block block) {
   ++requests_;
   ++common_.counters.requests;
   ++common_.counters.hedged;
+  if (left) ++common_.counters.hedged_left;
   return read;
 }
 

@@ -42,6 +42,8 @@ class Reads {
   void Ask(ReadAction read, bool charge);
   // Those that were asked for, for this node, and not started.
   size_t asked() const { return asked_.size(); }
+  // Whether reads of the data set have been asked for and not started yet.
+  bool AskedOf(DatasetId d) const;
   // Whether one more may start for a consumer of this node.
   bool HasRoom(size_t limit) const;
   // Starts what was asked for, then what look-ahead finds, at most `limit` requests in all.
@@ -54,10 +56,15 @@ class Reads {
   };
   Outcome OnDone(const ReadAction& read, bool ok, uint32_t crc, Origin from);
 
-  // Whether a second read of a sample whose read hangs may start, but for its memory.
-  bool MayHedge(const ReadAction& hanging) const;
+  // Two reads of its sample were started; it may have lost.
+  bool Raced(const ReadAction& read) const {
+    return orphans_.contains(read.serial) || races_.contains(Key(read.dataset, read.sample));
+  }
+  // Whether a second read of a sample whose read hangs may start, but for its memory. `left`: in a
+  // place that was left.
+  bool MayHedge(const ReadAction& hanging, bool left) const;
   // It starts, into `block`.
-  ReadAction Hedge(const ReadAction& hanging, Arena::Block block);
+  ReadAction Hedge(const ReadAction& hanging, Arena::Block block, bool left);
 
   // Something is under way that frees memory or fills a lease when it ends. Reads that lost a race
   // may never end.
@@ -96,7 +103,11 @@ class Reads {
                   std::vector<ReadAction>* out);
   void JoinSurroundings(StreamId id, Group* group);
   void JoinOrder(StreamId id, Group* group, size_t* budget);
-  static bool MayJoin(const Residency::Dataset& dataset, SampleId s);
+  bool MayJoin(const Residency::Dataset& dataset, SampleId s) const;
+  // In the second tier, which is asked.
+  bool FromTier(uint8_t flags) const {
+    return (flags & Residency::kInTier) != 0 && !common_.tier_left;
+  }
   bool FitsMemory() const;
   void Charge(ReadAction& read);
   void SettleCharge(const ReadAction& read, bool ok, Origin from);

@@ -22,12 +22,15 @@ class ReadsUnderWay {
     bool first = true;       // of its group
     bool looked_at = false;  // a second read was tried, or is one itself
     bool live = false;
+    bool lost = false;  // its place was left: nobody waits for it
   };
 
   // Every round of the loop, which sleeps far less than kStopped at a time. A longer one: the
   // process was stopped, and its reads with it.
   static constexpr Nanos kStopped = 500 * kMilli;
   void Tick(Nanos now);
+  // When it went on after the last stop.
+  Nanos resumed() const { return resumed_; }
 
   uint64_t Add(const ReadAction& action, Nanos now, bool first_of_group);
   Read Remove(uint64_t tag);
@@ -50,6 +53,7 @@ class ReadsUnderWay {
   std::vector<uint32_t> free_;
   std::array<size_t, 3> depth_{};
   Nanos ticked_ = 0;
+  Nanos resumed_ = 0;
   Nanos oldest_tier_age_ = 0;
   size_t hanging_ = 0;
 };
@@ -60,7 +64,7 @@ inline void ReadsUnderWay::FindOldest(Nanos now) {
   for (const Read& read : reads_) {
     if (!read.live) continue;
     if (read.first && now - read.start > kHangs) ++hanging_;
-    if (read.action.likely != Origin::kTier) continue;
+    if (read.action.likely != Origin::kTier || read.lost) continue;
     oldest_tier_age_ = std::max(oldest_tier_age_, now - read.start);
   }
 }
@@ -69,6 +73,7 @@ inline void ReadsUnderWay::Tick(Nanos now) {
   const Nanos passed = now - ticked_;
   if (ticked_ != 0 && passed > kStopped) {
     for (Read& read : reads_) read.start += passed;
+    resumed_ = now;
   }
   ticked_ = now;
 }
@@ -82,7 +87,11 @@ inline uint64_t ReadsUnderWay::Add(const ReadAction& action, Nanos now, bool fir
   free_.pop_back();
   size_t& depth = depth_[static_cast<size_t>(action.likely)];
   if (first_of_group) ++depth;
-  reads_[tag] = {action, now, static_cast<uint32_t>(depth), first_of_group, false, true};
+  reads_[tag] = {.action = action,
+                 .start = now,
+                 .depth = static_cast<uint32_t>(depth),
+                 .first = first_of_group,
+                 .live = true};
   return tag;
 }
 

@@ -44,11 +44,89 @@ HeldChanges Residency::Dataset::TakeHeldChanges() {
 // ---- data sets --------------------------------------------------------------------------------
 
 DatasetId Residency::Add(Dataset dataset) {
-  dataset.id = static_cast<DatasetId>(datasets_.size());
+  const auto id = static_cast<DatasetId>(datasets_.size());
+  AddAs(id, std::move(dataset));
+  return id;
+}
+
+void Residency::AddAs(DatasetId d, Dataset dataset) {
+  if (d >= datasets_.size()) datasets_.resize(size_t{d} + 1);
+  assert(datasets_[d].entries.empty());
+  dataset.id = d;
   dataset.remote = remote_;
-  datasets_.push_back(std::move(dataset));
+  datasets_[d] = std::move(dataset);
   ChooseStaging();
-  return static_cast<DatasetId>(datasets_.size() - 1);
+}
+
+void Residency::Park(DatasetId d) {
+  SetShare(d, {});  // what lives elsewhere is no matter of one that is not shared any more
+  datasets_[d].parked = ++parked_;
+  ++parked_now_;
+  // No place is kept free for what is not read.
+  uint32_t largest = 0;
+  for (const Dataset& dataset : datasets_) {
+    if (dataset.parked == 0) largest = std::max(largest, dataset.largest);
+  }
+  arena_.ExpectNoMoreThan(largest);
+  ChooseStaging();
+}
+
+void Residency::Unpark(DatasetId d) {
+  datasets_[d].parked = 0;
+  --parked_now_;
+  arena_.Expect(datasets_[d].largest);
+  ChooseStaging();
+  EvictExcess();
+}
+
+bool Residency::GiveUpParked(DatasetId d, SampleId* next, size_t most) {
+  const Dataset& dataset = datasets_[d];
+  const auto n = static_cast<SampleId>(dataset.entries.size());
+  const auto end = static_cast<SampleId>(std::min<uint64_t>(n, uint64_t{*next} + most));
+  for (; *next < end && dataset.kept_bytes > 0; ++*next) {
+    if (dataset.entries[*next].flags & kKept) FreeBlock(d, *next);
+  }
+  return *next == n || dataset.kept_bytes == 0;
+}
+
+Residency::Dataset Residency::Remove(DatasetId d) {
+  assert(datasets_[d].parked != 0 && datasets_[d].kept_bytes == 0);
+  --parked_now_;
+  Dataset removed = std::exchange(datasets_[d], Dataset());
+  ChooseStaging();
+  return removed;
+}
+
+// The oldest first, each as a whole: a part of a data set is worth little to who opens it again.
+void Residency::LetParkedGo(uint64_t open_bytes) {
+  while (true) {
+    uint64_t parked_bytes = 0;
+    const Dataset* oldest = nullptr;
+    for (const Dataset& dataset : datasets_) {
+      if (dataset.parked == 0 || dataset.kept_bytes == 0) continue;
+      parked_bytes += dataset.kept_bytes;
+      if (oldest == nullptr || dataset.parked < oldest->parked) oldest = &dataset;
+    }
+    if (oldest == nullptr || open_bytes + parked_bytes <= keep_quota()) return;
+    SampleId next = 0;
+    (void)GiveUpParked(oldest->id, &next, oldest->entries.size());
+  }
+}
+
+bool Residency::EvictOneParked() {
+  if (parked_now_ == 0) return false;
+  Dataset* oldest = nullptr;
+  for (Dataset& dataset : datasets_) {
+    if (dataset.parked == 0 || dataset.kept_bytes == 0) continue;
+    if (oldest == nullptr || dataset.parked < oldest->parked) oldest = &dataset;
+  }
+  if (oldest == nullptr) return false;
+  while (!(oldest->entries[oldest->clock_hand].flags & kKept)) {
+    oldest->clock_hand = (oldest->clock_hand + 1) % static_cast<SampleId>(oldest->entries.size());
+  }
+  FreeBlock(oldest->id, oldest->clock_hand);
+  ++common_.counters.evicted;
+  return true;
 }
 
 Residency::Dataset Residency::Dataset::Sized(std::span<const uint32_t> lengths) {
@@ -59,6 +137,7 @@ Residency::Dataset Residency::Dataset::Sized(std::span<const uint32_t> lengths) 
   for (size_t i = 0; i < lengths.size(); ++i) {
     dataset.entries[i].length = lengths[i];
     dataset.rounded_bytes += ArenaAllocator::Rounded(lengths[i]);
+    dataset.largest = std::max(dataset.largest, lengths[i]);
   }
   dataset.sized_bytes = dataset.rounded_bytes;
   dataset.mean_rounded = lengths.empty() ? 0 : dataset.rounded_bytes / lengths.size();
@@ -103,6 +182,7 @@ void Residency::Append(DatasetId d, std::span<const uint32_t> lengths,
   for (size_t i = 0; i < lengths.size(); ++i) {
     const auto s = static_cast<SampleId>(before + i);
     dataset.entries[s].length = lengths[i];
+    dataset.largest = std::max(dataset.largest, lengths[i]);
     dataset.sized_bytes += ArenaAllocator::Rounded(lengths[i]);
     dataset.rounded_bytes += ArenaAllocator::Rounded(lengths[i]);
     Uncover(d, s);
@@ -143,6 +223,7 @@ bool Residency::OnLengths(DatasetId d, std::span<const SampleLength> lengths) {
     }
     const uint64_t before = ArenaAllocator::Rounded(0);
     e.length = told.length;
+    dataset.largest = std::max(dataset.largest, told.length);
     e.state = State::kAbsent;
     --dataset.unsized;
     dataset.sized_bytes += ArenaAllocator::Rounded(e.length);
@@ -186,14 +267,11 @@ void Residency::SetShare(DatasetId d, std::vector<uint8_t> share) {
 
 void Residency::ChooseStaging() {
   arena_.NoteRoom();  // shares change: what was blocked may go on
-  if (options_.staging_bytes != 0) {
-    staging_bytes_ = std::min(options_.staging_bytes, arena_.capacity());
-    return;
-  }
   uint64_t batches = 0;
   uint64_t everything = 0;
   bool all_kept = true;
   for (const Dataset& dataset : datasets_) {
+    if (dataset.parked != 0) continue;
     batches += 4 * dataset.batch_samples * dataset.mean_rounded;
     everything += dataset.rounded_bytes;
     all_kept &= !dataset.passing &&
@@ -202,13 +280,16 @@ void Residency::ChooseStaging() {
   }
   const uint64_t usable = arena_.usable();
   const uint64_t regions = arena_.regions();
-  if (everything <= usable && all_kept) {
+  if (options_.staging_bytes != 0) {
+    staging_bytes_ = std::min(options_.staging_bytes, arena_.capacity());
+  } else if (everything <= usable && all_kept) {
     staging_bytes_ = regions;  // every sample is kept where it lands
-    return;
+  } else {
+    // Where the tier's size is given, all else is staging anyway.
+    const uint64_t floor = options_.keep_bytes != 0 ? 0 : uint64_t{64} << 20;
+    staging_bytes_ = regions + std::min(usable / 2, std::max(batches, floor));
   }
-  // Where the tier's size is given, all else is staging anyway.
-  const uint64_t floor = options_.keep_bytes != 0 ? 0 : uint64_t{64} << 20;
-  staging_bytes_ = regions + std::min(usable / 2, std::max(batches, floor));
+  if (parked_now_ != 0) LetParkedGo(everything);
 }
 
 uint64_t Residency::keep_quota() const {
@@ -282,6 +363,7 @@ bool Residency::LetSpareGo() {
 }
 
 bool Residency::EvictOne(const JobId* job) {
+  if (job == nullptr && EvictOneParked()) return true;
   return EvictAmong(job, true) || EvictAmong(job, false);
 }
 
@@ -311,6 +393,7 @@ void Residency::Keep(DatasetId d, SampleId s, JobId job) {
   Entry& e = entry(d, s);
   e.owner = job;
   bytes_.kept += arena_.size(e.block);
+  datasets_[d].kept_bytes += arena_.size(e.block);
   if (datasets_[d].Spare(s)) bytes_.spare += arena_.size(e.block);
   common_.jobs.stats(job).kept_bytes += arena_.size(e.block);
 }
@@ -318,6 +401,7 @@ void Residency::Keep(DatasetId d, SampleId s, JobId job) {
 void Residency::Unkeep(DatasetId d, SampleId s) {
   const Entry& e = entry(d, s);
   bytes_.kept -= arena_.size(e.block);
+  datasets_[d].kept_bytes -= arena_.size(e.block);
   if (datasets_[d].Spare(s)) bytes_.spare -= arena_.size(e.block);
   common_.jobs.stats(e.owner).kept_bytes -= arena_.size(e.block);
   ClearFlag(d, s, kKept);
@@ -329,6 +413,7 @@ Arena::Block Residency::FindBlock(DatasetId d, SampleId s, bool keep) {
   const uint32_t length = entry(d, s).length;
   const Dataset& dataset = datasets_[d];
   Arena::Block block = arena_.Allocate(length);
+  while (block == Arena::kNone && EvictOneParked()) block = arena_.Allocate(length);
   // What lives here goes before copies of what does not.
   while (block == Arena::kNone && keep && !dataset.share.empty() &&
          dataset.ShareOf(s) == KeepShare::kHome && EvictAmong(nullptr, true)) {

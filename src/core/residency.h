@@ -13,6 +13,10 @@
 // A data set may grow. A sample whose file changed is invalidated: it is dead from then on, and its
 // number is never used again. Leases that have it keep it until they are released.
 //
+// A data set that nobody uses any more is parked: what memory keeps of it may serve who opens it
+// again, and leaves before anything else when room is needed, all of it as soon as it does not fit
+// beside everything that is open. A removed one's number is used again.
+//
 // A data set may have a second tier below memory, its folder. While the two together cannot hold
 // everything, a sample lies in one of them only, so that they cover the most.
 #pragma once
@@ -86,6 +90,8 @@ class Residency {
     size_t dead = 0;             // samples that were invalidated; no sum here counts them
     uint64_t sized_bytes = 0;    // rounded, of the others
     uint64_t allotted = 0;       // samples that were given memory so far
+    uint64_t kept_bytes = 0;     // of its samples that the memory tier keeps
+    uint32_t largest = 0;        // length of a sample
     uint64_t batch_samples = 0;  // of one batch of each open stream
     // Samples that may be kept, and that neither memory keeps nor the second tier holds.
     uint64_t uncovered = 0;
@@ -98,6 +104,7 @@ class Residency {
     ReadCosts costs;
     std::shared_ptr<const Catalog> layout;  // for grouped reads; set before the first stream
     DatasetId id = 0;
+    uint64_t parked = 0;                    // 0: in use; else the more, the later it was parked
     const RemoteSamples* remote = nullptr;  // null: nothing is remote
     std::vector<uint8_t> share;             // KeepShare by sample; empty: all may be kept
 
@@ -156,6 +163,17 @@ class Residency {
       : options_(options), arena_(arena), common_(common), remote_(remote) {}
 
   DatasetId Add(Dataset dataset);
+  // Under a number that no data set has: one that was removed, or any beyond those there are.
+  void AddAs(DatasetId d, Dataset dataset);
+  // Nobody uses it: no stream is open over it, nothing of it is pinned, read or stored.
+  void Park(DatasetId d);
+  void Unpark(DatasetId d);
+  // Gives up what memory keeps of a parked one, looking at no more than `most` samples from
+  // `*next` on, which it moves. True: that was all.
+  bool GiveUpParked(DatasetId d, SampleId* next, size_t most);
+  // Takes out a parked one that memory has nothing of; the caller destroys the tables where that
+  // may take its time.
+  Dataset Remove(DatasetId d);
   // More samples at the data set's end.
   void Append(DatasetId d, std::span<const uint32_t> lengths, std::span<const uint8_t> shares);
   // The sample, which has no copy for the second tier under way, is dead from now on.
@@ -178,6 +196,8 @@ class Residency {
   bool WouldKeep(DatasetId d, SampleId s, JobId job) const;
   // Gives up a kept sample that is not in use, of `job` if given; false: there is none.
   bool EvictOne(const JobId* job = nullptr);
+  // One that a parked data set has; false: there is none.
+  bool EvictOneParked();
 
   // A block for an absent sample from what is free, and, for one that lives here and would be kept,
   // from copies of what does not; kNone: there is none.
@@ -236,6 +256,7 @@ class Residency {
   // Keeps a sample that has a block, if it may be; copies of what lives elsewhere make room.
   void KeepIfMay(DatasetId d, SampleId s, JobId job);
   bool EvictAmong(const JobId* job, bool spare_only);
+  void LetParkedGo(uint64_t open_bytes);
   bool LetSpareGo();
   void EvictExcess();
 
@@ -245,6 +266,8 @@ class Residency {
   const RemoteSamples* const remote_;
   std::vector<Dataset> datasets_;
   uint64_t staging_bytes_ = 0;
+  uint64_t parked_ = 0;  // how often one was parked
+  size_t parked_now_ = 0;
   Bytes bytes_;
 };
 

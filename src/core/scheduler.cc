@@ -158,8 +158,20 @@ void Scheduler::OnStoreEnded(DatasetId d, SampleId s, bool stored) {
   if (stores_.OnEnded(d, s, stored)) leases_.MarkDueFor(d, s);
 }
 
-bool Scheduler::Hedge(const ReadAction& hanging, ReadAction* out) {
-  if (!reads_.MayHedge(hanging)) return false;
+void Scheduler::SetTierLeft(bool left) {
+  if (common_.tier_left == left) return;
+  common_.tier_left = left;
+  if (!left) {
+    stores_.OnTierBack();
+    return;
+  }
+  stores_.OnTierLeft();
+  arena_.NoteRoom();
+  leases_.MarkAllDue();
+}
+
+bool Scheduler::Hedge(const ReadAction& hanging, ReadAction* out, bool left) {
+  if (!reads_.MayHedge(hanging, left)) return false;
   const Residency::Entry& e = residency_.dataset(hanging.dataset).entries[hanging.sample];
   Arena::Block block = arena_.Allocate(e.length);
   if (block == Arena::kNone && (e.flags & Residency::kUrgent) &&
@@ -167,7 +179,7 @@ bool Scheduler::Hedge(const ReadAction& hanging, ReadAction* out) {
     block = arena_.Allocate(e.length);
   }
   if (block == Arena::kNone) return false;
-  *out = reads_.Hedge(hanging, block);
+  *out = reads_.Hedge(hanging, block, left);
   return true;
 }
 

@@ -100,6 +100,10 @@ class Scheduler {
     common_.admit_memory = memory;
     common_.admit_tier = tier;
   }
+  // The second tier does not answer, or does again. What it has is read from the source meanwhile,
+  // and no copy is waited for.
+  void SetTierLeft(bool left);
+  bool tier_left() const { return common_.tier_left; }
   // Limits of a job that has streams. When its quota of the memory tier shrinks, it gives up what
   // is not in use.
   void SetJobLimits(std::string_view job, const JobLimits& limits);
@@ -131,8 +135,9 @@ class Scheduler {
   void OnStoreEnded(DatasetId dataset, SampleId sample, bool stored);
   // A second read from the source of a sample whose read hangs; false when there is no memory for
   // it, second reads and lost ones would hold more than an eighth of what there is for samples, the
-  // sample has been read or raced already, or as many were hedged as may be.
-  bool Hedge(const ReadAction& hanging, ReadAction* out);
+  // sample has been read or raced already, or as many were hedged as may be. `left`: its place was
+  // left; as many as hang there may be hedged, and hold half of the memory.
+  bool Hedge(const ReadAction& hanging, ReadAction* out, bool left = false);
 
  private:
   void MarkWaiting();

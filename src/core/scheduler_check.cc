@@ -110,6 +110,7 @@ std::string Checks::CheckDataset(DatasetId d, Residency::Bytes* bytes) const {
   const Residency::Dataset& dataset = residency_.dataset(d);
   uint64_t uncovered = 0;
   uint64_t sized = 0;
+  uint64_t kept_bytes = 0;
   size_t unsized = 0;
   for (SampleId s = 0; s < dataset.entries.size(); ++s) {
     const Entry& e = dataset.entries[s];
@@ -130,6 +131,8 @@ std::string Checks::CheckDataset(DatasetId d, Residency::Bytes* bytes) const {
     if (e.block == Arena::kNone) continue;
     const uint64_t size = arena_.size(e.block);
     if (kept) bytes->kept += size;
+    if (kept) kept_bytes += size;
+    if (dataset.parked != 0 && !kept) return "parked, and in memory though it is not kept";
     if (dataset.Spare(s)) bytes->spare += size;
     if (kept || e.pins != 0) continue;
     if (e.store != Residency::Store::kNone && e.ahead == 0) {
@@ -140,6 +143,7 @@ std::string Checks::CheckDataset(DatasetId d, Residency::Bytes* bytes) const {
     }
   }
   if (unsized != dataset.unsized || sized != dataset.sized_bytes) return "lengths do not add up";
+  if (kept_bytes != dataset.kept_bytes) return "a data set's kept bytes do not add up";
   if (uncovered != dataset.uncovered) return "uncovered samples do not add up";
   return {};
 }

@@ -21,7 +21,7 @@ bool StoreQueue::MayStore(DatasetId d, SampleId s, JobId job) const {
   const Residency::Entry& e = entry(d, s);
   const TierShape& tier = residency_.datasets()[d].tier;
   const JobStats& stats = common_.jobs.stats(job);
-  return tier.present && common_.admit_tier && !hangs_ && e.length <= tier.largest &&
+  return tier.present && common_.admit_tier && !hangs() && e.length <= tier.largest &&
          (tier.holds_all || !(e.flags & Residency::kKept)) &&
          stats.folder_bytes + e.length <= stats.limits.folder_bytes && FolderMayTake(d, s);
 }
@@ -47,7 +47,7 @@ void StoreQueue::Add(const ReadAction& read) {
   const SampleId s = read.sample;
   const Residency::Entry& e = entry(d, s);
   // Whatever changed since the read began.
-  if (hangs_ || (e.flags & Residency::kInTier) || e.store == Store::kDue || Writing(d, s)) return;
+  if (hangs() || (e.flags & Residency::kInTier) || e.store == Store::kDue || Writing(d, s)) return;
   if ((e.flags & Residency::kKept) && !residency_.datasets()[d].tier.holds_all) return;
   if (under_way() == 0) moved_ = common_.now;
   residency_.SetStore(d, s, Store::kDue);
@@ -83,7 +83,6 @@ void StoreQueue::GiveUp(const Due& due) {
 }
 
 void StoreQueue::GiveUpAll() {
-  hangs_ = true;
   for (; !due_.empty(); due_.pop_front()) GiveUp(due_.front());
   for (const auto& [key, job] : writing_) {
     const auto d = static_cast<DatasetId>(key >> 32);
@@ -130,6 +129,12 @@ bool StoreQueue::First(StoreAction* out) const {
   return true;
 }
 
+bool StoreQueue::AnyOf(DatasetId d) const {
+  return std::any_of(due_.begin(), due_.end(), [&](const Due& due) { return due.dataset == d; }) ||
+         std::any_of(writing_.begin(), writing_.end(),
+                     [&](const auto& writing) { return writing.first >> 32 == d; });
+}
+
 void StoreQueue::Begin(const StoreAction& store) {
   const Due due = due_.front();
   assert(due.dataset == store.dataset && due.sample == store.sample);
@@ -169,6 +174,7 @@ bool StoreQueue::Advance(Nanos step) {
   if (step > kLongestStep) moved_ += step - kLongestStep;
   if (under_way() == 0) hangs_ = false;
   if (!Moving() || common_.now - moved_ <= patience_) return false;
+  hangs_ = true;
   GiveUpAll();
   return true;
 }

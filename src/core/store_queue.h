@@ -45,6 +45,9 @@ class StoreQueue {
   // `step` of time has passed. True: the second tier hangs from now on, and those that waited for
   // it are given up.
   bool Advance(Nanos step);
+  // The second tier is left: those that waited for it are given up. And it is used again.
+  void OnTierLeft() { GiveUpAll(); }
+  void OnTierBack() { moved_ = common_.now; }
 
   // For memory: a sample that the writer has already, and one that waits to be taken.
   bool FreeOneWriting();
@@ -52,17 +55,20 @@ class StoreQueue {
 
   // Copies that wait to be taken, or were and have not ended.
   size_t under_way() const { return due_.size() + writing_.size(); }
-  // None has ended for a while: nobody waits for them.
-  bool hangs() const { return hangs_; }
-  bool Moving() const { return !hangs_ && under_way() > 0; }
+  // None has ended for a while, or the second tier is left: nobody waits for them.
+  bool hangs() const { return hangs_ || common_.tier_left; }
+  bool Moving() const { return !hangs() && under_way() > 0; }
   // Whether it is on its way into the second tier.
   bool Writing(DatasetId d, SampleId s) const {
     return !writing_.empty() && writing_.contains(Key(d, s));
   }
   // Read from there as soon as it has arrived, and not from the source before.
-  bool Awaits(DatasetId d, SampleId s) const { return !hangs_ && Writing(d, s); }
-  // SchedulerOptions::copy_patience.
+  bool Awaits(DatasetId d, SampleId s) const { return !hangs() && Writing(d, s); }
+  // Whether any of the data set's is.
+  bool AnyOf(DatasetId d) const;
+  // SchedulerOptions::copy_patience, unless it was set.
   Nanos patience() const { return patience_; }
+  void SetPatience(Nanos patience) { patience_ = patience; }
   size_t due() const { return due_.size(); }
   // Those whose samples are pinned, until they are taken: data set << 32 | sample.
   const std::unordered_set<uint64_t>& taking() const { return taking_; }
@@ -86,7 +92,7 @@ class StoreQueue {
   void GiveUp(const Due& due);
   void GiveUpAll();
 
-  const Nanos patience_;
+  Nanos patience_;
   Residency& residency_;
   SchedulerCommon& common_;
   uint64_t folder_room_ = ~uint64_t{0};

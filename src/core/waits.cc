@@ -1,6 +1,7 @@
 #include "core/waits.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <vector>
 
 namespace forebay {
@@ -46,19 +47,33 @@ StallCause Waits::CauseOf(const Lease& l) const {
     from_tier |= e.state == SampleState::kAbsent && scheduler_.stores().Awaits(l.dataset, s);
     if (e.state == SampleState::kUnsized) return StallCause::kSource;
     if (e.state != SampleState::kReading) continue;
-    if (e.flags & Residency::kInTier) {
-      from_tier = true;
-    } else if (dataset.Remote(s)) {
-      from_peer = true;
-    } else {
-      return StallCause::kSource;
-    }
+    const StallCause place = PlaceOf(dataset, s);
+    if (place == StallCause::kSource) return place;
+    (place == StallCause::kTier ? from_tier : from_peer) = true;
   }
   if (from_peer) return StallCause::kPeer;
   if (from_tier) return StallCause::kTier;
+  if (l.copying()) return StallCause::kDecode;
+  // Nothing holds its first read up: it starts at the next look.
+  if (!l.missing.empty() && RoomForMissing(l)) {
+    return PlaceOf(dataset, l.missing.front());
+  }
   // What waits to be copied into the folder has the memory.
-  if (scheduler_.residency().bytes().storing > 0 && !l.copying()) return StallCause::kTier;
-  return l.copying() ? StallCause::kDecode : StallCause::kMemory;
+  return scheduler_.residency().bytes().storing > 0 ? StallCause::kTier : StallCause::kMemory;
+}
+
+StallCause Waits::PlaceOf(const Residency::Dataset& dataset, SampleId s) {
+  if (dataset.entries[s].flags & Residency::kInTier) return StallCause::kTier;
+  return dataset.Remote(s) ? StallCause::kPeer : StallCause::kSource;
+}
+
+bool Waits::RoomForMissing(const Lease& l) const {
+  const Residency::Dataset& dataset = scheduler_.residency().dataset(l.dataset);
+  uint64_t bytes = 0;
+  for (const SampleId s : l.missing) bytes += dataset.entries[s].length;
+  const Arena& arena = scheduler_.arena();
+  // Free memory lies in several holes: only much of it has surely one that is large enough.
+  return (arena.capacity() - arena.used()) / 4 >= bytes;
 }
 
 bool Waits::AwaitsLength(const Lease& l) const {

@@ -32,6 +32,10 @@ class Waits {
   const Leases& leases() const { return scheduler_.leases(); }
   const Lease& lease(LeaseId id) const { return leases().leases().at(id); }
   StallCause CauseOf(const Lease& lease) const;
+  // Where the sample is read from.
+  static StallCause PlaceOf(const Residency::Dataset& dataset, SampleId sample);
+  // Memory is free for all that it misses.
+  bool RoomForMissing(const Lease& lease) const;
   // A length that it asked for has not come yet.
   bool AwaitsLength(const Lease& lease) const;
 

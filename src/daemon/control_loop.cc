@@ -78,11 +78,11 @@ Result<std::unique_ptr<ControlLoop>> ControlLoop::Start(Engine& engine,
     loop->memory_.emplace(SteadyClock());
     loop->store_ = std::make_unique<control::MemoryStore>(*loop->memory_);
   } else {
-    control::EtcdOptions etcd;
-    etcd.endpoints = chosen.etcd;
-    etcd.deadline = kEtcdDeadline;
-    Result<std::unique_ptr<control::EtcdStore>> store = control::EtcdStore::Make(etcd);
+    Result<std::unique_ptr<control::EtcdStore>> store =
+        control::EtcdStore::Open(chosen.etcd, kEtcdDeadline);
     if (!store) return store.error();
+    const std::string warning = (*store)->Warning();
+    if (!warning.empty() && chosen.say) chosen.say(StrCat("WARNING: ", warning));
     loop->store_ = *std::move(store);
   }
   control::AgentOptions agent;

@@ -19,19 +19,16 @@
 #include "base/rng.h"
 #include "base/system_calls.h"
 #include "core/sampler.h"
+#include "daemon/test_process.h"
 #include "port/attach.h"
 #include "wire/socket.h"
 
 namespace forebay {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#elif defined(__has_feature)
-constexpr bool kSanitized = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
-#else
-constexpr bool kSanitized = false;
-#endif
+using testing::Ended;
+using testing::kSanitized;
+using testing::Stopped;
 
 // Real bytes: sample i is `length` times the same byte pattern.
 std::string Content(uint32_t sample, size_t length) {
@@ -81,15 +78,6 @@ class DaemonTest : public ::testing::Test {
     }
     return true;
   }
-  // Or waits only for its parent to notice.
-  static bool Ended(pid_t pid) {
-    std::ifstream stat(StrCat("/proc/", pid, "/stat"));
-    std::string line;
-    if (!std::getline(stat, line)) return true;
-    const size_t name = line.rfind(')');
-    return name != std::string::npos && line.compare(name, 3, ") Z") == 0;
-  }
-
   // A program that is no forebayd, or becomes one later.
   std::string Script(const std::string& text) const {
     const std::string path = root_ + "/script";
@@ -484,6 +472,34 @@ TEST_F(DaemonTest, AStoppedDaemonIsGivenUp) {
   kill(pid, SIGCONT);
   ASSERT_FALSE(taken);
   EXPECT_EQ(taken.error().code(), Code::kUnavailable) << taken.error().ToString();
+  EXPECT_FALSE(client->connected());
+  EXPECT_TRUE(Await([&] { return Ended(pid); }));
+}
+
+// By who fetches single samples, however long it would wait for the storage.
+TEST_F(DaemonTest, AStoppedDaemonIsGivenUpByWhoFetches) {
+  const auto catalog = MakeFiles(50);
+  auto client = Attach();
+  ASSERT_NE(client, nullptr);
+  auto dataset = client->AddDataset(*catalog, "open_ms=1500");
+  ASSERT_TRUE(dataset) << dataset.status().ToString();
+  StreamOptions options = Sampled(*dataset, 50, 0);
+  options.shape.itemised = true;
+  auto stream = client->OpenStream(options);
+  ASSERT_TRUE(stream) << stream.status().ToString();
+  BatchLoan loan;
+  // A slow storage is no reason, and is not asked twice.
+  auto fetched = client->Fetch(*stream, 1, 60 * kSecond, &loan);
+  ASSERT_TRUE(fetched && *fetched == TakeKind::kBatch) << fetched.status().ToString();
+  EXPECT_LT(Metric(*client, "forebay_source_reads_total"), 60u);
+  ASSERT_TRUE(client->Release(loan.lease).ok());
+  const auto pid = static_cast<pid_t>(client->server_pid());
+  kill(pid, SIGSTOP);
+  ASSERT_TRUE(Await([pid] { return Stopped(pid); }));
+  fetched = client->Fetch(*stream, 2, 3600 * kSecond, &loan);
+  kill(pid, SIGCONT);
+  ASSERT_FALSE(fetched);
+  EXPECT_EQ(fetched.error().code(), Code::kUnavailable) << fetched.error().ToString();
   EXPECT_FALSE(client->connected());
   EXPECT_TRUE(Await([&] { return Ended(pid); }));
 }

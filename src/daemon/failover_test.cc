@@ -20,6 +20,7 @@
 #include "core/sampler.h"
 #include "daemon/server.h"
 #include "daemon/test_files.h"
+#include "daemon/test_process.h"
 #include "pipeline/pipeline.h"
 #include "port/local_port.h"
 
@@ -27,9 +28,11 @@ namespace forebay {
 namespace {
 
 using testing::BytesRight;
+using testing::Ended;
 using testing::MakeEngine;
 using testing::Seeds;
 using testing::SmallEngine;
+using testing::Stopped;
 using testing::TestFiles;
 
 constexpr uint32_t kSamples = 61;  // no world but 1 divides it
@@ -64,15 +67,6 @@ class FailoverTest : public ::testing::Test {
     }
     return true;
   }
-  // Or waits only for its parent to notice.
-  static bool Ended(pid_t pid) {
-    std::ifstream stat(StrCat("/proc/", pid, "/stat"));
-    std::string line;
-    if (!std::getline(stat, line)) return true;
-    const size_t name = line.rfind(')');
-    return name != std::string::npos && line.compare(name, 3, ") Z") == 0;
-  }
-
   void Open() {
     auto port = FailoverPort::Open(options_);
     ASSERT_TRUE(port) << port.status().ToString();
@@ -367,6 +361,7 @@ TEST_F(FailoverTest, AFetchLeavesADaemonThatDoesNotMove) {
   ASSERT_TRUE(FetchRight(*port_, *stream, 1));
   const pid_t pid = Daemon();
   ASSERT_EQ(kill(pid, SIGSTOP), 0);
+  ASSERT_TRUE(Await([pid] { return Stopped(pid); }));
   BatchLoan loan;
   const auto fetched = port_->Fetch(*stream, 2, 3600 * kSecond, &loan);
   EXPECT_EQ(kill(pid, SIGKILL), 0);

@@ -18,6 +18,7 @@
 #include <system_error>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/system_memory.h"
 #include "daemon/control_loop.h"
 #include "daemon/page.h"
@@ -43,6 +44,7 @@ constexpr std::string_view kUsage =
     "  --memory_tier=BYTES    the most that stays for later epochs\n"
     "  --cache_dir=DIR        a folder on a local disk for copies\n"
     "  --cache_bytes=BYTES    how much of the disk it may take\n"
+    "  --cache_group=GROUP    the folder is shared with this group, whose members are trusted\n"
     "  --in_flight=N          source reads at once; default: found while running\n"
     "  --max_in_flight=N      the most it may find\n"
     "  --copy_threads=N, --keep=0|1, --verify=0|1, --io=auto|threads|io_uring\n"
@@ -51,7 +53,8 @@ constexpr std::string_view kUsage =
     "  --peers=off|auto|LIST  other nodes of the job; default: $FOREBAY_PEERS, or the launcher's\n"
     "                         variables\n"
     "  --etcd=URL[,URL]       of the cluster that shares the source; default: $FOREBAY_ETCD, or "
-    "none\n"
+    "none.\n"
+    "                         $FOREBAY_ETCD_CACERT, _CERT, _KEY, _USER, _PASSWORD_FILE go with it\n"
     "  --etcd_prefix=PREFIX   of the cluster's keys; default /forebay/\n"
     "\n"
     "For programs under `forebay run`, `forebay mount`, fsspec and TensorFlow:\n"
@@ -69,8 +72,10 @@ constexpr Nanos kLongestScan = 15 * kSecond;  // who starts the daemon waits for
 constexpr uint64_t kMemoryForFiles = uint64_t{512} << 20;
 // Of the job's name: a loader in the same job has a cluster of its own.
 constexpr std::string_view kFilesSuffix = "-files";
-constexpr unsigned kLongestEnd =
-    10;  // seconds; a source that hangs must not keep the folder's lock
+constexpr unsigned kLongestEnd = 10;  // seconds, whatever else hangs
+// What reads of the source may take when everybody has gone. One that hangs must not keep the
+// folder's lock: the next one to come would wait for it.
+constexpr Nanos kLongestRead = kSecond;
 
 struct Settings {
   EngineOptions engine;
@@ -173,6 +178,10 @@ Status ParseOne(std::string_view word, Settings* out) {
     engine.cache_folder = value;
     return Status();
   }
+  if (name == "cache_group") {
+    engine.cache_group = value;
+    return Status();
+  }
   if (const Result<bool> taken = ParseFiles(name, value, &out->files); !taken || *taken) {
     return taken.status();
   }
@@ -243,6 +252,10 @@ Status CheckFiles(const Settings& settings) {
     return Status(Code::kInvalidArgument,
                   "--files and --cache_dir are both a folder for copies: give --files only");
   }
+  if (!settings.engine.cache_group.empty()) {
+    return Status(Code::kInvalidArgument,
+                  "--cache_group needs --cache_dir: the folder of --files is one user's");
+  }
   files::ServiceOptions checked = settings.files;
   checked.cache = checked.store;
   return checked.Validate();
@@ -287,6 +300,7 @@ Result<Daemon> Start(const Settings& settings, const wire::ProgramPlace& place) 
   } else if (!peers->note.empty()) {
     Say(peers->note);
   }
+  if (!peers->warning.empty()) warn(peers->warning);
   daemon.peers = std::move(peers->peers);
   if (serves_files) FOREBAY_RETURN_IF_ERROR(StartFiles(settings, place, &daemon));
   ServerOptions options;
@@ -350,6 +364,31 @@ void Serve(const Daemon& daemon, const sigset_t& ends) {
   }
 }
 
+// Whether no read of the source is under way any more.
+bool ReadsEnd(Engine& engine, Nanos wait) {
+  const Nanos until = SteadyClock().Now() + wait;
+  while (true) {
+    uint64_t reads = 0;
+    for (const Registry::Sample& sample : engine.registry().Snapshot()) {
+      if (sample.name == "forebay_source_in_flight_reads") reads = sample.value;
+    }
+    if (reads == 0) return true;
+    if (SteadyClock().Now() >= until) return false;
+    (void)poll(nullptr, 0, 10);
+  }
+}
+
+// No thread comes back from a source that hangs, so the process ends without them. What is stored
+// is whole at any moment.
+void EndWithoutReads(const Settings& settings, const wire::ProgramPlace& place) {
+  Say("the source does not answer: this daemon ends without waiting for it");
+  if (settings.files.temporary) RemoveFolder(settings.files.store);
+  unlink(place.socket.c_str());
+  unlink(place.lock.c_str());  // last, as every program does
+  rmdir(place.folder.c_str());
+  (void)kill(getpid(), SIGKILL);
+}
+
 int Run(int argc, char** argv) {
   ServeAllRanks();
   Settings settings;
@@ -370,26 +409,30 @@ int Run(int argc, char** argv) {
   const wire::ProgramPlace place =
       serves_files ? files::ServicePlace(settings.program.folder, settings.files.store)
                    : DaemonPlace(settings.program.folder);
-  return wire::RunProgram(settings.program, place, parsed,
-                          [&](const wire::ReadyReport& ready, const sigset_t& ends) {
-                            Result<Daemon> daemon = Start(settings, place);
-                            ready(daemon.status());
-                            if (!daemon) return 1;
-                            Serve(*daemon, ends);
-                            daemon->web.reset();
-                            daemon->server.reset();
-                            daemon->control.reset();
-                            (void)alarm(kLongestEnd);
-                            daemon->files.reset();
-                            daemon->supply.reset();
-                            daemon->peers.reset();
-                            daemon->engine.reset();
-                            (void)alarm(0);
-                            if (serves_files && settings.files.temporary) {
-                              RemoveFolder(settings.files.store);
-                            }
-                            return 0;
-                          });
+  return wire::RunProgram(
+      settings.program, place, parsed, [&](const wire::ReadyReport& ready, const sigset_t& ends) {
+        Result<Daemon> daemon = Start(settings, place);
+        ready(daemon.status());
+        if (!daemon) return 1;
+        Serve(*daemon, ends);
+        daemon->web.reset();
+        daemon->server.reset();
+        daemon->control.reset();
+        (void)alarm(kLongestEnd);
+        if (serves_files &&
+            (!daemon->files->End(kLongestRead) || !ReadsEnd(*daemon->engine, kLongestRead))) {
+          EndWithoutReads(settings, place);
+        }
+        daemon->files.reset();
+        daemon->supply.reset();
+        daemon->peers.reset();
+        daemon->engine.reset();
+        (void)alarm(0);
+        if (serves_files && settings.files.temporary) {
+          RemoveFolder(settings.files.store);
+        }
+        return 0;
+      });
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ TEST(ProgramWatch, TellsWhoWaitedAndForWhat) {
   EXPECT_EQ(own.watch.samples(), 2);
   EXPECT_EQ(own.watch.waits()[static_cast<size_t>(StallCause::kSource)], kSecond);
   EXPECT_EQ(own.watch.waits()[static_cast<size_t>(StallCause::kPeer)], 2 * kSecond);
-  EXPECT_DOUBLE_EQ(own.watch.LastSeconds(104 * kSecond).Share(), 0.75);
+  EXPECT_DOUBLE_EQ(own.watch.LastSeconds(104 * kSecond).WaitingShare(), 0.75);
 }
 
 TEST(ProgramWatch, ForgetsWhoAsksForNothingAnyMore) {

@@ -211,6 +211,13 @@ Server::~Server() {
     (void)!write(wake_.get(), &one, sizeof one);
     thread_.join();
   }
+  std::vector<std::jthread> openers;
+  {
+    MutexLock lock(open_mutex_);
+    openers.swap(openers_);
+  }
+  for (std::jthread& opener : openers) opener.request_stop();
+  openers.clear();
   if (bound_) {
     unlink(path_.c_str());
     shutdown(listen_.get(), SHUT_RDWR);
@@ -223,6 +230,7 @@ Server::~Server() {
   }
   if (!folder_.empty()) rmdir(folder_.c_str());  // fails, rightly, while others have sockets there
   if (options_.keep_loans) return;               // the sockets close, and that is all
+  AnswerOpened();
   for (auto& [id, peer] : peers_) peer->gone = true;
   some_gone_ = true;
   RemoveGone();
@@ -265,6 +273,7 @@ void Server::Run(std::stop_token stop) {
       (void)SetEvents(epoll_.get(), EPOLL_CTL_MOD, listen_.get(), kListenEvent, EPOLLIN);
     }
     RemoveGone();
+    AnswerOpened();
     if (!pending_.empty()) Retry();
     if (ring_count_ != 0) PumpAll();
     AnswerLooks();
@@ -445,14 +454,15 @@ Status Server::OnFrame(Peer& peer, const wire::Frame& frame) {
     case wire::Type::kOpenDataset: {
       wire::OpenDataset open;
       FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &open));
-      const Result<DatasetId> dataset = OnOpenDataset(peer, open);
-      if (!dataset) {
-        Reply(peer, request, dataset.error());
-        return Status();
-      }
-      wire::OpenDatasetReply reply;
-      reply.dataset = *dataset;
-      return wire::Encode(reply, request, &peer.out);
+      const Status refused = OnOpenDataset(peer, request, open);
+      if (!refused.ok()) Reply(peer, request, refused);
+      return Status();
+    }
+    case wire::Type::kCloseDataset: {
+      wire::CloseDataset close;
+      FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &close));
+      OnCloseDataset(peer, close.dataset);
+      return Status();
     }
     case wire::Type::kQuery: {
       wire::Query query;
@@ -573,7 +583,7 @@ void Server::OnOpenStream(Peer& peer, uint64_t request, const wire::OpenStream& 
     return;
   }
   auto ring = std::make_unique<Ring>(*stream, *std::move(writer));
-  const auto catalog = engine_.shared_catalog(options.shape.dataset);
+  const auto catalog = engine_.shared_catalog(options.shape.dataset);  // its stream keeps it
   const uint64_t count = std::min<uint64_t>(catalog->size(), options.shape.batch_size);
   ring->batch_bytes = catalog->total_bytes() / std::max<uint64_t>(catalog->size(), 1) * count;
   peer.rings.emplace(*stream, std::move(ring));
@@ -816,6 +826,7 @@ void Server::RemoveGone() {
     while (!peer.rings.empty()) DropRing(peer, peer.rings.begin()->first);
     for (const auto& [lease, bytes] : peer.leases) (void)engine_.Release(lease);
     for (const auto& [stream, info] : peer.streams) (void)engine_.CloseStream(stream);
+    while (!peer.datasets.empty()) OnCloseDataset(peer, peer.datasets.begin()->first);
     return true;
   });
   clients_.Set(peers_.size());

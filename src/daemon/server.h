@@ -14,7 +14,6 @@
 #include <span>
 #include <string>
 #include <thread>
-#include <tuple>
 #include <unordered_map>
 #include <vector>
 
@@ -93,8 +92,8 @@ class Server {
 
   // For other threads; kUnavailable when the server's own does not come to it. What is going on, as
   // JSON (docs/daemon.md), and every metric as Prometheus text.
-  Result<std::string> StatusJson() { return Look(kStatusView); }
-  Result<std::string> MetricsText() { return Look(kPrometheusView); }
+  Result<std::string> StatusJson() { return Render(kStatusView); }
+  Result<std::string> MetricsText() { return Render(kPrometheusView); }
 
  private:
   // A stream whose batches are announced in memory that the client maps.
@@ -135,7 +134,7 @@ class Server {
     uint64_t version = 0;
     std::string text;
   };
-  struct Share {
+  struct BudgetClaim {
     MemoryShare memory;
     uint64_t bytes = 0;
   };
@@ -154,7 +153,9 @@ class Server {
     std::unordered_map<LeaseId, uint64_t> leases;  // and their bytes
     std::map<StreamId, StreamInfo> streams;
     std::map<StreamId, std::unique_ptr<Ring>> rings;
-    std::map<uint64_t, Share> shares;  // of the budget, by number
+    std::map<DatasetId, uint32_t> datasets;  // that it has open, and how often
+    size_t opening = 0;                      // requests with the openers
+    std::map<uint64_t, BudgetClaim> shares;  // of the budget, by number
     uint64_t next_share = 1;
     OwnedFd received;             // the descriptor that came last
     uint32_t pid = 0;             // as the client says
@@ -162,6 +163,19 @@ class Server {
     bool declaring = false;
     StreamId declare_stream = 0;
     uint64_t declare_epoch = 0;
+  };
+  // A data set to be added, away from the thread that serves everybody: reading its catalog and
+  // making its tables take seconds where it has 100 M samples.
+  struct Opening {
+    uint64_t peer = 0;
+    uint64_t request = 0;
+    wire::OpenDataset open;
+    OwnedFd image;
+  };
+  struct Opened {
+    uint64_t peer = 0;
+    uint64_t request = 0;
+    Result<DatasetId> dataset;
   };
   // A Take or Fetch that waits.
   struct Pending {
@@ -191,7 +205,13 @@ class Server {
   // What the request came to, for its reply.
   Status OnDeclare(Peer& peer, wire::Declare& declare);
   void OnOpenStream(Peer& peer, uint64_t request, const wire::OpenStream& open);
-  Result<DatasetId> OnOpenDataset(Peer& peer, const wire::OpenDataset& open);
+  Status OnOpenDataset(Peer& peer, uint64_t request, const wire::OpenDataset& open);
+  void OnCloseDataset(Peer& peer, DatasetId dataset);
+  Status StartOpener() REQUIRES(open_mutex_);
+  void RunOpener(std::stop_token stop);
+  Result<DatasetId> AddDataset(const wire::OpenDataset& open, int image);
+  // Tells clients what the openers have done.
+  void AnswerOpened();
   Status OnSeek(Peer& peer, const wire::Seek& seek);
   Status OnSetKnobs(const wire::SetKnobs& set);
   void OnQuery(Peer& peer, uint64_t request, const wire::Query& query);
@@ -204,7 +224,7 @@ class Server {
   StreamWatch Watched(const Peer& peer, StreamId stream, Nanos now) const;
   // What a stream's job is called.
   static std::string JobOf(const Peer& peer, const StreamInfo& info);
-  Result<std::string> Look(View view);
+  Result<std::string> Render(View view);
   void AnswerLooks();
   Status OnAsk(Peer& peer, Pending ask, int64_t wait);
   bool HasRing(StreamId stream) const;
@@ -281,15 +301,21 @@ class Server {
   std::vector<uint64_t> released_;
   uint64_t ahead_bytes_ = 0;
   size_t ring_count_ = 0;
-  bool pressed_ = false;  // somebody waits for memory that only loans hold
-  // By what its catalog's image and source are.
-  std::map<std::tuple<uint64_t, uint64_t, uint32_t, std::string>, DatasetId> datasets_;
+  bool pressed_ = false;     // somebody waits for memory that only loans hold
   Nanos idle_since_;         // counts while there is no client
   bool had_client_ = false;  // the first is waited for longer
 
   Mutex look_mutex_;
   std::condition_variable looked_;
   std::array<Asked, kViews> asked_ GUARDED_BY(look_mutex_);
+
+  static constexpr size_t kMostOpeners = 4;
+  Mutex open_mutex_;
+  std::condition_variable_any open_ready_;
+  std::deque<Opening> openings_ GUARDED_BY(open_mutex_);  // at most one of each client
+  std::vector<Opened> opened_ GUARDED_BY(open_mutex_);
+  size_t idle_openers_ GUARDED_BY(open_mutex_) = 0;
+  std::vector<std::jthread> openers_ GUARDED_BY(open_mutex_);
 
   std::jthread thread_;
 };

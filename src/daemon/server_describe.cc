@@ -88,7 +88,7 @@ std::string WatchJson(const StreamWatch& watch, Nanos now) {
                 ",\"bytes_total\":", watch.bytes(), ",\"stall_ns\":", WaitsJson(watch.waits()),
                 ",\"epoch_stall_ns\":", WaitsJson(watch.epoch_waits()),
                 ",\"recent_stall_ns\":", WaitsJson(recent.waits), ",\"recent_ns\":", recent.span,
-                ",\"recent_stall_share\":", recent.Share());
+                ",\"recent_stall_share\":", recent.WaitingShare());
 }
 
 class Values {
@@ -130,14 +130,19 @@ StreamWatch Server::Watched(const Peer& peer, StreamId stream, Nanos now) const 
 
 std::string Server::Describe() const {
   const Nanos now = SteadyClock().Now();
-  std::vector<DatasetId> listed_sets;
-  for (const auto& entry : datasets_) listed_sets.push_back(entry.second);
-  // Of programs that open files; no client opened them.
+  // Those that clients have open, and those of programs that open files.
+  std::map<DatasetId, std::shared_ptr<const Catalog>> listed_sets;
   for (DatasetId id = 0; id < engine_.dataset_count(); ++id) {
-    if (engine_.shared_catalog(id)->format() == Format::kGrowing) listed_sets.push_back(id);
+    std::shared_ptr<const Catalog> catalog = engine_.shared_catalog(id);
+    const bool listed =
+        catalog != nullptr && (options_.open_datasets || catalog->format() == Format::kGrowing ||
+                               std::any_of(peers_.begin(), peers_.end(), [&](const auto& entry) {
+                                 return entry.second->datasets.contains(id);
+                               }));
+    if (listed) listed_sets.emplace(id, std::move(catalog));
   }
   const std::string datasets = Joined(
-      listed_sets, [this](DatasetId id) { return DatasetJson(id, *engine_.shared_catalog(id)); });
+      listed_sets, [](const auto& listed) { return DatasetJson(listed.first, *listed.second); });
   const std::string clients = Joined(peers_, [&](const auto& entry) {
     const Peer& peer = *entry.second;
     const std::string streams = Joined(peer.streams, [&](const auto& stream) {
@@ -208,7 +213,8 @@ std::string Server::Describe() const {
                 ",\"arena_bytes\":", engine_.arena_bytes(),
                 ",\"settings\":", Quoted(options_.settings), ",\"url\":", Quoted(options_.url),
                 ",\"cache_status\":", cache_status,
-                ",\"cache_warning\":", Quoted(engine_.CacheWarning()), ",\"datasets\":[", datasets,
+                ",\"cache_warning\":", Quoted(engine_.CacheWarning()),
+                ",\"changed_files\":", Quoted(engine_.ChangedFiles()), ",\"datasets\":[", datasets,
                 "],\"clients\":[", clients, programs, "],\"source\":", source, ",\"tiers\":[",
                 tiers, "],\"mechanisms\":[", listed, "],\"cluster\":", ClusterJson(cluster),
                 ",\"peers_off\":", Quoted(cluster.nodes == 0 ? cluster.health : ""),
@@ -232,14 +238,14 @@ std::string Server::PrometheusText() const {
                      "\",stream=\"", stream, "\""),
               ring == peer->rings.end() ? 0 : ring->second->announced.size(),
               Watched(*peer, stream, now), 0.0};
-      row.share = row.watch.LastSeconds(now).Share();
+      row.share = row.watch.LastSeconds(now).WaitingShare();
       rows.push_back(std::move(row));
     }
   }
   if (options_.programs != nullptr) {
     for (const ProgramWatch::Program& program : options_.programs->Programs(now)) {
       Row row{StrCat("job=", Label(program.name), ",rank=\"0\",stream=\"files\""), 0, program.watch,
-              program.watch.LastSeconds(now).Share()};
+              program.watch.LastSeconds(now).WaitingShare()};
       rows.push_back(std::move(row));
     }
   }
@@ -282,7 +288,7 @@ std::string Server::PrometheusText() const {
   return out;
 }
 
-Result<std::string> Server::Look(View view) {
+Result<std::string> Server::Render(View view) {
   MutexLock lock(look_mutex_);
   Asked& asked = asked_[view];
   const uint64_t seen = asked.version;

@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "base/crc32c.h"
+#include "base/system_memory.h"
+#include "base/thread.h"
 #include "daemon/server.h"
 #include "source/delay_source.h"
 
@@ -17,15 +19,27 @@ namespace {
 
 constexpr uint64_t kLargestImage = uint64_t{64} << 30;
 
-// Not mapped: a client could shrink the file under us.
+// Not mapped: a client could shrink the file under us. What is not there takes no memory of ours:
+// a file of holes is no catalog.
 Result<std::vector<std::byte>> ReadImage(int fd, uint64_t bytes) {
   struct stat st = {};
-  if (fd < 0 || fstat(fd, &st) != 0) {
+  // Only memory has seals. A file could lie where reading it takes for ever.
+  if (fd < 0 || fcntl(fd, F_GET_SEALS) < 0 || fstat(fd, &st) != 0) {
     return Status(Code::kInvalidArgument, "the catalog's image did not come along");
   }
   if (bytes > kLargestImage || st.st_size < 0 || static_cast<uint64_t>(st.st_size) != bytes) {
     return Status(Code::kInvalidArgument,
                   StrCat("a catalog of ", bytes, " bytes came as ", st.st_size));
+  }
+  constexpr uint64_t kBlock = 512;  // of st_blocks
+  if (static_cast<uint64_t>(st.st_blocks) * kBlock < bytes) {
+    return Status(Code::kInvalidArgument,
+                  StrCat("a catalog of ", bytes, " bytes came with ",
+                         static_cast<uint64_t>(st.st_blocks) * kBlock, " of them"));
+  }
+  if (bytes > ReadMemoryLimit().usable() / 2) {
+    return Status(Code::kResourceExhausted,
+                  StrCat("a catalog of ", bytes, " bytes is more than half of the memory left"));
   }
   std::vector<std::byte> image(bytes);
   uint64_t at = 0;
@@ -38,18 +52,101 @@ Result<std::vector<std::byte>> ReadImage(int fd, uint64_t bytes) {
   return image;
 }
 
+// By what its catalog's image and source are.
+std::string DatasetKey(const wire::OpenDataset& open) {
+  return StrCat("image ", open.fingerprint, " ", open.image_bytes, " ", open.image_crc, " ",
+                open.delay);
+}
+
 }  // namespace
 
-Result<DatasetId> Server::OnOpenDataset(Peer& peer, const wire::OpenDataset& open) {
+Status Server::OnOpenDataset(Peer& peer, uint64_t request, const wire::OpenDataset& open) {
   if (!options_.open_datasets) {
     return Status(Code::kPermissionDenied, "this engine takes no data sets from its clients");
   }
-  const auto key = std::make_tuple(open.fingerprint, open.image_bytes, open.image_crc, open.delay);
-  const OwnedFd image = std::move(peer.received);
-  const auto known = datasets_.find(key);
-  if (known != datasets_.end()) return known->second;
+  OwnedFd image = std::move(peer.received);
+  if (const std::optional<DatasetId> known = engine_.UseDataset(DatasetKey(open))) {
+    ++peer.datasets[*known];
+    wire::OpenDatasetReply reply;
+    reply.dataset = *known;
+    return wire::Encode(reply, request, &peer.out);
+  }
   if (!open.has_image) return Status(Code::kNotFound, "this engine does not know the data set");
-  Result<std::vector<std::byte>> bytes = ReadImage(image.get(), open.image_bytes);
+  if (peer.opening != 0) {
+    return Status(Code::kResourceExhausted, "this client is opening another data set");
+  }
+  MutexLock lock(open_mutex_);
+  FOREBAY_RETURN_IF_ERROR(StartOpener());
+  ++peer.opening;
+  openings_.push_back({peer.id, request, open, std::move(image)});
+  open_ready_.notify_one();
+  return Status();
+}
+
+void Server::OnCloseDataset(Peer& peer, DatasetId dataset) {
+  const auto found = peer.datasets.find(dataset);
+  if (found == peer.datasets.end()) return;
+  (void)engine_.CloseDataset(dataset);
+  if (--found->second == 0) peer.datasets.erase(found);
+}
+
+Status Server::StartOpener() {
+  if (idle_openers_ > openings_.size() || openers_.size() >= kMostOpeners) return Status();
+  auto started = StartThread("forebay-adopt", [this](std::stop_token stop) { RunOpener(stop); });
+  if (!started) return openers_.empty() ? started.error() : Status();
+  openers_.push_back(*std::move(started));
+  return Status();
+}
+
+void Server::RunOpener(std::stop_token stop) {
+  while (true) {
+    Opening next;
+    {
+      MutexLock lock(open_mutex_);
+      ++idle_openers_;
+      open_ready_.wait(lock.native(), stop,
+                       [this]() NO_THREAD_SAFETY_ANALYSIS { return !openings_.empty(); });
+      --idle_openers_;
+      if (stop.stop_requested()) return;
+      next = std::move(openings_.front());
+      openings_.pop_front();
+    }
+    Opened opened{next.peer, next.request, AddDataset(next.open, next.image.get())};
+    MutexLock lock(open_mutex_);
+    opened_.push_back(std::move(opened));
+    const uint64_t one = 1;
+    (void)!write(wake_.get(), &one, sizeof one);
+  }
+}
+
+void Server::AnswerOpened() {
+  std::vector<Opened> opened;
+  {
+    MutexLock lock(open_mutex_);
+    opened.swap(opened_);
+  }
+  for (const Opened& one : opened) {
+    const auto found = peers_.find(one.peer);
+    if (found == peers_.end() || found->second->gone) {
+      if (one.dataset) (void)engine_.CloseDataset(*one.dataset);
+      continue;
+    }
+    Peer& peer = *found->second;
+    --peer.opening;
+    if (one.dataset) {
+      ++peer.datasets[*one.dataset];
+      wire::OpenDatasetReply reply;
+      reply.dataset = *one.dataset;
+      (void)wire::Encode(reply, one.request, &peer.out);  // a few bytes
+    } else {
+      Reply(peer, one.request, one.dataset.error());
+    }
+    Flush(peer);
+  }
+}
+
+Result<DatasetId> Server::AddDataset(const wire::OpenDataset& open, int image) {
+  Result<std::vector<std::byte>> bytes = ReadImage(image, open.image_bytes);
   if (!bytes) return bytes.error();
   if (Crc32c(*bytes) != open.image_crc) {
     return Status(Code::kDataLoss, "a catalog's image is not the one that was announced");
@@ -67,9 +164,7 @@ Result<DatasetId> Server::OnOpenDataset(Peer& peer, const wire::OpenDataset& ope
     if (!delayed) return delayed.error();
     source = *std::move(delayed);
   }
-  const Result<DatasetId> added = engine_.AddDataset(shared, std::move(source));
-  if (added) datasets_.emplace(key, *added);
-  return added;
+  return engine_.AddDataset(shared, std::move(source), nullptr, DatasetKey(open));
 }
 
 Status Server::OnSetKnobs(const wire::SetKnobs& set) {
@@ -85,6 +180,10 @@ void Server::OnQuery(Peer& peer, uint64_t request, const wire::Query& query) {
   if (query.what == wire::Query::kDescribe) reply.text = Describe();
   if (query.what == wire::Query::kPrometheus) reply.text = PrometheusText();
   if (query.what == wire::Query::kWaitingFor) reply.text = engine_.WaitingFor(query.stream);
+  if (query.what == wire::Query::kChangedFiles) {
+    const ChangedFilesOf changed = engine_.ChangedFiles(query.stream);
+    reply.text = StrCat(changed.count, " ", changed.last);
+  }
   if (query.what == wire::Query::kPolicy && options_.policy) reply.text = options_.policy();
   const Status encoded = wire::Encode(reply, request, &peer.out);
   if (!encoded.ok()) Reply(peer, request, encoded);
@@ -118,7 +217,7 @@ void Server::OnLend(Peer& peer, uint64_t request, const wire::Lend& lend) {
   }
   wire::LendReply reply;
   reply.share = peer.next_share++;
-  peer.shares.emplace(reply.share, Share{*std::move(share), lend.bytes});
+  peer.shares.emplace(reply.share, BudgetClaim{*std::move(share), lend.bytes});
   (void)wire::Encode(reply, request, &peer.out);  // a few bytes
 }
 

@@ -14,7 +14,7 @@ Status Server::OnSeek(Peer& peer, const wire::Seek& seek) {
   const auto found = peer.rings.find(seek.stream);
   if (found == peer.rings.end()) return Status();
   Ring& ring = *found->second;
-  FOREBAY_RETURN_IF_ERROR(ring.writer.Look());
+  FOREBAY_RETURN_IF_ERROR(ring.writer.ReadPosition());
   DropAnnounced(peer, ring);
   ring.writer.Rewind();
   ring.ended = false;
@@ -84,7 +84,7 @@ void Server::DropRing(Peer& peer, StreamId stream) {
   const auto found = peer.rings.find(stream);
   if (found == peer.rings.end()) return;
   Ring& ring = *found->second;
-  if (ring.writer.Look().ok()) {
+  if (ring.writer.ReadPosition().ok()) {
     released_.clear();
     (void)ring.writer.PopReleases(&released_);
     for (const LeaseId lease : released_) {
@@ -200,7 +200,7 @@ bool Server::Announce(Peer& peer, Ring& ring, Nanos now) {
 
 Status Server::Pump(Peer& peer, Ring& ring, Nanos now) {
   ring.writer.Awake();
-  FOREBAY_RETURN_IF_ERROR(ring.writer.Look());
+  FOREBAY_RETURN_IF_ERROR(ring.writer.ReadPosition());
   const size_t before = ring.announced.size();
   while (ring.announced.size() > ring.writer.outstanding()) {
     Forget(ring, ring.announced.front());

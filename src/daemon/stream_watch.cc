@@ -4,7 +4,7 @@
 
 namespace forebay {
 
-double StreamWatch::Recent::Share() const {
+double StreamWatch::Recent::WaitingShare() const {
   Nanos sum = 0;
   for (const Nanos wait : waits) sum += wait;
   return span <= 0 ? 0.0 : std::min(1.0, static_cast<double>(sum) / static_cast<double>(span));

@@ -20,7 +20,7 @@ class StreamWatch {
   struct Recent {
     Nanos span = 0;  // at most kRecentSeconds
     Waits waits{};
-    double Share() const;
+    double WaitingShare() const;
   };
 
   explicit StreamWatch(uint64_t epoch = 0, Nanos now = 0) : epoch_(epoch), opened_(now) {}

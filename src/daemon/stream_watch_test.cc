@@ -52,7 +52,7 @@ TEST(StreamWatch, CountsWhatWorkersFetched) {
 
 TEST(StreamWatch, RemembersTheLastSeconds) {
   StreamWatch watch(0, kStart);
-  EXPECT_EQ(watch.LastSeconds(kStart).Share(), 0.0);
+  EXPECT_EQ(watch.LastSeconds(kStart).WaitingShare(), 0.0);
   // Half of each second, across its end.
   for (int i = 0; i < 4; ++i) {
     watch.Waited(StallCause::kSource, kStart + i * kSecond + kSecond * 3 / 4,
@@ -61,13 +61,13 @@ TEST(StreamWatch, RemembersTheLastSeconds) {
   StreamWatch::Recent recent = watch.LastSeconds(kStart + 4 * kSecond + kSecond / 4);
   EXPECT_EQ(recent.span, 4 * kSecond + kSecond / 4);
   EXPECT_EQ(Source(recent.waits), 2 * kSecond);
-  EXPECT_NEAR(recent.Share(), 2 / 4.25, 1e-9);
+  EXPECT_NEAR(recent.WaitingShare(), 2 / 4.25, 1e-9);
   // Later only the part within the window counts: seconds 3 to 12, and of them 3 and 4 had waits.
   recent = watch.LastSeconds(kStart + 12 * kSecond + kSecond / 2);
   EXPECT_EQ(recent.span, 9 * kSecond + kSecond / 2);
   EXPECT_EQ(Source(recent.waits), kSecond / 2 + kSecond / 4);
   recent = watch.LastSeconds(kStart + 60 * kSecond);
-  EXPECT_EQ(recent.Share(), 0.0);
+  EXPECT_EQ(recent.WaitingShare(), 0.0);
 }
 
 TEST(StreamWatch, AWaitLongerThanTheWindowFillsIt) {
@@ -75,7 +75,7 @@ TEST(StreamWatch, AWaitLongerThanTheWindowFillsIt) {
   watch.Waited(StallCause::kMemory, kStart, kStart + 100 * kSecond + 7);
   const StreamWatch::Recent recent = watch.LastSeconds(kStart + 100 * kSecond + 7);
   EXPECT_EQ(Memory(recent.waits), recent.span);
-  EXPECT_EQ(recent.Share(), 1.0);
+  EXPECT_EQ(recent.WaitingShare(), 1.0);
   EXPECT_EQ(Memory(watch.waits()), 100 * kSecond + 7);
   watch.Waited(StallCause::kMemory, kStart, kStart);
   watch.Waited(StallCause::kMemory, kStart, kStart - 5);

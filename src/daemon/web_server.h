@@ -23,20 +23,6 @@ struct WebPage {
   std::function<Result<std::string>()> body;  // called by the server's thread; an error is a 503
 };
 
-namespace internal {
-
-// What the head of a request asks for: a status to refuse it with, or 200 and the path. Requests
-// that name another host than this machine are refused: a web site that has its own name lead here
-// would otherwise read along.
-struct WebRequest {
-  int status = 200;
-  bool head = false;  // HEAD: no body
-  std::string path;
-};
-WebRequest ParseWebRequest(std::string_view head);
-
-}  // namespace internal
-
 class WebServer;
 
 // Deletes it in the process that made it; in a forked child its thread does not exist.

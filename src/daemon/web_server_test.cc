@@ -7,11 +7,12 @@
 #include <unistd.h>
 
 #include "base/rng.h"
+#include "daemon/web_request.h"
 
 namespace forebay {
 namespace {
 
-int StatusOf(std::string_view head) { return internal::ParseWebRequest(head).status; }
+int StatusOf(std::string_view head) { return ParseWebRequest(head).status; }
 
 TEST(WebRequest, OnlyThisMachinesNameIsAnswered) {
   const auto host = [](const std::string& name) {
@@ -37,12 +38,15 @@ TEST(WebRequest, WhatIsNoRequestIsRefused) {
   for (const char* head :
        {"", "\r\n", "GET\r\n", "GET /\r\n", "GET / HTTP/2\r\n", "GET  HTTP/1.0\r\n",
         "GET metrics HTTP/1.0\r\n", "GET / x HTTP/1.0\r\n", "GET / HTTP/1.0\r\nno colon\r\n",
-        "GET / HTTP/1.0\r\n: empty\r\n", "GET http://localhost/ HTTP/1.0\r\n"}) {
+        "GET / HTTP/1.0\r\n: empty\r\n", "GET http://localhost/ HTTP/1.0\r\n",
+        "GET / HTTP/1.0\r\nHost : evil.example\r\n", "GET / HTTP/1.0\r\n Host: evil.example\r\n",
+        "GET / HTTP/1.0\r\nX: y\nHost: evil.example\r\n", "GET / HTTP/1.0\r\nX: y\rHost: z\r\n",
+        "GET /\x1b[2J HTTP/1.0\r\n"}) {
     EXPECT_EQ(StatusOf(head), 400) << head;
   }
   EXPECT_EQ(StatusOf("POST / HTTP/1.0\r\n"), 405);
   EXPECT_EQ(StatusOf("get / HTTP/1.0\r\n"), 405);
-  EXPECT_EQ(internal::ParseWebRequest("GET /metrics?x=/y HTTP/1.0\r\n").path, "/metrics");
+  EXPECT_EQ(ParseWebRequest("GET /metrics?x=/y HTTP/1.0\r\n").path, "/metrics");
   // Any bytes have an answer.
   SplitMix64 rng(1);
   constexpr std::string_view kBytes = "GET /\r\nHost: 1.\0\xff\t";

@@ -19,6 +19,12 @@ ImageFormat FormatOf(std::span<const std::byte> file) {
   return ImageFormat::kUnknown;
 }
 
+Status CheckPixels(const ImageInfo& info, uint64_t most) {
+  if (uint64_t{info.width} * info.height <= most) return Status();
+  return Status(Code::kDataLoss, StrCat("an image of ", info.width, " x ", info.height,
+                                        " pixels, where max_pixels= allows ", most));
+}
+
 std::string_view FormatName(ImageFormat format) {
   switch (format) {
     case ImageFormat::kUnknown:

@@ -22,6 +22,9 @@ enum class ImageFormat : uint8_t { kUnknown, kJpeg, kPng, kWebp };
 ImageFormat FormatOf(std::span<const std::byte> file);
 std::string_view FormatName(ImageFormat format);
 
+// The most pixels that a reader takes: sizes beyond are nonsense, or made to exhaust memory.
+inline constexpr uint64_t kMostImagePixels = uint64_t{1} << 28;
+
 struct ImageInfo {
   uint32_t width = 0;
   uint32_t height = 0;
@@ -34,6 +37,9 @@ struct Rect {
   uint32_t height = 0;
   bool operator==(const Rect&) const = default;
 };
+
+// kDataLoss for an image of more than `most` pixels.
+Status CheckPixels(const ImageInfo& info, uint64_t most);
 
 // What takes the rows of a rectangle, from the top to the bottom, each once.
 class RowSink {
@@ -54,6 +60,9 @@ class ImageReader {
   // The size of the image when decoded at 1/shrink (2, 4 or 8), or the full size where the format
   // cannot. Chosen before Read; 1 after each Open.
   virtual ImageInfo Shrink(uint32_t shrink) = 0;
+  // After Open and Shrink: the most memory that Read takes, whatever the rectangle. Nothing that
+  // grows with the image is allocated before Read, so that a caller can refuse it.
+  virtual uint64_t ScratchBytes() const = 0;
   // Hands `rect`, which lies inside the image (as shrunk), to `sink`. The pixels are those of the
   // whole image, also at the rectangle's edges. A file that ends early or holds nonsense is an
   // error (kDataLoss): no gray rows.

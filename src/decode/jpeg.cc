@@ -31,6 +31,7 @@ class OwnReader final : public ImageReader {
       status = Status(Code::kDataLoss, "JPEG: an image without pixels");
     }
     if (status.ok()) status = CheckTables(header_, scan_);
+    if (status.ok() && Buffered()) status = Coefficients::CheckSize(header_, file.size());
     if (!status.ok()) {
       header_.count = 0;
       return status;
@@ -43,6 +44,12 @@ class OwnReader final : public ImageReader {
     return size();
   }
 
+  uint64_t ScratchBytes() const override {
+    uint64_t bytes = file_.size() + Output::ScratchBytes(header_);
+    if (Buffered()) bytes += Coefficients::ScratchBytes(header_);
+    return bytes + kFixedBytes;
+  }
+
   Status Read(const Rect& rect, RowSink& sink) override {
     if (header_.count == 0) return Status(Code::kInvalidArgument, "no JPEG is open");
     if (rect.width == 0 || rect.height == 0) return Status();
@@ -52,11 +59,14 @@ class OwnReader final : public ImageReader {
       return Status(Code::kInvalidArgument, "a rectangle outside the image");
     }
     output_.Begin(header_, shrink_, rect);
-    if (header_.progressive || scan_.count != header_.count) return ReadBuffered(sink);
+    if (Buffered()) return ReadBuffered(sink);
     return ReadScan(sink);
   }
 
  private:
+  static constexpr uint64_t kFixedBytes = uint64_t{64} << 10;
+
+  bool Buffered() const { return header_.progressive || scan_.count != header_.count; }
   ImageInfo size() const {
     return ImageInfo{(header_.width + shrink_ - 1) / shrink_,
                      (header_.height + shrink_ - 1) / shrink_};
@@ -184,6 +194,7 @@ class JpegReader final : public ImageReader {
     return other;
   }
   ImageInfo Shrink(uint32_t shrink) override { return reader_->Shrink(shrink); }
+  uint64_t ScratchBytes() const override { return reader_->ScratchBytes(); }
   Status Read(const Rect& rect, RowSink& sink) override { return reader_->Read(rect, sink); }
 
  private:

@@ -225,6 +225,28 @@ Status Coefficients::ReadOne(std::span<const uint8_t> file, size_t& at, Segment&
   });
 }
 
+Status Coefficients::CheckSize(const Header& header, size_t file_bytes) {
+  size_t coded = 0;  // without those that only fill up MCUs
+  for (uint32_t c = 0; c < header.count; ++c) {
+    const Component& component = header.components[c];
+    coded += size_t{(component.width + 7) / 8} * ((component.height + 7) / 8);
+  }
+  // Each block takes a bit at least, so a short file cannot ask for much memory.
+  if (coded <= file_bytes * 8) return Status();
+  return Status(Code::kDataLoss, StrCat("JPEG: ", file_bytes, " bytes cannot hold ", header.width,
+                                        "x", header.height, " pixels"));
+}
+
+uint64_t Coefficients::ScratchBytes(const Header& header) {
+  const uint64_t columns = (header.width + 8u * header.max_h - 1) / (8u * header.max_h);
+  const uint64_t rows = (header.height + 8u * header.max_v - 1) / (8u * header.max_v);
+  uint64_t blocks = 0;
+  for (uint32_t c = 0; c < header.count; ++c) {
+    blocks += columns * header.components[c].h * rows * header.components[c].v;
+  }
+  return blocks * (64 * sizeof(int16_t) + (header.progressive ? sizeof(uint64_t) : 0));
+}
+
 Status Coefficients::Read(std::span<const uint8_t> file, const Header& header, const Scan& scan,
                           Segment& segment) {
   header_ = header;
@@ -234,17 +256,11 @@ Status Coefficients::Read(std::span<const uint8_t> file, const Header& header, c
   const uint32_t columns = (header.width + mcu_width - 1) / mcu_width;
   const uint32_t rows = (header.height + mcu_height - 1) / mcu_height;
   size_t blocks = 0;
-  size_t coded = 0;  // without those that only fill up MCUs
   for (uint32_t c = 0; c < header.count; ++c) {
     const Component& component = header.components[c];
     blocks += size_t{columns} * component.h * rows * component.v;
-    coded += size_t{(component.width + 7) / 8} * ((component.height + 7) / 8);
   }
-  // Each block takes a bit at least, so a short file cannot ask for much memory.
-  if (coded > file.size() * 8) {
-    return Status(Code::kDataLoss, StrCat("JPEG: ", file.size(), " bytes cannot hold ",
-                                          header.width, "x", header.height, " pixels"));
-  }
+  FOREBAY_RETURN_IF_ERROR(CheckSize(header, file.size()));
   const size_t alignment = 64 / sizeof(int16_t);
   memory_.resize(std::max(memory_.size(), blocks * 64 + alignment));
   blocks_ = memory_.data();

@@ -26,6 +26,11 @@ class Coefficients {
   Status Read(std::span<const uint8_t> file, const Header& header, const Scan& scan,
               Segment& segment);
 
+  // kDataLoss when a file of that many bytes cannot hold the image.
+  static Status CheckSize(const Header& header, size_t file_bytes);
+  // The most that Read allocates for such an image.
+  static uint64_t ScratchBytes(const Header& header);
+
   // After Read: 64 coefficients in natural order, 64-byte aligned; the next block follows.
   const int16_t* Block(uint32_t c, uint32_t x, uint32_t y) const {
     return blocks_ + (planes_[c].first + size_t{y} * planes_[c].stride + x) * 64;

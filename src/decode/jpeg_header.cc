@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "decode/image.h"
+
 namespace forebay::jpeg {
 namespace {
 
@@ -99,10 +101,7 @@ Status ReadFrame(Payload in, size_t at, bool progressive, Header& header) {
   if (header.height == 0) {
     return Status(Code::kUnimplemented, "JPEG whose height comes after its pixels (DNL)");
   }
-  if (uint64_t{header.width} * header.height > kMaxPixels) {
-    return Status(Code::kResourceExhausted,
-                  StrCat("JPEG of ", header.width, "x", header.height, " pixels: too large"));
-  }
+  FOREBAY_RETURN_IF_ERROR(CheckPixels({header.width, header.height}, kMostImagePixels));
   if (count != 1 && count != 3 && count != 4) {
     return Status(Code::kUnimplemented, StrCat("JPEG with ", count, " components"));
   }

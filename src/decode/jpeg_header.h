@@ -14,7 +14,6 @@ namespace forebay::jpeg {
 
 inline constexpr uint32_t kMaxComponents = 4;
 inline constexpr uint32_t kMaxBlocksInMcu = 10;
-inline constexpr uint64_t kMaxPixels = uint64_t{1} << 28;
 
 // Position in a block of the k-th coefficient as stored. The entries from 64 on point behind the
 // block: a decoder may look up an index that lies beyond it and check once a block.

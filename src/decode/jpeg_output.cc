@@ -79,6 +79,16 @@ void Output::Begin(const Header& header, uint32_t shrink, const Rect& rect) {
   if (row_.size() < row) row_.resize(row);
 }
 
+uint64_t Output::ScratchBytes(const Header& header) {
+  const uint64_t width = uint64_t{header.width} + 8 * header.max_h + 4 * kMargin;
+  uint64_t bytes = width * 4;
+  for (uint32_t c = 0; c < header.count; ++c) {
+    const Component& component = header.components[c];
+    bytes += width * component.h / header.max_h * (8 * component.v + 2) + width;
+  }
+  return bytes;
+}
+
 const uint8_t* Output::Samples(const Plane& plane, uint32_t row, uint32_t column) const {
   return plane.bytes.data() + kMargin + (row + 1 - plane.first) * plane.stride + column -
          size_t{plane.wanted.x0} * plane.size;

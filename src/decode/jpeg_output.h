@@ -21,6 +21,9 @@ class Output {
   // `rect` is not empty and lies inside the image, as shrunk by 1, 2, 4 or 8.
   void Begin(const Header& header, uint32_t shrink, const Rect& rect);
 
+  // The most that Begin allocates, for any rectangle.
+  static uint64_t ScratchBytes(const Header& header);
+
   uint32_t mcus_per_row() const { return mcus_per_row_; }
   // MCUs that hold a wanted block.
   const BlockRange& mcus() const { return mcus_; }

@@ -49,10 +49,10 @@ class TurboReader final : public ImageReader {
     file_ = file;
     shrink_ = 1;
     if (!created_ || !Header()) return Error();
-    if (uint64_t{info_.image_width} * info_.image_height > kMaxPixels) {
-      return Status(Code::kResourceExhausted, "JPEG: too large");
-    }
-    return ImageInfo{info_.image_width, info_.image_height};
+    const ImageInfo size{info_.image_width, info_.image_height};
+    FOREBAY_RETURN_IF_ERROR(CheckPixels(size, kMostImagePixels));
+    buffered_ = Buffered();
+    return size;
   }
 
   ImageInfo Shrink(uint32_t shrink) override {
@@ -61,6 +61,15 @@ class TurboReader final : public ImageReader {
     info_.scale_denom = shrink;
     if (!Dimensions()) return ImageInfo{info_.image_width, info_.image_height};
     return ImageInfo{info_.output_width, info_.output_height};
+  }
+
+  uint64_t ScratchBytes() const override {
+    // All coefficients of a file of several scans; rows of samples and their context of any other.
+    const uint64_t width = uint64_t{info_.image_width} + 64;
+    const uint64_t height = uint64_t{info_.image_height} + 64;
+    const auto components = static_cast<uint64_t>(info_.num_components);
+    return width * components * 64 + (buffered_ ? width * height * components * 2 : 0) +
+           kFixedBytes;
   }
 
   Status Read(const Rect& rect, RowSink& sink) override {
@@ -85,6 +94,8 @@ class TurboReader final : public ImageReader {
   }
 
  private:
+  static constexpr uint64_t kFixedBytes = uint64_t{64} << 10;
+
   Status Error() const {
     return Status(Code::kDataLoss, StrCat("JPEG: ", std::string_view(errors_.message)));
   }
@@ -99,6 +110,10 @@ class TurboReader final : public ImageReader {
     jpeg_abort_decompress(&info_);
     jpeg_mem_src(&info_, reinterpret_cast<const unsigned char*>(file_.data()), file_.size());
     return jpeg_read_header(&info_, TRUE) == JPEG_HEADER_OK;
+  }
+  bool Buffered() {
+    if (setjmp(errors_.back) != 0) return true;
+    return jpeg_has_multiple_scans(&info_) == TRUE;
   }
   bool Dimensions() {
     if (setjmp(errors_.back) != 0) return false;
@@ -121,6 +136,7 @@ class TurboReader final : public ImageReader {
   jpeg_decompress_struct info_{};
   Errors errors_{};
   bool created_ = false;
+  bool buffered_ = false;
   std::span<const std::byte> file_;
   uint32_t shrink_ = 1;
   std::vector<uint8_t> line_;

@@ -11,8 +11,6 @@
 namespace forebay {
 namespace {
 
-constexpr uint64_t kMostPixels = uint64_t{1} << 28;
-
 // libpng reports errors by longjmp: nothing with a destructor lives in the functions that set one.
 class PngReader final : public ImageReader {
  public:
@@ -27,16 +25,21 @@ class PngReader final : public ImageReader {
     if (png_ != nullptr) info_ = png_create_info_struct(png_);
     if (info_ == nullptr) return Status(Code::kResourceExhausted, "libpng finds no memory");
     if (!ReadHeader()) return Bad();
-    if (uint64_t{size_.width} * size_.height > kMostPixels) {
-      return Status(Code::kDataLoss,
-                    StrCat("an image of ", size_.width, " x ", size_.height, " pixels"));
-    }
+    FOREBAY_RETURN_IF_ERROR(CheckPixels(size_, kMostImagePixels));
     return size_;
   }
 
   ImageInfo Shrink(uint32_t) override { return size_; }
 
+  uint64_t ScratchBytes() const override {
+    // libpng has two rows of up to eight bytes a pixel; an interlaced image is kept whole.
+    const uint64_t row = uint64_t{size_.width} * 4;
+    const uint64_t kept = interlaced_ ? (row + sizeof(png_bytep)) * size_.height : row;
+    return kept + uint64_t{size_.width} * 16 + kFixedBytes;
+  }
+
   Status Read(const Rect& rect, RowSink& sink) override {
+    if (!StartRows()) return Bad();
     const size_t stride = size_t{size_.width} * 4;
     const size_t rows = interlaced_ ? size_.height : 1;
     pixels_.resize(stride * rows + 64);
@@ -57,6 +60,8 @@ class PngReader final : public ImageReader {
   }
 
  private:
+  static constexpr uint64_t kFixedBytes = uint64_t{64} << 10;  // zlib's window and tables
+
   Status Bad() const { return Status(Code::kDataLoss, StrCat("PNG: ", error_)); }
 
   bool ReadHeader() {
@@ -64,8 +69,17 @@ class PngReader final : public ImageReader {
     png_set_read_fn(png_, this, &OnRead);
     png_set_crc_action(png_, PNG_CRC_ERROR_QUIT, PNG_CRC_QUIET_USE);
     png_set_user_limits(png_, 1 << 24, 1 << 24);
+    // Text and colour profiles, which may unpack to megabytes each, have no part in the pixels.
+    png_set_keep_unknown_chunks(png_, PNG_HANDLE_CHUNK_NEVER, nullptr, -1);
     png_read_info(png_, info_);
     size_ = {png_get_image_width(png_, info_), png_get_image_height(png_, info_)};
+    interlaced_ = png_get_interlace_type(png_, info_) != PNG_INTERLACE_NONE;
+    return true;
+  }
+
+  // Here libpng allocates its rows.
+  bool StartRows() {
+    if (setjmp(jump_)) return false;
     // Colours without alpha, as PIL's convert("RGB") makes them.
     png_set_palette_to_rgb(png_);
     png_set_expand_gray_1_2_4_to_8(png_);
@@ -73,7 +87,7 @@ class PngReader final : public ImageReader {
     png_set_gray_to_rgb(png_);
     png_set_strip_alpha(png_);
     png_set_filler(png_, 0xff, PNG_FILLER_AFTER);
-    interlaced_ = png_set_interlace_handling(png_) > 1;
+    (void)png_set_interlace_handling(png_);
     png_read_update_info(png_, info_);
     if (png_get_rowbytes(png_, info_) != size_t{size_.width} * 4) {
       error_ = "rows of an unexpected size";

@@ -55,6 +55,41 @@ uint8_t* Room(std::vector<uint8_t>& v, size_t size) {
   return v.data() + (64 - reinterpret_cast<uintptr_t>(v.data()) % 64) % 64;
 }
 
+double Reach(Interpolation interpolation) {
+  switch (interpolation) {
+    case Interpolation::kLanczos:
+      return 3.0;
+    case Interpolation::kBicubic:
+      return 2.0;
+    default:
+      return 1.0;  // or less
+  }
+}
+
+bool Identity(const AxisSpec& axis) {
+  return axis.in_begin == std::floor(axis.in_begin) && axis.in_end - axis.in_begin == axis.out_size;
+}
+
+bool ColumnsFirst(const AxisSpec& x, const AxisSpec& y, Interpolation interpolation,
+                  PassOrder order) {
+  return order == PassOrder::kPillow13 && !Identity(x) && !Identity(y) &&
+         interpolation != Interpolation::kNearest && y.out_size < y.in_size &&
+         2 * (int64_t{x.in_size} - x.out_size) < int64_t{y.in_size} - y.out_size;
+}
+
+uint64_t MostTaps(const AxisSpec& axis, Interpolation interpolation) {
+  if (Identity(axis) || interpolation == Interpolation::kNearest) return 4;
+  const double scale = std::max(1.0, (axis.in_end - axis.in_begin) / axis.out_size);
+  return static_cast<uint64_t>(Reach(interpolation) * scale) * 2 + 8;
+}
+
+uint64_t TapBytes(const AxisSpec& axis, Interpolation interpolation) {
+  if (Identity(axis)) return 0;
+  // Weights, coefficients, and those again as the widest kernel reads them; where each begins.
+  constexpr uint64_t kTap = sizeof(double) + sizeof(int32_t) + kernels::kAvx2Bytes / 8;
+  return axis.window_size * (MostTaps(axis, interpolation) * kTap + 3 * sizeof(uint32_t));
+}
+
 }  // namespace
 
 SimdLevel BestSimd() {
@@ -121,8 +156,7 @@ void AxisTaps::Plan(const AxisSpec& axis, Interpolation interpolation) {
   begin.clear();
   taps.clear();
   weights_.clear();
-  identity =
-      axis.in_begin == std::floor(axis.in_begin) && axis.in_end - axis.in_begin == axis.out_size;
+  identity = Identity(axis);
   if (identity) {
     first = static_cast<uint32_t>(axis.in_begin) + axis.window_begin;
     count = axis.window_size;
@@ -169,6 +203,15 @@ void AxisTaps::Plan(const AxisSpec& axis, Interpolation interpolation) {
   }
 }
 
+uint64_t Resampler::ScratchBytes(const AxisSpec& x, const AxisSpec& y, Interpolation interpolation,
+                                 PassOrder order) {
+  const uint64_t kept =
+      ColumnsFirst(x, y, interpolation, order) ? x.in_size : uint64_t{x.window_size};
+  const uint64_t row = kept * 4 + kSpare + 64;
+  return TapBytes(x, interpolation) + TapBytes(y, interpolation) +
+         row * (MostTaps(y, interpolation) + 1) + (uint64_t{x.window_size} * 4 + 2 * kSpare);
+}
+
 Rect Resampler::Start(const AxisSpec& x, const AxisSpec& y, Interpolation interpolation,
                       PassOrder order) {
   x_.Plan(x, interpolation);
@@ -178,9 +221,7 @@ Rect Resampler::Start(const AxisSpec& x, const AxisSpec& y, Interpolation interp
   pushed_ = 0;
   popped_ = 0;
   direct_ = nullptr;
-  columns_first_ = order == PassOrder::kPillow13 && !x_.identity && !y_.identity &&
-                   interpolation != Interpolation::kNearest && y.out_size < y.in_size &&
-                   2 * (int64_t{x.in_size} - x.out_size) < int64_t{y.in_size} - y.out_size;
+  columns_first_ = ColumnsFirst(x, y, interpolation, order);
   const uint32_t kept_width = columns_first_ ? x_.count : out_width_;
   row_bytes_ = (static_cast<size_t>(kept_width) * 4 + kSpare + 63) / 64 * 64;
   ring_ = 1;

@@ -68,8 +68,12 @@ class Resampler {
  public:
   explicit Resampler(SimdLevel level = BestSimd()) : level_(level) {}
 
+  SimdLevel level() const { return level_; }
   // Begins an image. Returns the part of the input that the window needs; its rows come next.
   Rect Start(const AxisSpec& x, const AxisSpec& y, Interpolation interpolation, PassOrder order);
+  // The most that Start allocates for such an image.
+  static uint64_t ScratchBytes(const AxisSpec& x, const AxisSpec& y, Interpolation interpolation,
+                               PassOrder order);
   // The next row of that part, RGBX; 32 bytes after it may be read. It must stay until Pop has
   // returned null.
   void Push(const uint8_t* rgbx);
@@ -81,7 +85,7 @@ class Resampler {
   void Horizontal(const uint8_t* rgbx, uint8_t* out);
   void PlanHorizontal();
 
-  const SimdLevel level_;
+  SimdLevel level_;
   AxisTaps x_;
   AxisTaps y_;
   uint32_t out_width_ = 0;

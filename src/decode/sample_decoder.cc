@@ -16,11 +16,18 @@ namespace {
 
 class ImageSampleDecoder final : public SampleDecoder {
  public:
-  ImageSampleDecoder(std::unique_ptr<Transformer> transformer, const OutputSpec& output, bool fast)
-      : transformer_(std::move(transformer)), fast_(fast) {
+  ImageSampleDecoder(std::unique_ptr<Transformer> transformer, const DecodeOptions& options,
+                     ScratchLender* lender)
+      : transformer_(std::move(transformer)),
+        fast_(options.fast),
+        max_pixels_(options.max_pixels),
+        lender_(lender) {
     const OutputShape size = transformer_->shape();
-    shape_ = output.layout == Layout::kChw ? std::vector<uint64_t>{3, size.height, size.width}
-                                           : std::vector<uint64_t>{size.height, size.width, 3};
+    // Two scratch images of the output's size are the user's choice, not the data's.
+    own_bytes_ = kScratchBytes + uint64_t{size.width} * size.height * 8;
+    shape_ = options.output.layout == Layout::kChw
+                 ? std::vector<uint64_t>{3, size.height, size.width}
+                 : std::vector<uint64_t>{size.height, size.width, 3};
   }
 
   Status Decode(std::span<const std::byte> stored, const SampleKey& key, std::byte* out) override {
@@ -34,19 +41,46 @@ class ImageSampleDecoder final : public SampleDecoder {
     }
     const Result<ImageInfo> info = reader->Open(stored);
     if (!info) return info.error();
+    FOREBAY_RETURN_IF_ERROR(CheckPixels(*info, max_pixels_));
     const uint32_t shrink = fast_ ? transformer_->BestShrink(*info, key) : 1;
-    const Result<Rect> rect =
-        transformer_->Begin(*info, shrink == 1 ? *info : reader->Shrink(shrink), key, out);
-    if (!rect) return rect.error();
-    FOREBAY_RETURN_IF_ERROR(reader->Read(*rect, *transformer_));
-    return transformer_->Finish();
+    const Result<uint64_t> scratch =
+        transformer_->Prepare(*info, shrink == 1 ? *info : reader->Shrink(shrink), key);
+    if (!scratch) return scratch.error();
+    const uint64_t bytes = *scratch + reader->ScratchBytes();
+    if (bytes <= own_bytes_ || lender_ == nullptr) return Read(*reader, out);
+    const Status lent = lender_->Take(bytes - own_bytes_);
+    if (!lent.ok()) {
+      return Status(lent.code(), StrCat("an image of ", info->width, " x ", info->height,
+                                        " pixels: ", lent.message()));
+    }
+    const Borrowed borrowed{*this, reader};
+    return Read(*reader, out);
   }
   size_t sample_bytes() const override { return transformer_->OutputBytes(); }
   const std::vector<uint64_t>& shape() const override { return shape_; }
 
  private:
+  // Memory that was lent is free before it is given back, also when there was not enough of it.
+  struct Borrowed {
+    ImageSampleDecoder& decoder;
+    std::unique_ptr<ImageReader>& reader;
+    ~Borrowed() {
+      reader = nullptr;
+      decoder.transformer_->DropScratch();
+      decoder.lender_->GiveBack();
+    }
+  };
+
+  Status Read(ImageReader& reader, std::byte* out) {
+    FOREBAY_RETURN_IF_ERROR(reader.Read(transformer_->Start(out), *transformer_));
+    return transformer_->Finish();
+  }
+
   const std::unique_ptr<Transformer> transformer_;
   const bool fast_;
+  const uint64_t max_pixels_;
+  uint64_t own_bytes_ = 0;  // of scratch; what is beyond is borrowed
+  ScratchLender* const lender_;
   std::vector<uint64_t> shape_;
   std::array<std::unique_ptr<ImageReader>, 4> readers_;  // by format, made when first met
 };
@@ -86,13 +120,18 @@ class ArraySampleDecoder final : public SampleDecoder {
 
 }  // namespace
 
-Result<std::unique_ptr<SampleDecoder>> MakeSampleDecoder(const DecodeOptions& options) {
+Result<std::unique_ptr<SampleDecoder>> MakeSampleDecoder(const DecodeOptions& options,
+                                                         ScratchLender* lender) {
   if (options.kind == DecodeOptions::Kind::kImage) {
     Result<std::unique_ptr<Transformer>> transformer =
         Transformer::Make(options.transform, options.output);
     if (!transformer) return transformer.error();
-    return std::unique_ptr<SampleDecoder>(std::make_unique<ImageSampleDecoder>(
-        *std::move(transformer), options.output, options.fast));
+    if (options.max_pixels == 0 || options.max_pixels > kMostImagePixels) {
+      return Status(Code::kInvalidArgument, StrCat("max_pixels is ", options.max_pixels,
+                                                   "; it takes 1 to ", kMostImagePixels));
+    }
+    return std::unique_ptr<SampleDecoder>(
+        std::make_unique<ImageSampleDecoder>(*std::move(transformer), options, lender));
   }
   const uint64_t item = ItemBytes(options.dtype);
   if (item == 0) {

@@ -21,12 +21,29 @@ struct DecodeOptions {
   // Images.
   TransformSpec transform;
   OutputSpec output;
+  // A larger image is corrupt. The default is where PIL raises DecompressionBombError; at most
+  // kMostImagePixels.
+  uint64_t max_pixels = 178'956'970;
   bool fast = false;  // JPEG: let the DCT shrink large images; other pixels than a full decode's
   // Arrays: every sample has this type and shape.
   std::string array_name;  // member of an .npz archive; empty: the only one
   std::string dtype;       // as NumPy writes it, "<f4"
   std::vector<uint64_t> shape;
 };
+
+// Who lends a decoder memory for an image that needs more than kScratchBytes.
+class ScratchLender {
+ public:
+  virtual ~ScratchLender() = default;
+  // Before `bytes` are allocated; they may wait for room. kResourceExhausted: there is none.
+  virtual Status Take(uint64_t bytes) = 0;
+  // What was taken is free again.
+  virtual void GiveBack() = 0;
+};
+
+// What a decoder may keep from image to image, each format by itself: rows, tables and coefficients
+// (measured: 0.3 to 0.9 MiB for photographs).
+inline constexpr uint64_t kScratchBytes = uint64_t{1} << 20;
 
 // Not safe for concurrent use: one a thread, which keeps its scratch memory.
 class SampleDecoder {
@@ -40,7 +57,9 @@ class SampleDecoder {
   virtual const std::vector<uint64_t>& shape() const = 0;  // of one sample
 };
 
-Result<std::unique_ptr<SampleDecoder>> MakeSampleDecoder(const DecodeOptions& options);
+// `lender` must outlive the decoder; without one, memory is taken as it comes.
+Result<std::unique_ptr<SampleDecoder>> MakeSampleDecoder(const DecodeOptions& options,
+                                                         ScratchLender* lender = nullptr);
 
 // Formats of images that this build reads: "JPEG, PNG".
 std::string ImageFormats();

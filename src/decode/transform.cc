@@ -43,6 +43,21 @@ void CopyRow(const uint8_t* from, uint8_t* to, uint32_t width, bool flip) {
   for (uint32_t x = 0; x < width; ++x) std::memcpy(to + x * 4, from + (width - 1 - x) * 4, 4);
 }
 
+// A step on the pixels of a scratch image of this size: not one of those that are fused.
+bool IsPixelStep(const Step& step, const ImageInfo& size) {
+  switch (step.kind) {
+    case Kind::kCrop:
+      return step.x < 0 || step.y < 0 || step.x + int64_t{step.width} > size.width ||
+             step.y + int64_t{step.height} > size.height;
+    case Kind::kResize:
+    case Kind::kFlipX:
+    case Kind::kFlipY:
+      return false;
+    default:
+      return true;
+  }
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Transformer>> Transformer::Make(const TransformSpec& spec,
@@ -132,6 +147,13 @@ uint32_t Transformer::BestShrink(const ImageInfo& full, const SampleKey& key) {
 
 Result<Rect> Transformer::Begin(const ImageInfo& full, const ImageInfo& shrunk,
                                 const SampleKey& key, std::byte* out) {
+  const Result<uint64_t> prepared = Prepare(full, shrunk, key);
+  if (!prepared) return prepared.error();
+  return Start(out);
+}
+
+Result<uint64_t> Transformer::Prepare(const ImageInfo& full, const ImageInfo& shrunk,
+                                      const SampleKey& key) {
   rows_left_ = 0;
   if (full.width == 0 || full.height == 0 || shrunk.width == 0 || shrunk.height == 0) {
     return Status(Code::kInvalidArgument, "the image has no pixels");
@@ -141,30 +163,68 @@ Result<Rect> Transformer::Begin(const ImageInfo& full, const ImageInfo& shrunk,
     return Status(Code::kInternal, StrCat("planned ", plan_.width, "x", plan_.height, " for ",
                                           shape_.width, "x", shape_.height));
   }
-  out_ = out;
   next_step_ = Collect(0, full.width, full.height, geometry_);
-  return StartGeometry(full, shrunk);
+  full_ = full;
+  shrunk_ = shrunk;
+  return ScratchBytes();
+}
+
+Rect Transformer::Start(std::byte* out) {
+  out_ = out;
+  return StartGeometry(full_, shrunk_);
+}
+
+void Transformer::DropScratch() {
+  rows_left_ = 0;
+  resampler_ = Resampler(resampler_.level());
+  image_ = ScratchImage();
+  spare_ = ScratchImage();
+}
+
+// Follows the steps as Finish will, by their sizes alone.
+uint64_t Transformer::ScratchBytes() const {
+  const auto resampling = [](const Geometry& geometry, const Axes& axes) {
+    return Resampler::ScratchBytes(axes.x, axes.y, geometry.interpolation, geometry.pass_order);
+  };
+  uint64_t rows = resampling(geometry_, AxesOf(geometry_, full_, shrunk_));
+  uint64_t image = 0;  // the largest; there may be two of it
+  Geometry geometry = geometry_;
+  for (size_t next = next_step_; next < plan_.steps.size();) {
+    ImageInfo size{geometry.window.width, geometry.window.height};
+    image = std::max(image, uint64_t{size.width} * size.height);
+    for (; next < plan_.steps.size() && IsPixelStep(plan_.steps[next], size); ++next) {
+      size = {plan_.steps[next].width, plan_.steps[next].height};
+      image = std::max(image, uint64_t{size.width} * size.height);
+    }
+    next = Collect(next, size.width, size.height, geometry);
+    rows = std::max(rows, resampling(geometry, AxesOf(geometry, size, size)));
+  }
+  return rows + image * 8;
 }
 
 Rect Transformer::StartGeometry(const ImageInfo& full, const ImageInfo& shrunk) {
   to_output_ = next_step_ == plan_.steps.size();
   if (!to_output_) image_.Reset(geometry_.window.width, geometry_.window.height);
   out_row_ = 0;
-  Rect rect;
-  AxisSpec x;
-  AxisSpec y;
-  MapAxis(geometry_.source.x, geometry_.source.width, full.width, shrunk.width, rect.x, x);
-  MapAxis(geometry_.source.y, geometry_.source.height, full.height, shrunk.height, rect.y, y);
-  x.out_size = geometry_.width;
-  y.out_size = geometry_.height;
-  x.window_begin = geometry_.window.x;
-  x.window_size = geometry_.window.width;
-  y.window_begin = geometry_.window.y;
-  y.window_size = geometry_.window.height;
-  const Rect needed = resampler_.Start(x, y, geometry_.interpolation, geometry_.pass_order);
-  rect = {rect.x + needed.x, rect.y + needed.y, needed.width, needed.height};
-  rows_left_ = rect.height;
-  return rect;
+  const Axes axes = AxesOf(geometry_, full, shrunk);
+  const Rect needed =
+      resampler_.Start(axes.x, axes.y, geometry_.interpolation, geometry_.pass_order);
+  rows_left_ = needed.height;
+  return {axes.left + needed.x, axes.top + needed.y, needed.width, needed.height};
+}
+
+Transformer::Axes Transformer::AxesOf(const Geometry& geometry, const ImageInfo& full,
+                                      const ImageInfo& shrunk) {
+  Axes axes;
+  MapAxis(geometry.source.x, geometry.source.width, full.width, shrunk.width, axes.left, axes.x);
+  MapAxis(geometry.source.y, geometry.source.height, full.height, shrunk.height, axes.top, axes.y);
+  axes.x.out_size = geometry.width;
+  axes.y.out_size = geometry.height;
+  axes.x.window_begin = geometry.window.x;
+  axes.x.window_size = geometry.window.width;
+  axes.y.window_begin = geometry.window.y;
+  axes.y.window_size = geometry.window.height;
+  return axes;
 }
 
 void Transformer::Row(const uint8_t* rgbx) {
@@ -202,12 +262,9 @@ Status Transformer::Finish() {
 
 // False when the step is one that Collect takes.
 bool Transformer::ApplyPixelStep(const Step& step) {
+  if (!IsPixelStep(step, {image_.width(), image_.height()})) return false;
   switch (step.kind) {
     case Kind::kCrop:
-      if (step.x >= 0 && step.y >= 0 && step.x + int64_t{step.width} <= image_.width() &&
-          step.y + int64_t{step.height} <= image_.height()) {
-        return false;
-      }
       CropFill(image_, spare_, step.x, step.y, step.width, step.height, step.fill);
       std::swap(image_, spare_);
       return true;

@@ -56,6 +56,12 @@ class Transformer final : public RowSink {
   Result<Rect> Begin(const ImageInfo& info, const SampleKey& key, std::byte* out) {
     return Begin(info, info, key, out);
   }
+  // Begin in two steps, for callers who may refuse the memory: what Prepare returns is the most
+  // that Start and what follows it allocate.
+  Result<uint64_t> Prepare(const ImageInfo& full, const ImageInfo& shrunk, const SampleKey& key);
+  Rect Start(std::byte* out);
+  // Lets go of all scratch memory; before the next Begin or Prepare.
+  void DropScratch();
   void Row(const uint8_t* rgbx) override;
   // The sample is complete in `out`. kDataLoss when rows are missing.
   Status Finish();
@@ -80,6 +86,14 @@ class Transformer final : public RowSink {
   Transformer(const TransformSpec& spec, const OutputSpec& output, OutputShape shape);
 
   size_t Collect(size_t from, uint32_t width, uint32_t height, Geometry& geometry) const;
+  struct Axes {
+    uint32_t left = 0;
+    uint32_t top = 0;
+    AxisSpec x;
+    AxisSpec y;
+  };
+  static Axes AxesOf(const Geometry& geometry, const ImageInfo& full, const ImageInfo& shrunk);
+  uint64_t ScratchBytes() const;
   Rect StartGeometry(const ImageInfo& full, const ImageInfo& shrunk);
   void Emit(uint32_t y, const uint8_t* rgbx);
   bool ApplyPixelStep(const Step& step);
@@ -97,6 +111,8 @@ class Transformer final : public RowSink {
   uint32_t rows_left_ = 0;
   uint32_t out_row_ = 0;
   std::byte* out_ = nullptr;
+  ImageInfo full_;  // of the sample that was prepared
+  ImageInfo shrunk_;
   ScratchImage image_;  // where the current geometry writes, and pixel ops work
   ScratchImage spare_;  // what the current geometry reads, when not the decoder's rows
 };

@@ -68,7 +68,7 @@ bool Book::BelowChanged(std::string_view path) const {
   return false;
 }
 
-Book::Entry* Book::Know(std::string_view path) {
+Book::Entry* Book::FindOrAdd(std::string_view path) {
   if (const auto found = entries_.find(path); found != entries_.end()) return &found->second;
   if (!Covers(path)) return nullptr;
   Entry& entry = entries_.try_emplace(std::string(path)).first->second;
@@ -142,6 +142,7 @@ void Book::StartCopy(Entry& entry, bool urgent, JobNumber for_job) {
   job.key = entry.key;
   job.ticket = rare.ticket;
   job.source = rare.source;
+  job.young = rare.young;
   job.known = job.source != nullptr;
   job.owner = next_owner_++;
   if (job.source != nullptr) {
@@ -159,7 +160,7 @@ void Book::StartCopy(Entry& entry, bool urgent, JobNumber for_job) {
 
 void Book::Get(std::string_view path, uint64_t waiter, Nanos now, JobNumber job) {
   metrics_.gets.Add(1);
-  Entry* entry = Know(path);
+  Entry* entry = FindOrAdd(path);
   const auto leave = [&] {
     metrics_.left.Add(1);
     actions_.Answer(waiter, Answer::kSource, 0);
@@ -172,7 +173,7 @@ void Book::Get(std::string_view path, uint64_t waiter, Nanos now, JobNumber job)
   }
   if (named.changed || entry->refused || entry->too_large) return leave();
   ForgetUnlooked(*entry);
-  if (entry->place != Place::kNone) {
+  if (entry->place != CopyPlace::kNone) {
     if (actions_.Exists(named.key)) return actions_.Answer(waiter, Answer::kReady, 0);
     if (entry == &named || !actions_.Exists(entry->key)) {
       Forget(*entry);
@@ -181,6 +182,7 @@ void Book::Get(std::string_view path, uint64_t waiter, Nanos now, JobNumber job)
       return actions_.Answer(waiter, Answer::kReady, 0);
     }
   }
+  if (entry->large() != nullptr && entry->large()->looks > 0) return leave();
   if (entry->large() != nullptr && entry->large()->size > options_.partial) {
     return actions_.Answer(waiter, Answer::kPartial, entry->large()->size);
   }
@@ -288,14 +290,14 @@ void Book::CloseSource(Entry& entry) {
 
 // There is no copy, or shall be none.
 void Book::Forget(Entry& entry) {
-  if (entry.place == Place::kNone) return;
+  if (entry.place == CopyPlace::kNone) return;
   (void)SetState(entry, IdleState(entry));
   actions_.Remove(entry.key);
   room_.Release(entry.place, entry.bytes);
-  if (entry.place == Place::kKept && full_) {
-    full_ = room_.used(Place::kKept) > room_.most(Place::kKept) / 20 * 19;
+  if (entry.place == CopyPlace::kKept && full_) {
+    full_ = room_.used(CopyPlace::kKept) > room_.most(CopyPlace::kKept) / 20 * 19;
   }
-  entry.place = Place::kNone;
+  entry.place = CopyPlace::kNone;
   ++entry.staging;
   entry.wanted = entry.opened = 0;
 }
@@ -304,17 +306,29 @@ void Book::LookAgain() {
   ++looks_;
   CloseIdle();  // a path may lead to another file by now
   for (auto& [path, entry] : entries_) {
-    if (entry.place != Place::kNone) (void)SetState(entry, FileState::kKnown);
+    if (entry.real != nullptr) ForgetAlias(entry);
+    if (entry.place != CopyPlace::kNone) (void)SetState(entry, FileState::kKnown);
   }
+  for (Entry* entry : large_) LookAtLarge(*entry);
+}
+
+void Book::ForgetAlias(Entry& entry) {
+  Entry& real = *std::exchange(entry.real, nullptr);
+  real.announced -= entry.announced;
+  std::erase(real.rare->aliases, &entry);
+  if (entry.slot != nullptr) entry.slot->parts.fetch_add(1, std::memory_order_acq_rel);
+  actions_.Remove(entry.key);
+  actions_.RemovePart(entry.key);
+  if (!entry.changed && !entry.refused) (void)SetState(entry, IdleState(entry));
 }
 
 void Book::ForgetUnlooked(Entry& entry) {
-  if (entry.place != Place::kNone && entry.looked != looks_) Forget(entry);
+  if (entry.place != CopyPlace::kNone && entry.looked != looks_) Forget(entry);
 }
 
 void Book::MaybeErase(Entry& entry) {
   if (entry.slot != nullptr || entry.copying || entry.announced > 0 || entry.changed ||
-      entry.place != Place::kNone || (entry.rare != nullptr && !entry.rare->waiters.empty()) ||
+      entry.place != CopyPlace::kNone || (entry.rare != nullptr && !entry.rare->waiters.empty()) ||
       entry.pinned) {
     return;
   }
@@ -351,6 +365,7 @@ void Book::Done(CopyResult result, Nanos now) {
     return;
   }
   Entry& entry = *owner->second;
+  if (result.job.kind == CopyJob::Kind::kLook) return DoneLook(entry, result, now);
   if (result.job.kind == CopyJob::Kind::kCopy) {
     owners_.erase(owner);
     entry.rare->owner = 0;
@@ -400,7 +415,7 @@ void Book::DoneCopy(Entry& entry, CopyResult& result, Nanos now) {
 
 void Book::Placed(Entry& entry, CopyResult& result) {
   CopyJob& job = result.job;
-  const bool kept = job.place == Place::kKept;
+  const bool kept = job.place == CopyPlace::kKept;
   const uint32_t opens = entry.slot == nullptr ? 0 : entry.slot->opens.load();
   if (!SetState(entry, kept ? FileState::kKept : FileState::kStaged)) {
     actions_.Remove(entry.key);
@@ -410,6 +425,7 @@ void Book::Placed(Entry& entry, CopyResult& result) {
   }
   entry.place = job.place;
   entry.bytes = job.reserved;
+  entry.rare->young = nullptr;
   if (entry.looked != looks_) (void)SetState(entry, FileState::kKnown);
   if (!result.stored) (kept ? metrics_.kept : metrics_.staged).Add(1);
   average_ = average_ == 0 ? entry.bytes : (average_ * 15 + entry.bytes) / 16;
@@ -427,7 +443,10 @@ void Book::Placed(Entry& entry, CopyResult& result) {
 }
 
 void Book::FoundAlias(Entry& entry, const CopyResult& result, Nanos now) {
-  Entry* const real = Know(result.real);
+  if (entry.looked != looks_) {
+    return StartCopy(entry, !entry.rare->waiters.empty(), result.job.job);
+  }
+  Entry* const real = FindOrAdd(result.real);
   if (real == nullptr || real == &entry || real->changed || real->refused ||
       real->real != nullptr) {
     if (real != nullptr && real->changed) {
@@ -462,7 +481,7 @@ void Book::FoundNoRoom(Entry& entry, CopyResult& result) {
   }
   // One that is larger than what others leave says nothing of small ones.
   if (bytes <= options_.partial) full_ = true;
-  entry.too_large = bytes > room_.most(Place::kStaged);
+  entry.too_large = bytes > room_.most(CopyPlace::kStaged);
   if (entry.announced > 0 && !entry.too_large) {
     Retain(entry, std::move(result.job.source));
     entry.bytes = bytes;
@@ -493,6 +512,10 @@ void Book::Failed(Entry& entry, const CopyResult& result, Nanos now) {
       entry.retry_at = now + 3 * options_.retry;
       break;
     case Outcome::kYoung:
+      entry.rare->young = result.job.young;
+      (void)SetState(entry, FileState::kKnown);  // it stays, and with it how young it was
+      entry.retry_at = now + options_.retry;
+      break;
     case Outcome::kDropped:
       entry.retry_at = now + options_.retry;
       break;
@@ -518,7 +541,7 @@ void Book::CloseIdle() {
   for (Entry* entry : std::exchange(retained_, {})) CloseSource(*entry);
 }
 
-void Book::Rest() {
+void Book::OnAllLeft() {
   CloseIdle();
   for (Entry* entry : std::vector<Entry*>(large_)) {
     {
@@ -532,8 +555,8 @@ void Book::Rest() {
 }
 
 void Book::ShowRoom() {
-  metrics_.kept_bytes.Set(room_.used(Place::kKept));
-  metrics_.staged_bytes.Set(room_.used(Place::kStaged));
+  metrics_.kept_bytes.Set(room_.used(CopyPlace::kKept));
+  metrics_.staged_bytes.Set(room_.used(CopyPlace::kStaged));
 }
 
 Nanos Book::Pump(Nanos now) {

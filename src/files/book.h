@@ -109,7 +109,7 @@ class Book {
   void EndStream(uint64_t stream);
 
   // Everybody has gone: nothing of the source stays open, and large files are not copied on.
-  void Rest();
+  void OnAllLeft();
 
   void Done(CopyResult result, Nanos now);
   // Starts what can be started. Returns when to come again: 0, when something has happened.
@@ -134,7 +134,7 @@ class Book {
   using Entries = std::map<std::string, Entry, std::less<>>;
 
   bool Covers(std::string_view path) const;
-  Entry* Know(std::string_view path);
+  Entry* FindOrAdd(std::string_view path);
   bool BelowChanged(std::string_view path) const;
   bool SetState(Entry& entry, FileState state);
   FileState IdleState(const Entry& entry) const;
@@ -148,6 +148,8 @@ class Book {
   void Change(Entry& entry);
   void Forget(Entry& entry);
   void MaybeErase(Entry& entry);
+  // A name that is a link may lead elsewhere by now.
+  void ForgetAlias(Entry& entry);
   // Gives up a copy that has not been compared since LookAgain: what is stored is found again.
   void ForgetUnlooked(Entry& entry);
   void Refuse(Entry& entry);
@@ -159,6 +161,7 @@ class Book {
   void DoneCopy(Entry& entry, CopyResult& result, Nanos now);
   void DoneBlock(Entry& entry, CopyResult& result, Nanos now);
   void DoneResolve(CopyResult& result);
+  void DoneLook(Entry& entry, const CopyResult& result, Nanos now);
   void Placed(Entry& entry, CopyResult& result);
   void FoundAlias(Entry& entry, const CopyResult& result, Nanos now);
   void FoundLarge(Entry& entry, CopyResult& result);
@@ -185,12 +188,15 @@ class Book {
   // False: there is no room.
   bool StartBlock(Entry& entry, size_t block, bool urgent, JobNumber job);
   bool IsWorn(Large& large, uint64_t offset, uint64_t bytes) const;
+  void PassBy(Entry& entry, uint64_t bytes);
+  void EndPassingBy(Entry& entry);
   bool NextBlock(Entry& entry);
   bool PumpBegun();
   bool PumpLarge();
   void HurryLarge(Entry& entry, JobNumber job);
   void EndParts(Entry& entry);
   void EndLarge(Entry& entry);
+  void LookAtLarge(Entry& entry);
 
   // Of folders whose files are read in the order of their names.
   void Observe(std::string_view path, Nanos now, JobNumber job);
@@ -200,7 +206,7 @@ class Book {
 
   // Of streams.
   uint32_t OpensOf(const Entry& entry) const;
-  void Look(size_t most);
+  void CountOpens(size_t most);
   bool MakeRoom(uint64_t bytes);
   void Unstage(Entry& entry);
   void ReleaseWant(const Want& want);

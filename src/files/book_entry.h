@@ -31,7 +31,7 @@ struct Book::Large {
   };
   uint64_t size = 0;
   JobNumber job = 0;  // that opened it
-  Place place = Place::kNone;
+  CopyPlace place = CopyPlace::kNone;
   uint64_t reserved = 0;
   std::shared_ptr<SourceFile> source;
   std::shared_ptr<OwnedFd> part;
@@ -45,10 +45,12 @@ struct Book::Large {
   bool full = false;                // and there is no more
   bool mapped = false;              // by somebody who reads past the service
   uint64_t passed = 0;              // bytes that readers were sent to the source for
+  uint32_t passed_in_row = 0;       // reads, since a block was last begun
   std::vector<uint32_t> passed_of;  // the same of each block
   std::vector<Run> runs;
   std::vector<Reader> readers;
   std::vector<uint64_t> awaiting;  // who waits until it is complete
+  uint32_t looks = 0;              // under way: until they end, nobody new reads the part
 };
 
 // What few files have at a time.
@@ -56,6 +58,7 @@ struct Book::Rare {
   std::vector<uint64_t> waiters;
   std::shared_ptr<Ticket> ticket;
   std::shared_ptr<SourceFile> source;  // open, for the next time
+  std::shared_ptr<YoungFile> young;    // not copied yet, for it seemed too young
   bool retained = false;               // counts as open
   uint64_t owner = 0;                  // of the job under way
   std::unique_ptr<Large> large;
@@ -77,7 +80,7 @@ struct Book::Entry {
   uint32_t announced = 0;  // streams that have it among their names
   uint32_t staging = 0;    // grows when a copy goes
   uint32_t looked = 0;     // looks_ when the source was last looked at for its copy
-  Place place = Place::kNone;
+  CopyPlace place = CopyPlace::kNone;
   bool copying = false;
   bool changed = false;
   bool refused = false;

@@ -75,10 +75,10 @@ void Book::ReadOn(Folder& folder, Nanos now) {
   const size_t end = std::min(folder.at + window + 1, folder.names.size());
   folder.end = std::max(folder.end, folder.at + 1);
   while (folder.end < end && in_flight_ < options_.in_flight && MayStart(folder.job) && !full_) {
-    Entry* const entry = Know(StrCat(folder.path, "/", folder.names[folder.end]));
+    Entry* const entry = FindOrAdd(StrCat(folder.path, "/", folder.names[folder.end]));
     ++folder.end;
     if (entry == nullptr || entry->changed || entry->refused || entry->copying ||
-        entry->real != nullptr || entry->place != Place::kNone || entry->announced > 0 ||
+        entry->real != nullptr || entry->place != CopyPlace::kNone || entry->announced > 0 ||
         now < entry->retry_at) {
       continue;
     }

@@ -20,6 +20,8 @@ constexpr size_t kMostAwaited = 32;        // blocks: nobody's patience ends bef
 constexpr size_t kFewestIdle = 4;          // blocks at a time
 constexpr Nanos kIdleStep = 250 * kMilli;  // then twice as many
 constexpr Nanos kLookAtDirect = 100 * kMilli;
+constexpr uint32_t kPassedBy = 8;      // reads, until those who read do not wait for an answer
+constexpr size_t kNextToNothing = 64;  // one block of so many
 
 }  // namespace
 
@@ -81,8 +83,11 @@ void Book::EndLarge(Entry& entry) {
   entry.copying = false;
   std::erase(large_, &entry);
   EndParts(entry);
-  if (entry.slot != nullptr && FileTable::StateOf(*entry.slot) == FileState::kComing) {
-    (void)SetState(entry, IdleState(entry));
+  if (entry.slot != nullptr) {
+    const FileState state = FileTable::StateOf(*entry.slot);
+    if (state == FileState::kComing || state == FileState::kPassedBy) {
+      (void)SetState(entry, IdleState(entry));
+    }
   }
   actions_.RemovePart(entry.key);
   room_.Release(large->place, large->reserved);
@@ -92,14 +97,33 @@ void Book::EndLarge(Entry& entry) {
   for (const uint64_t waiter : large->awaiting) actions_.Answer(waiter, Answer::kSource, 0);
 }
 
+void Book::LookAtLarge(Entry& entry) {
+  ++entry.large()->looks;
+  CopyJob job;
+  job.kind = CopyJob::Kind::kLook;
+  job.urgent = true;
+  job.job = entry.large()->job;
+  job.owner = entry.rare->owner;
+  job.path = *entry.path;
+  job.source = entry.large()->source;
+  Submit(std::move(job));
+}
+
+void Book::DoneLook(Entry& entry, const CopyResult& result, Nanos now) {
+  const bool last = --entry.large()->looks == 0;
+  if (result.outcome != Outcome::kDone) return FailedLarge(entry, result, now);
+  if (last) entry.looked = looks_;
+}
+
 bool Book::StartBlock(Entry& entry, size_t block, bool urgent, JobNumber for_job) {
   Large& large = *entry.large();
   if (large.grows) {
-    large.full = large.full || room_.Reserve(options_.block, false) == Place::kNone;
+    large.full = large.full || room_.Reserve(options_.block, false) == CopyPlace::kNone;
     if (large.full) return false;
     large.reserved += options_.block;
   }
   large.blocks[block] = Large::kComing;
+  EndPassingBy(entry);
   CopyJob job;
   job.kind = CopyJob::Kind::kBlock;
   job.urgent = urgent;
@@ -182,6 +206,26 @@ bool Book::IsWorn(Large& large, uint64_t offset, uint64_t bytes) const {
     at = end;
   }
   return worn;
+}
+
+// A read of bytes that are left to the source. Where that has been so for some time and next to
+// nothing can be had here, an answer tells nobody anything, and waiting for it takes 70 us a read.
+void Book::PassBy(Entry& entry, uint64_t bytes) {
+  Large& large = *entry.large();
+  // What else is in their blocks may never be read.
+  large.passed += bytes;
+  sequential_ = sequential_ && large.passed < large.size / 8;
+  if (large.passed_in_row >= kPassedBy) return;
+  const auto absent = std::count(large.blocks.begin(), large.blocks.end(), Large::kAbsent);
+  const size_t held = large.blocks.size() - static_cast<size_t>(absent);
+  if (held > large.blocks.size() / kNextToNothing) return;
+  if (++large.passed_in_row == kPassedBy) (void)SetState(entry, FileState::kPassedBy);
+}
+
+void Book::EndPassingBy(Entry& entry) {
+  Large& large = *entry.large();
+  if (large.passed_in_row >= kPassedBy) (void)SetState(entry, FileState::kComing);
+  large.passed_in_row = 0;
 }
 
 // Its readers want all of it, and there is room.
@@ -277,7 +321,7 @@ void Book::Direct(std::string_view path, int64_t process, int64_t fd, uint64_t w
   Entry* const entry = Find(path);
   Large* const large = entry == nullptr ? nullptr : entry->large();
   if (large == nullptr) {
-    const bool there = entry != nullptr && entry->place != Place::kNone;
+    const bool there = entry != nullptr && entry->place != CopyPlace::kNone;
     return actions_.Answer(waiter, there ? Answer::kReady : Answer::kSource, 0);
   }
   if (!large->grows && large->left <= kMostAwaited && large->left * 2 <= large->blocks.size()) {
@@ -300,9 +344,10 @@ void Book::Range(std::string_view path, uint64_t offset, uint64_t bytes, uint64_
   if (entry == nullptr) return actions_.Answer(waiter, Answer::kSource, 0);
   Large* const large = entry->large();
   if (large == nullptr) {
-    const bool there = entry->place != Place::kNone;
+    const bool there = entry->place != CopyPlace::kNone;
     return actions_.Answer(waiter, there ? Answer::kReady : Answer::kSource, 0);
   }
+  if (large->looks > 0) return actions_.Answer(waiter, Answer::kSource, 0);
   if (offset >= large->size || bytes == 0) return actions_.Answer(waiter, Answer::kReady, 0);
   bytes = std::min(bytes, large->size - offset);
   const size_t first = offset / options_.block;
@@ -312,12 +357,13 @@ void Book::Range(std::string_view path, uint64_t offset, uint64_t bytes, uint64_
   const bool there = std::all_of(from, to, [](uint8_t state) { return state == Large::kThere; });
   const bool sequential = Follow(*large, offset, bytes, now, job);
   if (!there) last_read_ = now;
-  if (there) return actions_.Answer(waiter, Answer::kReady, 0);
+  if (there) {
+    EndPassingBy(*entry);
+    return actions_.Answer(waiter, Answer::kReady, 0);
+  }
   const bool absent = std::find(from, to, Large::kAbsent) != to;
   const auto leave = [&] {
-    // What else is in their blocks may never be read.
-    large->passed += bytes;
-    sequential_ = sequential_ && large->passed < large->size / 8;
+    PassBy(*entry, bytes);
     actions_.Answer(waiter, Answer::kSource, 0);
   };
   if (absent && !sequential && !CopiesAll(*entry) && !IsWorn(*large, offset, bytes)) {

@@ -20,11 +20,11 @@ bool Book::Names(uint64_t stream_id, uint64_t first, std::span<const std::string
   stream.job = job;
   if (first != stream.names.size() || paths.size() > options_.most_names - first) return false;
   for (const std::string_view path : paths) {
-    Entry* const entry = Know(path);
+    Entry* const entry = FindOrAdd(path);
     if (entry != nullptr) {
       ++entry->announced;
       if (entry->real != nullptr) ++entry->real->announced;
-      if (entry->slot != nullptr && entry->place == Place::kNone && entry->real == nullptr) {
+      if (entry->slot != nullptr && entry->place == CopyPlace::kNone && entry->real == nullptr) {
         (void)SetState(*entry, IdleState(*entry));  // asking is of use again
       }
     }
@@ -77,7 +77,7 @@ void Book::EndStream(uint64_t stream_id) {
     if (entry == nullptr) continue;
     --entry->announced;
     if (entry->real != nullptr) --entry->real->announced;
-    if (entry->slot != nullptr && entry->place == Place::kNone && entry->real == nullptr) {
+    if (entry->slot != nullptr && entry->place == CopyPlace::kNone && entry->real == nullptr) {
       (void)SetState(*entry, IdleState(*entry));
     }
   }
@@ -96,7 +96,7 @@ void Book::ReleaseWant(const Want& want) {
   Entry& entry = *want.entry;
   if (entry.staging != want.staging || entry.wanted == 0) return;
   --entry.wanted;
-  if (entry.place == Place::kStaged && OpensOf(entry) != entry.opens_base && entry.wanted > 0) {
+  if (entry.place == CopyPlace::kStaged && OpensOf(entry) != entry.opens_base && entry.wanted > 0) {
     ++entry.opens_base;
   }
 }
@@ -130,26 +130,26 @@ uint32_t Book::OpensOf(const Entry& entry) const {
   return opens;
 }
 
-void Book::Look(size_t most) {
+void Book::CountOpens(size_t most) {
   for (size_t left = std::min(most, staged_.size()); left > 0; --left) {
     const auto [entry, staging] = staged_.front();
     staged_.pop_front();
-    if (entry->place != Place::kStaged || entry->staging != staging) continue;
+    if (entry->place != CopyPlace::kStaged || entry->staging != staging) continue;
     const bool had = entry->wanted == 0 || OpensOf(*entry) - entry->opens_base >= entry->wanted;
     (had ? consumed_ : staged_).emplace_back(entry, staging);
   }
 }
 
 bool Book::MakeRoom(uint64_t bytes) {
-  const uint64_t most = room_.most(Place::kStaged);
+  const uint64_t most = room_.most(CopyPlace::kStaged);
   if (bytes > most) return false;
-  const auto fits = [&] { return room_.used(Place::kStaged) <= most - bytes; };
+  const auto fits = [&] { return room_.used(CopyPlace::kStaged) <= most - bytes; };
   for (int pass = 0; !fits() && pass < 2; ++pass) {
-    if (pass == 1) Look(kLookAt);
+    if (pass == 1) CountOpens(kLookAt);
     while (!consumed_.empty() && !fits()) {
       const auto [entry, staging] = consumed_.front();
       consumed_.pop_front();
-      if (entry->place != Place::kStaged || entry->staging != staging) continue;
+      if (entry->place != CopyPlace::kStaged || entry->staging != staging) continue;
       if (entry->wanted > 0 && OpensOf(*entry) - entry->opens_base < entry->wanted) {
         staged_.emplace_back(entry, staging);  // another stream wants it, too
       } else {
@@ -171,10 +171,10 @@ bool Book::HasRoom(const Entry& entry) {
   const bool known = entry.rare != nullptr && entry.rare->source != nullptr;
   const uint64_t bytes = known ? OnDisk(static_cast<uint64_t>(entry.rare->source->stat.st_size))
                                : std::max(entry.bytes, (unknown_ + 1) * average_);
-  const uint64_t most = room_.most(Place::kKept);
-  if (bytes <= most - std::min(room_.used(Place::kKept), most)) return true;
-  if (bytes > room_.most(Place::kStaged) && unknown_ > 0) return false;
-  return MakeRoom(std::min(bytes, room_.most(Place::kStaged)));
+  const uint64_t most = room_.most(CopyPlace::kKept);
+  if (bytes <= most - std::min(room_.used(CopyPlace::kKept), most)) return true;
+  if (bytes > room_.most(CopyPlace::kStaged) && unknown_ > 0) return false;
+  return MakeRoom(std::min(bytes, room_.most(CopyPlace::kStaged)));
 }
 
 bool Book::PumpStream(Stream& stream, Nanos now) {
@@ -184,12 +184,12 @@ bool Book::PumpStream(Stream& stream, Nanos now) {
   if (entry != nullptr && entry->real != nullptr) entry = entry->real;
   if (entry != nullptr) ForgetUnlooked(*entry);
   bool skip = entry == nullptr || entry->changed || entry->refused || entry->too_large ||
-              entry->place == Place::kKept || now < entry->retry_at;
+              entry->place == CopyPlace::kKept || now < entry->retry_at;
   if (!skip && entry->early > 0) {
     --entry->early;  // it has been read, as far as can be told
     skip = true;
   }
-  if (!skip && entry->place == Place::kNone && !entry->copying) {
+  if (!skip && entry->place == CopyPlace::kNone && !entry->copying) {
     if (!HasRoom(*entry)) return false;
     StartCopy(*entry, false, stream.job);
   }

@@ -90,14 +90,14 @@ class BookTest : public ::testing::Test, public BookActions {
       ++opens_;
     }
     const auto size = static_cast<uint64_t>(job.source->stat.st_size);
-    if (job.place == Place::kNone) {
+    if (job.place == CopyPlace::kNone) {
       job.reserved = OnDisk(size);
       job.place = room_->Reserve(job.reserved, job.may_stage, job.urgent);
-      if (job.place == Place::kNone && grows_) {
+      if (job.place == CopyPlace::kNone && grows_) {
         job.grows = true;
-        job.place = Place::kKept;
+        job.place = CopyPlace::kKept;
         job.reserved = 0;
-      } else if (job.place == Place::kNone) {
+      } else if (job.place == CopyPlace::kNone) {
         result.outcome = Outcome::kNoRoom;
         return;
       }
@@ -274,7 +274,7 @@ TEST_F(BookTest, AChangeDropsWhatIsBeingCopied) {
   EXPECT_EQ(answers_[99], Answer::kReady);
   EXPECT_FALSE(There(Path(0)));
   EXPECT_EQ(State(Path(0)), FileState::kChanged);
-  EXPECT_EQ(room_->used(Place::kKept), 0);
+  EXPECT_EQ(room_->used(CopyPlace::kKept), 0);
   EXPECT_EQ(answers_[Ask(Path(0))], Answer::kSource);
   EXPECT_TRUE(jobs_.empty());
 }
@@ -447,6 +447,38 @@ TEST_F(BookTest, WhatIsReadAtRandomIsNotCopied) {
   EXPECT_EQ(ReadRange(198 << 20, 100'000), Answer::kSource);
 }
 
+TEST_F(BookTest, WhoReadsALargeFileAtRandomNeedNotWaitForAnswers) {
+  OpenLarge(200 << 20);
+  EXPECT_EQ(ReadRange(0, 65536), Answer::kNone);  // a head, which is copied
+  FinishAll();
+  const auto pass = [this](uint64_t begin) {
+    for (uint64_t at = begin; at < begin + 8 * (5 << 20); at += 5 << 20) {
+      EXPECT_EQ(State(Path(0)), FileState::kComing);
+      EXPECT_EQ(ReadRange(at, 100'000), Answer::kSource);
+    }
+    EXPECT_EQ(State(Path(0)), FileState::kPassedBy);
+  };
+  pass(10 << 20);
+  EXPECT_EQ(ReadRange(0, 4096), Answer::kReady);  // somebody comes to what is there
+  pass(60 << 20);
+  for (int i = 0; i < 5 && State(Path(0)) == FileState::kPassedBy; ++i) {
+    (void)ReadRange((120 + i) << 20, 1 << 20);  // goes on in order
+  }
+  EXPECT_EQ(State(Path(0)), FileState::kComing);
+  FinishAll();
+  pass(160 << 20);
+  now_ += 2 * kSecond;
+  book_->Pump(now_);  // nobody reads: it is copied, and who comes asks
+  EXPECT_EQ(State(Path(0)), FileState::kComing);
+  FinishAll();
+  for (int i = 0; i < 300 && State(Path(0)) != FileState::kKept; ++i) {
+    now_ += 2 * kSecond;
+    book_->Pump(now_);
+    FinishAll();
+  }
+  EXPECT_EQ(State(Path(0)), FileState::kKept);
+}
+
 TEST_F(BookTest, WhoReadsALargeFileFromItsStartFindsItCopied) {
   OpenLarge(300 << 20);
   size_t waited = 0;
@@ -546,9 +578,9 @@ TEST_F(BookTest, AFileLargerThanTheRoomIsKeptInPart) {
     }
   }
   EXPECT_EQ(past, kPieces / 2);
-  EXPECT_EQ(room_->used(Place::kKept), 50U << 20);
-  book_->Rest();
-  EXPECT_EQ(room_->used(Place::kKept), 0U);
+  EXPECT_EQ(room_->used(CopyPlace::kKept), 50U << 20);
+  book_->OnAllLeft();
+  EXPECT_EQ(room_->used(CopyPlace::kKept), 0U);
 }
 
 TEST_F(BookTest, AProcessThatHasGoneReadsNoMore) {
@@ -559,7 +591,7 @@ TEST_F(BookTest, AProcessThatHasGoneReadsNoMore) {
   now_ += kSecond;
   book_->Pump(now_);
   EXPECT_FALSE(jobs_.empty());
-  book_->Rest();
+  book_->OnAllLeft();
   EXPECT_EQ(parts_removed_, 1U);
 }
 
@@ -573,7 +605,7 @@ TEST_F(BookTest, ALargeFileThatFailsIsLeftToTheSource) {
   Finish(Outcome::kError);
   EXPECT_EQ(answers_[50], Answer::kSource);
   EXPECT_EQ(parts_removed_, 1);
-  EXPECT_EQ(room_->used(Place::kKept), 0);
+  EXPECT_EQ(room_->used(CopyPlace::kKept), 0);
   while (!jobs_.empty()) Finish();  // what was under way changes nothing
   EXPECT_FALSE(There(Path(0)));
   EXPECT_EQ(book_->in_flight(), 0);
@@ -608,8 +640,8 @@ TEST_F(BookTest, RandomReadersNeverReadMoreThanTheyMust) {
         for (uint64_t n = rng.Below(4); n > 0 && !jobs_.empty(); --n) Finish();
         now_ += kMilli;
         book_->Pump(now_);
-        ASSERT_LE(room_->used(Place::kKept), kept);
-        ASSERT_LE(room_->used(Place::kStaged), staged + staged / 4);
+        ASSERT_LE(room_->used(CopyPlace::kKept), kept);
+        ASSERT_LE(room_->used(CopyPlace::kStaged), staged + staged / 4);
         if (!Open(Path(file))) {
           const uint64_t asked = Ask(Path(file));
           for (int i = 0; !answers_.contains(asked) && i < 1000; ++i) {

@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/boot_id.h"
 #include "files/raw_call.h"
 
 namespace forebay::files {
@@ -26,6 +27,8 @@ constexpr int64_t kChangePatienceMs = 5'000;
 // What one question asks for at most. More would wait for all of it before the first byte.
 constexpr uint64_t kMostAsked = 4 << 20;
 constexpr int kMostParts = 3;  // that end while they are read
+// Between looks, while the service is waited for, at whether the disk of the copies hangs.
+constexpr int64_t kLookMs = 100;
 
 constexpr std::string_view kCopies = "/copies/";
 
@@ -44,6 +47,15 @@ int OpenAt(const char* path, int flags) {
 
 void CloseFd(int fd) { RawCall(SYS_close, fd); }
 
+BootId BootOfThisMachine() {
+  const int fd = OpenAt(BootId::kPath, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return BootId();
+  char text[64];
+  const long n = RawCall(SYS_read, fd, RawArgument(text), sizeof(text));
+  CloseFd(fd);
+  return ParseBootId({text, n > 0 ? static_cast<size_t>(n) : 0});
+}
+
 // That a block of this very part is there; never 0.
 uint64_t SeenOf(const FileKey& key, uint64_t parts, uint64_t block) {
   constexpr uint64_t kOdd = 0x9E3779B97F4A7C15;
@@ -61,13 +73,16 @@ JobNumber ParseJob(const char* text) {
   return static_cast<JobNumber>(number);
 }
 
-// A connected socket, or a negative errno.
+// A connected socket, or a negative errno. Without patience it does not wait for anything.
 int Connect(const char* path, int64_t patience_ms) {
-  const auto fd = static_cast<int>(RawCall(SYS_socket, AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  const int how = SOCK_SEQPACKET | SOCK_CLOEXEC | (patience_ms > 0 ? 0 : SOCK_NONBLOCK);
+  const auto fd = static_cast<int>(RawCall(SYS_socket, AF_UNIX, how, 0));
   if (fd < 0) return fd;
-  // Bounds the wait for a place in the queue of those who connect.
-  const timeval wait{.tv_sec = patience_ms / 1000, .tv_usec = 0};
-  RawCall(SYS_setsockopt, fd, SOL_SOCKET, SO_SNDTIMEO, RawArgument(&wait), sizeof(wait));
+  if (patience_ms > 0) {
+    // Bounds the wait for a place in the queue of those who connect.
+    const timeval wait{.tv_sec = patience_ms / 1000, .tv_usec = 0};
+    RawCall(SYS_setsockopt, fd, SOL_SOCKET, SO_SNDTIMEO, RawArgument(&wait), sizeof(wait));
+  }
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, path, std::strlen(path) + 1);
@@ -78,16 +93,32 @@ int Connect(const char* path, int64_t patience_ms) {
   return static_cast<int>(rc);
 }
 
-// Until something can be read, or `end`.
-bool WaitForAnswer(int fd, int64_t end) {
+bool SendQuestion(int fd, Header header, std::string_view path) {
+  auto length = static_cast<uint16_t>(path.size());
+  header.count = 1;
+  header.bytes = static_cast<uint32_t>(sizeof(length) + path.size());
+  iovec parts[] = {{.iov_base = &header, .iov_len = sizeof(header)},
+                   {.iov_base = &length, .iov_len = sizeof(length)},
+                   {.iov_base = const_cast<char*>(path.data()), .iov_len = path.size()}};
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = 3;
+  long rc = -EINTR;
+  while (rc == -EINTR) rc = RawCall(SYS_sendmsg, fd, RawArgument(&message), MSG_NOSIGNAL);
+  return rc > 0;
+}
+
+// Until something can be read, or `end`, or, with `gives_up`, copies are not to be used.
+bool WaitForAnswer(int fd, int64_t end, const FileTable& table, bool gives_up) {
   for (;;) {
-    const int64_t left = end - NowMs();
-    if (left <= 0) return false;
+    int64_t left = end - NowMs();
+    if (left <= 0 || (gives_up && table.passed_by())) return false;
+    if (gives_up && left > kLookMs) left = kLookMs;
     pollfd poll{.fd = fd, .events = POLLIN, .revents = 0};
     timespec wait{.tv_sec = left / 1000, .tv_nsec = (left % 1000) * 1'000'000};
     const long rc = RawCall(SYS_ppoll, RawArgument(&poll), 1, RawArgument(&wait), 0, 0);
     if (rc > 0) return true;
-    if (rc != -EINTR) return false;
+    if (rc != -EINTR && rc != 0) return false;
   }
 }
 
@@ -138,7 +169,7 @@ bool Client::Start(const char* cache, const char* socket, const char* sources, c
   CloseFd(fd);
   if (mapping == MAP_FAILED) return false;
   const FileTable found = FileTable::Of(mapping, static_cast<size_t>(bytes));
-  if (!found.valid()) {
+  if (!found.valid() || !found.OfBoot(BootOfThisMachine())) {
     munmap(mapping, static_cast<size_t>(bytes));
     return false;
   }
@@ -172,41 +203,38 @@ bool Client::Covers(std::string_view path) const {
   return false;
 }
 
-size_t Client::Plainly(const char* path) const {
+bool Client::Plainly(std::string_view path) const {
   const char* at = sources_;
   for (size_t n = 0; n < source_count_; at += source_lengths_[n] + 1, ++n) {
-    size_t i = source_lengths_[n];
-    if (SameBytes(path, at, i) != i || path[i] != '/') continue;
-    // After each slash there must be a name, and none that begins with a dot: a rare thing, and not
-    // worth telling ".." from it here.
-    for (char before = 0; path[i] != 0; before = path[i], ++i) {
-      if (before == '/' && (path[i] == '/' || path[i] == '.')) return 0;
+    const size_t length = source_lengths_[n];
+    if (length >= path.size() || SameBytes(path.data(), at, length) != length ||
+        path[length] != '/') {
+      continue;
     }
-    if (path[i - 1] == '/' || i >= 4096) return 0;
-    return cache_inside_ && IsBelow({path, i}, {cache_, cache_length_}) ? 0 : i;
+    if (path.back() == '/' || HasOddName(path, length)) return false;
+    return !cache_inside_ || !IsBelow(path, {cache_, cache_length_});
   }
-  return 0;
+  return false;
 }
 
 bool Client::Knows(std::string_view path) const {
   return on() && table_.Find(KeyOf(path)) != nullptr;
 }
 
-size_t Client::CopyName(const FileKey& key, const char* ending, char* out, size_t size) const {
+size_t Client::CopyName(const FileKey& key, std::string_view ending, char* out, size_t size) const {
   const size_t folder = cache_length_ + kCopies.size();
-  const size_t ending_length = std::strlen(ending);
-  if (folder + kNameLength + ending_length + 1 > size) return 0;
+  const size_t length = folder + kNameLength + ending.size();
+  if (length + 1 > size) return 0;
   std::memcpy(out, cache_, folder);
-  char name[kNameLength + 1];
-  NameOf(key, name);
-  std::memcpy(out + folder, name, kNameLength);
-  std::memcpy(out + folder + kNameLength, ending, ending_length + 1);
-  return folder + kNameLength + ending_length;
+  WriteName(key, out + folder);
+  std::memcpy(out + folder + kNameLength, ending.data(), ending.size());
+  out[length] = 0;
+  return length;
 }
 
 int Client::OpenCopy(std::string_view path, int flags, Found* found, uint64_t* size) const {
   *found = Found::kSource;
-  if (!on()) return -1;
+  if (!uses_copies()) return -1;
   const FileKey key = KeyOf(path);
   char name[kMostCopyPath];
   if (CopyName(key, "", name, sizeof(name)) == 0) return -1;
@@ -244,10 +272,10 @@ int Client::OpenCopy(std::string_view path, int flags, Found* found, uint64_t* s
   return -1;
 }
 
-bool Client::AwaitAll(std::string_view path, uint64_t size) const {
+[[gnu::noinline]] bool Client::AwaitAll(std::string_view path, uint64_t size) const {
   uint64_t a = 0;
   uint64_t b = size;
-  if (!on() || Ask(Kind::kRange, path, &a, &b) != Answer::kReady) return false;
+  if (!uses_copies() || Ask(Kind::kRange, path, &a, &b) != Answer::kReady) return false;
   // The last byte is there; its name follows.
   char name[kMostCopyPath];
   for (int i = 0; i < 40 && !CopyPath(path, name, sizeof(name)); ++i) {
@@ -260,11 +288,11 @@ bool Client::AwaitAll(std::string_view path, uint64_t size) const {
 bool Client::ReadsDirectly(std::string_view path, int fd) const {
   uint64_t a = fd < 0 ? 0 : static_cast<uint64_t>(fd) + 1;
   uint64_t b = 0;
-  return on() && Ask(Kind::kDirect, path, &a, &b) == Answer::kReady;
+  return uses_copies() && Ask(Kind::kDirect, path, &a, &b) == Answer::kReady;
 }
 
 bool Client::CopyPath(std::string_view path, char* out, size_t size) const {
-  if (!on()) return false;
+  if (!uses_copies()) return false;
   const FileKey key = KeyOf(path);
   const FileSlot* slot = table_.Find(key);
   if (slot == nullptr) return false;
@@ -298,7 +326,7 @@ size_t Client::Piece(uint64_t offset, size_t bytes) {
 
 int64_t Client::ReadPart(std::string_view path, void* out, size_t bytes, uint64_t offset,
                          Seen* seen) const {
-  if (!on() || bytes == 0 || offset > UINT64_MAX / 4) return -EAGAIN;
+  if (!uses_copies() || bytes == 0 || offset > UINT64_MAX / 4) return -EAGAIN;
   // A part that ended meanwhile most often is complete now: the source would read it once more.
   int64_t got = -ESTALE;
   for (int i = 0; i < kMostParts && got == -ESTALE; ++i)
@@ -316,6 +344,10 @@ int64_t Client::TryPart(std::string_view path, void* out, size_t bytes, uint64_t
   const uint64_t parts = slot->parts.load(std::memory_order_acquire);
   const FileState state = FileTable::StateOf(*slot);
   if (state == FileState::kChanged || state == FileState::kSource) return -EAGAIN;
+  if (state == FileState::kPassedBy) {
+    Tell(Kind::kRange, path, offset, bytes);
+    return -EAGAIN;
+  }
   const bool whole = state == FileState::kKept || state == FileState::kStaged;
   if (!whole) {
     // Whole blocks come: most programs come back for the rest of one.
@@ -355,7 +387,17 @@ int64_t Client::TryPart(std::string_view path, void* out, size_t bytes, uint64_t
   return -EAGAIN;
 }
 
-Answer Client::Ask(Kind kind, std::string_view path, uint64_t* a, uint64_t* b) const {
+// One that is not told is no matter: what is told decides what is copied, not what is read.
+void Client::Tell(Kind kind, std::string_view path, uint64_t a, uint64_t b) const {
+  if (path.size() > 4096 || NowMs() < table_.quiet_until_ms()) return;
+  const int fd = Connect(socket_, 0);
+  if (fd < 0) return;
+  (void)SendQuestion(fd, {.kind = kind, .job = job_, .a = a, .b = b}, path);
+  CloseFd(fd);
+}
+
+[[gnu::noinline]] Answer Client::Ask(Kind kind, std::string_view path, uint64_t* a,
+                                     uint64_t* b) const {
   if (path.size() > 4096) return Answer::kBad;
   const int64_t patience = kind == Kind::kChanged ? kChangePatienceMs : kPatienceMs;
   const int64_t now = NowMs();
@@ -364,27 +406,11 @@ Answer Client::Ask(Kind kind, std::string_view path, uint64_t* a, uint64_t* b) c
   const int fd = Connect(socket_, patience);
   if (fd < 0) return Answer::kBad;
 
-  Header header{};
-  header.kind = kind;
-  header.count = 1;
-  header.job = job_;
-  header.bytes = static_cast<uint32_t>(sizeof(uint16_t) + path.size());
-  header.a = *a;
-  header.b = *b;
-  auto length = static_cast<uint16_t>(path.size());
-  iovec parts[] = {{.iov_base = &header, .iov_len = sizeof(header)},
-                   {.iov_base = &length, .iov_len = sizeof(length)},
-                   {.iov_base = const_cast<char*>(path.data()), .iov_len = path.size()}};
-  msghdr message{};
-  message.msg_iov = parts;
-  message.msg_iovlen = 3;
-  long rc = -EINTR;
-  while (rc == -EINTR) rc = RawCall(SYS_sendmsg, fd, RawArgument(&message), MSG_NOSIGNAL);
-
   Answer answer = Answer::kBad;
-  if (rc > 0 && WaitForAnswer(fd, end)) {
+  if (SendQuestion(fd, {.kind = kind, .job = job_, .a = *a, .b = *b}, path) &&
+      WaitForAnswer(fd, end, table_, kind != Kind::kChanged)) {
     Header reply{};
-    rc = -EINTR;
+    long rc = -EINTR;
     while (rc == -EINTR) {
       rc = RawCall(SYS_recvfrom, fd, RawArgument(&reply), sizeof(reply), MSG_DONTWAIT, 0, 0);
     }

@@ -32,6 +32,8 @@ class Client {
   // Gives the mapping back. A client that lives as long as its process needs no Stop().
   void Stop();
   bool on() const { return table_.valid() && !table_.closed(); }
+  // Whether copies may be opened: not while their disk hangs.
+  bool uses_copies() const { return on() && !table_.passed_by(); }
 
   // A program that is about to start tells of no changes: from now on, copies may not be trusted
   // without a look at the source.
@@ -49,9 +51,9 @@ class Client {
 
   // Whether a normal path lies in a data folder, and not in the cache.
   bool Covers(std::string_view path) const;
-  // The length of an absolute path that is normal as it stands and lies in a data folder, which is
-  // then Covers(); 0: it takes a closer look. One pass over the path.
-  size_t Plainly(const char* path) const;
+  // Whether a path, which ends with a 0, is absolute, normal as it stands, and Covers(). false: it
+  // takes a closer look.
+  bool Plainly(std::string_view path) const;
   // Whether the cache knows this very path. Files outside of the data folders are known when a link
   // of a data folder leads to them.
   bool Knows(std::string_view path) const;
@@ -112,21 +114,23 @@ class Client {
                   Seen* seen) const;
   // One question and its answer; kBad when there is none in time. `a` and `b` go out and come back.
   Answer Ask(Kind kind, std::string_view path, uint64_t* a, uint64_t* b) const;
-  size_t CopyName(const FileKey& key, const char* ending, char* out, size_t size) const;
+  void Tell(Kind kind, std::string_view path, uint64_t a, uint64_t b) const;
+  size_t CopyName(const FileKey& key, std::string_view ending, char* out, size_t size) const;
 
+  static constexpr size_t kMostSources = 64;
+  // What every open() looks at lies together.
   FileTable table_;
+  size_t source_count_ = 0;
+  size_t longest_source_ = 0;
+  size_t cache_length_ = 0;
+  bool cache_inside_ = false;  // of a data folder
+  JobNumber job_ = 0;
+  uint32_t source_lengths_[kMostSources] = {};
+  char cache_[1024] = {};    // goes on with "/copies/"
+  char sources_[4096] = {};  // each ends with a 0, the last with two
   void* mapping_ = nullptr;
   size_t mapping_bytes_ = 0;
-  bool cache_inside_ = false;  // of a data folder
-  size_t cache_length_ = 0;
-  char cache_[1024] = {};  // goes on with "/copies/"
   char socket_[108] = {};
-  JobNumber job_ = 0;
-  static constexpr size_t kMostSources = 64;
-  size_t source_count_ = 0;
-  uint32_t source_lengths_[kMostSources] = {};
-  size_t longest_source_ = 0;
-  char sources_[4096] = {};  // each ends with a 0, the last with two
 };
 
 }  // namespace forebay::files

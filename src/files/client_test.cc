@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/boot_id.h"
 #include "files/fake_service.h"
 #include "files/identity.h"
 
@@ -102,6 +103,19 @@ TEST_F(FileClientTest, StaysOffWhenAnythingIsMissing) {
   }
   std::filesystem::resize_file(cache + "/table", 64);  // a table cut short
   Client client;
+  EXPECT_FALSE(client.Start(cache.c_str(), "/s", "/data"));
+}
+
+// The copies that it speaks of were not synced when the power was lost.
+TEST_F(FileClientTest, ATableOfAnEarlierStartOfTheMachineIsNotBelieved) {
+  const BootId now = ReadBootId();
+  if (!now.known()) GTEST_SKIP() << "NOT TESTED: this machine does not tell when it was started";
+  const std::string cache = root_ + "/cache";
+  Client client;
+  (void)FileTable::Make(mapping_, 64, now);
+  EXPECT_TRUE(client.Start(cache.c_str(), "/s", "/data"));
+  client.Stop();
+  (void)FileTable::Make(mapping_, 64, {.high = now.high, .low = now.low ^ 1});
   EXPECT_FALSE(client.Start(cache.c_str(), "/s", "/data"));
 }
 
@@ -274,6 +288,21 @@ TEST_F(FileClientTest, APartThatIsCompletedWhileItIsReadIsNotReadFromTheSource) 
   char out[4096];
   EXPECT_EQ(client_.ReadPart("/data/a", out, sizeof(out), 0, nullptr), 4096);
   EXPECT_EQ(out[0], 'y');
+  EXPECT_EQ(service.questions().size(), 1U);
+}
+
+TEST_F(FileClientTest, AReadThatPassesByIsToldAndDoesNotWait) {
+  FileSlot* slot = table_.Add(KeyOf("/data/a"), FileState::kPassedBy);
+  Put("/data/a", std::string(8192, 'x'), ".part");
+  FakeService service(socket_, [&](const FakeService::Question&) { return Say(Answer::kNone); });
+  char out[4096];
+  EXPECT_EQ(client_.ReadPart("/data/a", out, sizeof(out), 4096, nullptr), -EAGAIN);
+  while (service.questions().empty()) std::this_thread::yield();
+  EXPECT_EQ(service.questions()[0].kind, Kind::kRange);
+  EXPECT_EQ(service.questions()[0].a, 4096U);
+  EXPECT_EQ(service.questions()[0].b, sizeof(out));
+  FileTable::Set(*slot, FileState::kSource);
+  EXPECT_EQ(client_.ReadPart("/data/a", out, sizeof(out), 0, nullptr), -EAGAIN);
   EXPECT_EQ(service.questions().size(), 1U);
 }
 

@@ -15,6 +15,7 @@
 #include <ctime>
 #include <span>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include "base/crc32c.h"
@@ -29,7 +30,8 @@ using Outcome = CopyResult::Outcome;
 constexpr const char* kWritten = ".tmp";
 constexpr const char* kPart = ".part";
 constexpr size_t kMostNames = 100'000;  // of a folder that is listed
-constexpr size_t kShortPath = 1500;     // whose attribute every file system takes
+constexpr Nanos kMostSkew = 600 * kSecond;
+constexpr size_t kShortPath = 1500;  // whose attribute every file system takes
 
 bool SameTime(const timespec& a, const timespec& b) {
   return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
@@ -108,12 +110,22 @@ Identity IdentityOf(const SourceFile& source, std::string_view path, uint32_t cr
   return out;
 }
 
+// ext4 says for some microseconds that a file has no blocks, while it gives it its first ones
+// (9,514 of 13 million looks beside fdatasync). A copy would say so for good, and tar would take
+// the file for one hole.
+constexpr int kMostLooksForBlocks = 3;
+constexpr auto kUntilBlocksAreCounted = std::chrono::microseconds(50);
+
 // Attributes of an open file; without `sync` as they are known here: an open or a look-up has just
 // brought them, and a storage that is far away is not asked again.
 bool LookAt(int fd, bool sync, SourceFile* out) {
   struct statx st = {};
   const int flags = AT_EMPTY_PATH | (sync ? AT_STATX_FORCE_SYNC : AT_STATX_DONT_SYNC);
-  if (statx(fd, "", flags, STATX_BASIC_STATS | STATX_BTIME, &st) != 0) return false;
+  for (int looks = 0; looks < kMostLooksForBlocks; ++looks) {
+    if (looks > 0) std::this_thread::sleep_for(kUntilBlocksAreCounted);
+    if (statx(fd, "", flags, STATX_BASIC_STATS | STATX_BTIME, &st) != 0) return false;
+    if (st.stx_blocks > 0 || st.stx_size == 0) break;
+  }
   const auto time = [](const struct statx_timestamp& from) {
     return timespec{.tv_sec = from.tv_sec, .tv_nsec = from.tv_nsec};
   };
@@ -143,12 +155,17 @@ bool Unchanged(const SourceFile& source, bool sync) {
   return LookAt(source.fd.get(), sync, &now) && SameFile(now.stat, source.stat);
 }
 
-// By the clock that files get their times from; a time to come counts as just now.
-bool IsYoung(const struct stat& st, Nanos young) {
+// Whether a file may have changed a moment ago. Its times are of the source's clock, which may be
+// ahead of ours or behind it, so this is a guess: a wrong "yes" is set right by a second look, and
+// a wrong "no" needs a second change within one tick of the source's clock. Where that ticks in
+// whole seconds, clocks that are minutes apart are allowed for.
+bool SeemsYoung(const struct stat& st, Nanos young) {
   timespec now = {};
   clock_gettime(CLOCK_REALTIME_COARSE, &now);
+  const bool coarse = st.st_mtim.tv_nsec == 0 && st.st_ctim.tv_nsec == 0;
+  const Nanos wanted = coarse ? std::max(young, kMostSkew) : young;
   const auto before = [&](const timespec& t) {
-    return (now.tv_sec - t.tv_sec) * kSecond + (now.tv_nsec - t.tv_nsec) >= young;
+    return (now.tv_sec - t.tv_sec) * kSecond + (now.tv_nsec - t.tv_nsec) >= wanted;
   };
   return !before(st.st_mtim) || !before(st.st_ctim);
 }
@@ -159,15 +176,20 @@ Copier::Copier(const CopierOptions& options, Room& room)
     : options_(options), room_(room), most_(options.threads), most_of_job_(options.threads) {}
 
 Copier::~Copier() {
+  (void)Stop(0);
   std::vector<std::jthread> threads;
-  {
-    const MutexLock lock(mutex_);
-    urgent_.clear();
-    rest_.clear();
-    threads.swap(threads_);
-  }
+  const MutexLock lock(mutex_);
+  threads.swap(threads_);
+}
+
+bool Copier::Stop(Nanos wait) {
   stop_.request_stop();
+  MutexLock lock(mutex_);
+  urgent_.clear();
+  rest_.clear();
   changed_.notify_all();
+  return changed_.wait_for(lock.native(), std::chrono::nanoseconds(wait),
+                           [&]() NO_THREAD_SAFETY_ANALYSIS { return busy_ == 0; });
 }
 
 std::string Copier::NameIn(const FileKey& key, const char* suffix) {
@@ -231,6 +253,7 @@ void Copier::Work(const std::stop_token& stop) {
     const MutexLock lock(mutex_);
     --busy_;
     if (--busy_of_[job] == 0) busy_of_.erase(job);
+    if (busy_ == 0 && stop.stop_requested()) changed_.notify_all();
   }
 }
 
@@ -244,6 +267,9 @@ void Copier::Do(CopyResult& result) {
       break;
     case CopyJob::Kind::kFinish:
       Finish(result);
+      break;
+    case CopyJob::Kind::kLook:
+      Examine(result);
       break;
     case CopyJob::Kind::kResolve:
       Resolve(result);
@@ -263,7 +289,8 @@ bool Copier::Open(CopyResult& result) {
     return false;
   }
   auto source = std::make_shared<SourceFile>();
-  if (!LookAt(found.get(), false, source.get())) {
+  // Twice the same is said of the file only if the storage has been asked.
+  if (!LookAt(found.get(), job.young != nullptr, source.get())) {
     SourceFailed(result, errno);
     return false;
   }
@@ -281,7 +308,7 @@ bool Copier::Open(CopyResult& result) {
     SetOutcome(result, Outcome::kRefused);
     return false;
   }
-  if (options_.young > 0 && IsYoung(st, options_.young)) {
+  if (options_.young > 0 && IsTooYoung(job, st)) {
     SetOutcome(result, Outcome::kYoung);
     return false;
   }
@@ -299,6 +326,16 @@ bool Copier::Open(CopyResult& result) {
   source->opened = SteadyClock().Now();
   job.source = std::move(source);
   return true;
+}
+
+bool Copier::IsTooYoung(CopyJob& job, const struct stat& st) const {
+  if (!SeemsYoung(st, options_.young)) return false;
+  const Nanos now = SteadyClock().Now();
+  if (job.young == nullptr || !SameFile(job.young->stat, st)) {
+    job.young = std::make_shared<YoungFile>(YoungFile{.stat = st, .seen = now});
+    return true;
+  }
+  return now - job.young->seen < options_.young;
 }
 
 bool Copier::OpenForReading(CopyResult& result, SourceFile& source) {
@@ -326,7 +363,7 @@ bool Copier::MayGrow(CopyResult& result) const {
   const auto size = static_cast<uint64_t>(job.source->stat.st_size);
   if (job.may_stage || size <= options_.partial || room_.left() < size / 16) return false;
   job.grows = true;
-  job.place = Place::kKept;
+  job.place = CopyPlace::kKept;
   job.reserved = 0;
   return true;
 }
@@ -336,10 +373,10 @@ void Copier::Copy(CopyResult& result) {
   if (job.source == nullptr && !Open(result)) return;
   const auto size = static_cast<uint64_t>(job.source->stat.st_size);
   if (size > 0 && TakeStored(result)) return;
-  if (job.place == Place::kNone) {
+  if (job.place == CopyPlace::kNone) {
     job.reserved = OnDisk(size);
     job.place = room_.Reserve(job.reserved, job.may_stage, job.urgent);
-    if (job.place == Place::kNone && !MayGrow(result)) {
+    if (job.place == CopyPlace::kNone && !MayGrow(result)) {
       return SetOutcome(result, Outcome::kNoRoom);
     }
   }
@@ -433,9 +470,9 @@ bool Copier::TakeStored(CopyResult& result) {
     unlinkat(options_.copies, name.c_str(), 0);
     return false;
   }
-  if (job.place == Place::kNone) {
+  if (job.place == CopyPlace::kNone) {
     job.reserved = OnDisk(static_cast<uint64_t>(job.source->stat.st_size));
-    job.place = Place::kKept;
+    job.place = CopyPlace::kKept;
     room_.Found(job.reserved);
   }
   result.stored = true;
@@ -499,7 +536,7 @@ void Copier::GiveName(CopyResult& result, const char* suffix, Stored stored, uin
       CacheFailed(result, errno);
     } else {
       SetOutcome(result, Outcome::kDone);
-      if (stored == Stored::kNo && job.place == Place::kKept) {
+      if (stored == Stored::kNo && job.place == CopyPlace::kKept) {
         const Status kept =
             options_.supply->KeepCopy(job.path, *job.source, options_.copies, name.c_str(), crc);
         if (!kept.ok()) options_.not_kept(kept);
@@ -508,10 +545,20 @@ void Copier::GiveName(CopyResult& result, const char* suffix, Stored stored, uin
   }
   if (result.outcome != Outcome::kDone) {
     unlinkat(options_.copies, from.c_str(), 0);
-  } else if (job.place == Place::kKept) {
+  } else if (job.place == CopyPlace::kKept) {
     // The source's pages are of no more use here.
     (void)posix_fadvise(job.source->fd.get(), 0, 0, POSIX_FADV_DONTNEED);
   }
+}
+
+void Copier::Examine(CopyResult& result) {
+  const CopyJob& job = result.job;
+  const OwnedFd found(open(job.path.c_str(), O_PATH | O_CLOEXEC));
+  if (!found.valid()) return SourceFailed(result, errno);
+  SourceFile now;
+  if (!LookAt(found.get(), true, &now)) return SourceFailed(result, errno);
+  const bool same = PathOf(found.get()) == job.path && SameFile(now.stat, job.source->stat);
+  SetOutcome(result, same ? Outcome::kDone : Outcome::kDiscarded);
 }
 
 void Copier::Resolve(CopyResult& result) {

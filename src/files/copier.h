@@ -27,12 +27,14 @@
 namespace forebay::files {
 
 struct CopierOptions {
-  int copies = -1;                       // the folder; stays open as long as the copier lives
-  size_t threads = 64;                   // the most, see SetThreads
-  uint64_t block = 1 << 20;              // of one read
-  uint64_t parallel = 2 << 20;           // files above this are copied in blocks
-  uint64_t partial = 16 << 20;           // and those above this also if only some have room
-  Nanos young = 3 * kSecond;             // files changed more recently are left alone
+  int copies = -1;              // the folder; stays open as long as the copier lives
+  size_t threads = 64;          // the most, see SetThreads
+  uint64_t block = 1 << 20;     // of one read
+  uint64_t parallel = 2 << 20;  // files above this are copied in blocks
+  uint64_t partial = 16 << 20;  // and those above this also if only some have room
+  // Files that seem to have changed more recently are left alone until they have been seen
+  // unchanged for so long, by this node's clock. 0: none does.
+  Nanos young = 3 * kSecond;
   FileSupply* supply = nullptr;          // outlives the copier
   Metric* opens = nullptr;               // counts files of the source that were opened
   std::function<void(CopyResult)> done;  // called by the threads
@@ -48,6 +50,9 @@ class Copier {
   ~Copier();
 
   void Submit(CopyJob job);
+  // Drops jobs that have not begun, and waits for those that have. False: some have not ended by
+  // then. Nothing may be submitted any more.
+  bool Stop(Nanos wait);
   // The most that work at once, and for how many jobs: one that waits for its share of the source
   // leaves the others their part of the threads. Those under way go on.
   void SetThreads(size_t threads, size_t jobs);
@@ -62,10 +67,13 @@ class Copier {
   void Copy(CopyResult& result);
   void Block(CopyResult& result);
   void Finish(CopyResult& result);
+  static void Examine(CopyResult& result);
   static void Resolve(CopyResult& result);
   static void List(CopyResult& result);
   // Looks at the source, and opens it where it is read here; false: `result` says why not.
   bool Open(CopyResult& result);
+  // Whether another change could leave the file's times as they are; remembered in the job.
+  bool IsTooYoung(CopyJob& job, const struct stat& st) const;
   bool OpenForReading(CopyResult& result, SourceFile& source);
   bool MayGrow(CopyResult& result) const;
   // Whether the store has a copy of the file as it is, which has its name in the cache then.

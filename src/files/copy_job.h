@@ -18,7 +18,7 @@
 namespace forebay::files {
 
 // What a copy is there for, and of which budget.
-enum class Place : uint8_t { kNone, kKept, kStaged };
+enum class CopyPlace : uint8_t { kNone, kKept, kStaged };
 
 // A file of the source, open. Shared by the jobs that read it; the last one closes it.
 struct SourceFile {
@@ -27,6 +27,13 @@ struct SourceFile {
   struct stat stat = {};
   int64_t birth_seconds = 0;
   uint32_t birth_nanoseconds = 0;
+};
+
+// A file that seemed too young to be copied, and when it was first seen to be like this, by this
+// node's own clock.
+struct YoungFile {
+  struct stat stat = {};
+  Nanos seen = 0;
 };
 
 // Says that a copy must not be published any more. The lock is held while one is.
@@ -40,16 +47,17 @@ struct CopyJob {
     kCopy,     // a whole file; a large one is only prepared
     kBlock,    // a part of a large file
     kFinish,   // gives a large copy its name
+    kLook,     // whether the path still leads to the file that a large copy is of
     kResolve,  // where a path leads, see CopyResult::real
     kList,     // the files of a folder, see CopyResult::names
   };
   Kind kind = Kind::kCopy;
-  bool urgent = false;         // somebody waits
-  bool may_stage = false;      // it may take from the second budget
-  bool known = false;          // its size was known when it was asked for
-  bool follow = true;          // of kResolve: the last part of the path, too
-  bool grows = false;          // of a large file: room is reserved block by block
-  Place place = Place::kNone;  // reserved already, `reserved` bytes
+  bool urgent = false;                 // somebody waits
+  bool may_stage = false;              // it may take from the second budget
+  bool known = false;                  // its size was known when it was asked for
+  bool follow = true;                  // of kResolve: the last part of the path, too
+  bool grows = false;                  // of a large file: room is reserved block by block
+  CopyPlace place = CopyPlace::kNone;  // reserved already, `reserved` bytes
   uint64_t reserved = 0;
   uint64_t owner = 0;  // the book's
   JobNumber job = 0;   // for which it is read
@@ -58,6 +66,7 @@ struct CopyJob {
   std::shared_ptr<Ticket> ticket;      // shared with the book
   std::shared_ptr<SourceFile> source;  // null: not open yet
   std::shared_ptr<OwnedFd> part;       // of a large copy, shared by its blocks
+  std::shared_ptr<YoungFile> young;    // as it was before; with kYoung, as it is now
   uint64_t offset = 0;
   uint64_t bytes = 0;
   uint32_t crc = 0;  // of kFinish
@@ -69,7 +78,7 @@ struct CopyResult {
     kLarge,      // prepared: source and part are open
     kAlias,      // the path leads to `real`
     kRefused,    // no regular file, or one with several names
-    kYoung,      // changed a moment ago
+    kYoung,      // changed a moment ago, it seems; see CopyJob::young
     kNoRoom,     // neither budget has room
     kNoSpace,    // the disk is full
     kError,      // of the source; `error`
@@ -97,19 +106,19 @@ class Room {
   Room(uint64_t kept, uint64_t staged) : most_{kept, staged} {}
   // From the first budget, or the second if it may be.
   // While somebody waits the second may be overdrawn by a quarter.
-  Place Reserve(uint64_t bytes, bool may_stage, bool urgent = false);
+  CopyPlace Reserve(uint64_t bytes, bool may_stage, bool urgent = false);
   bool Fits(uint64_t bytes, bool may_stage, bool urgent) const;
-  void Release(Place place, uint64_t bytes);
+  void Release(CopyPlace place, uint64_t bytes);
   // What is there from an earlier run counts, even if it is too much.
   void Found(uint64_t bytes);
   void SetMost(uint64_t kept, uint64_t staged);
-  uint64_t used(Place place) const;
-  uint64_t most(Place place) const;
+  uint64_t used(CopyPlace place) const;
+  uint64_t most(CopyPlace place) const;
   uint64_t left() const;  // for copies that are kept
 
  private:
-  static size_t Of(Place place) { return place == Place::kKept ? 0 : 1; }
-  Place Find(uint64_t bytes, bool may_stage, bool urgent) const REQUIRES(mutex_);
+  static size_t Of(CopyPlace place) { return place == CopyPlace::kKept ? 0 : 1; }
+  CopyPlace Find(uint64_t bytes, bool may_stage, bool urgent) const REQUIRES(mutex_);
   mutable Mutex mutex_;
   uint64_t most_[2] GUARDED_BY(mutex_);
   uint64_t used_[2] GUARDED_BY(mutex_) = {0, 0};

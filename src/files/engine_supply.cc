@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "catalog/catalog.h"
+#include "catalog/paths.h"
 #include "tier/copy_names.h"
 
 namespace forebay::files {
@@ -180,7 +181,7 @@ Result<EngineSupply::Found> EngineSupply::Find(const std::string& path, const So
         NewFile{.path = path, .size = size, .mtime_ns = mtime_ns, .block = extent.block}};
     std::vector<Appended> samples;
     FOREBAY_RETURN_IF_ERROR(engine_.AppendSamples(root->dataset, file_of, &samples));
-    Known& known = Know(path, file, *root);
+    Known& known = FindOrAdd(path, file, *root);
     known.block = extent.block;
     known.samples = samples[0];
     found = known_.find(key);
@@ -194,8 +195,8 @@ Result<EngineSupply::Found> EngineSupply::Find(const std::string& path, const So
   return Found{root.catalog, root.number, known.samples.first + number};
 }
 
-EngineSupply::Known& EngineSupply::Know(const std::string& path, const SourceFile& file,
-                                        const Root& root) {
+EngineSupply::Known& EngineSupply::FindOrAdd(const std::string& path, const SourceFile& file,
+                                             const Root& root) {
   Known& known = known_[KeyOf(path)];
   known.size = static_cast<uint64_t>(file.stat.st_size);
   known.mtime_ns = TimeOf(file);
@@ -264,6 +265,12 @@ Status EngineSupply::LinkCopy(const std::string& path, const SourceFile& file, i
                               const char* name) {
   const Result<TierKey> copy = CopyOf(path, file);
   if (!copy) return copy.error();
+  const uint32_t then = store_->StampOfCopy(*copy);
+  if (then != 0 && then != StampOf(CtimeNs(file.stat))) {
+    // Of a loader's copies only this tells that the file was written since, with its time put back.
+    store_->Drop(*copy);
+    return Status(Code::kNotFound, "the file has changed since it was copied");
+  }
   FOREBAY_RETURN_IF_ERROR(
       store_->LinkCopy(*copy, static_cast<uint64_t>(file.stat.st_size), folder, name));
   Remember(path, file);
@@ -273,7 +280,7 @@ Status EngineSupply::LinkCopy(const std::string& path, const SourceFile& file, i
 void EngineSupply::Remember(const std::string& path, const SourceFile& file) {
   const MutexLock lock(mutex_);
   const Root* const root = RootOf(path);
-  if (root != nullptr && !known_.contains(KeyOf(path))) (void)Know(path, file, *root);
+  if (root != nullptr && !known_.contains(KeyOf(path))) (void)FindOrAdd(path, file, *root);
 }
 
 Status EngineSupply::KeepCopy(const std::string& path, const SourceFile& file, int folder,
@@ -281,7 +288,8 @@ Status EngineSupply::KeepCopy(const std::string& path, const SourceFile& file, i
   const Result<TierKey> copy = CopyOf(path, file);
   if (!copy) return copy.error();
   Remember(path, file);  // an empty one was not read
-  return store_->AdoptFile(*copy, folder, name, static_cast<uint64_t>(file.stat.st_size), crc);
+  return store_->AdoptFile(*copy, folder, name, static_cast<uint64_t>(file.stat.st_size), crc,
+                           false, StampOf(CtimeNs(file.stat)));
 }
 
 void EngineSupply::DropCopy(const std::string& path, const SourceFile& file) {
@@ -295,6 +303,12 @@ void EngineSupply::Removed(const FileKey& key) {
   const MutexLock lock(mutex_);
   const auto found = known_.find(key);
   if (store_ != nullptr && found != known_.end()) store_->ReleaseCopy(found->second.copy);
+}
+
+bool EngineSupply::CopiesAnswer() {
+  if (store_ == nullptr) return true;
+  store_->Watch();
+  return !store_->passed_by();
 }
 
 std::vector<FileKey> EngineSupply::TakeUnlinks() {

@@ -43,6 +43,7 @@ class EngineSupply final : public FileSupply {
   void DropCopy(const std::string& path, const SourceFile& file) override EXCLUDES(mutex_);
   void Forget(const std::string& path) override EXCLUDES(mutex_);
   void Removed(const FileKey& key) override EXCLUDES(mutex_);
+  bool CopiesAnswer() override;
   std::vector<FileKey> TakeUnlinks() override EXCLUDES(mutex_);
 
  private:
@@ -89,7 +90,8 @@ class EngineSupply final : public FileSupply {
   void CloseStreams(Job& job) REQUIRES(mutex_);
   Result<Found> Find(const std::string& path, const SourceFile& file, const Extent& extent)
       EXCLUDES(mutex_);
-  Known& Know(const std::string& path, const SourceFile& file, const Root& root) REQUIRES(mutex_);
+  Known& FindOrAdd(const std::string& path, const SourceFile& file, const Root& root)
+      REQUIRES(mutex_);
   // The extent from what the store has of its samples; none: it has too little.
   std::optional<FileLoan> ReadParts(const std::string& path, const SourceFile& file,
                                     const Extent& extent, bool urgent);

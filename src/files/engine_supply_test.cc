@@ -2,9 +2,11 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -12,9 +14,12 @@
 #include <stop_token>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "base/clock.h"
 #include "base/crc32c.h"
 #include "tier/copy_names.h"
+#include "tier/held_page_testing.h"
 
 namespace forebay::files {
 namespace {
@@ -156,6 +161,37 @@ TEST_F(EngineSupplyTest, ACopyWithoutANameIsNotWaitedFor) {
   ASSERT_GE(store().used_bytes(), before + kLarge);
   EXPECT_TRUE(supply_->TakeUnlinks().empty());
   EXPECT_LT(store().used_bytes(), before + kLarge / 2);
+}
+
+// Programs read copies by themselves, so no read of the engine tells that their disk hangs.
+TEST_F(EngineSupplyTest, ADiskThatHangsIsLeftAlthoughTheEngineReadsNothing) {
+  EXPECT_TRUE(supply_->CopiesAnswer());
+  constexpr TierKey kPage = {9, 77};
+  auto tier = *FolderStore::MakeTier(engine_->cache_store(), 64);
+  std::vector<std::byte> page(4096);
+  const TierOp put{
+      .tag = 1, .kind = TierOp::Kind::kPut, .key = kPage, .bytes = page, .crc = Crc32c(page)};
+  ASSERT_EQ(tier->Submit(std::span(&put, 1)), 1u);
+  std::array<TierDone, 8> done;
+  while (tier->Reap(done) == 0) poll(nullptr, 0, 1);
+  ASSERT_TRUE(done[0].stored);
+  // Every reader hangs, in gets that nobody waits for.
+  std::array<tier_testing::HeldPage, 4> pages;
+  for (tier_testing::HeldPage& each : pages) {
+    if (!each.ready()) GTEST_SKIP() << "NOT TESTED: userfaultfd";
+    const TierOp get{.tag = 2, .kind = TierOp::Kind::kGet, .key = kPage, .bytes = each.bytes()};
+    ASSERT_EQ(tier->Submit(std::span(&get, 1)), 1u);
+  }
+  for (tier_testing::HeldPage& each : pages) ASSERT_TRUE(each.SomebodyWaits());
+  store().PassBy(true);
+  store().PassBy(false);
+  const Nanos until = SteadyClock().Now() + 60 * kSecond;
+  while (supply_->CopiesAnswer() && SteadyClock().Now() < until) poll(nullptr, 0, 10);
+  EXPECT_EQ(Value("forebay_tier_passed_by"), 1u);
+  for (tier_testing::HeldPage& each : pages) EXPECT_TRUE(each.Fill());
+  while (!supply_->CopiesAnswer() && SteadyClock().Now() < until) poll(nullptr, 0, 10);
+  EXPECT_EQ(Value("forebay_tier_passed_by"), 0u) << "it is not used again";
+  for (size_t ended = 0; ended < pages.size(); ended += tier->Reap(done)) poll(nullptr, 0, 1);
 }
 
 TEST_F(EngineSupplyTest, EachJobReadsByItsName) {

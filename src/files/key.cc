@@ -48,6 +48,24 @@ FileKey KeyOf(std::string_view path) {
 
 namespace {
 
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define FOREBAY_BYTES_AT_ONCE
+#endif
+#endif
+
+#ifdef FOREBAY_BYTES_AT_ONCE
+
+using Bytes [[gnu::vector_size(16)]] = uint8_t;
+
+inline Bytes LoadBytes(const void* at) {
+  Bytes bytes;
+  std::memcpy(&bytes, at, sizeof(bytes));
+  return bytes;
+}
+
+#else
+
 // Eight digits at once: each nibble to a byte of its own, then 10 to 15 are moved on to the
 // letters.
 inline void EightDigits(uint32_t value, char* out) {
@@ -61,14 +79,64 @@ inline void EightDigits(uint32_t value, char* out) {
   std::memcpy(out, &x, 8);
 }
 
+#endif
+
 }  // namespace
 
-void NameOf(const FileKey& key, char (&out)[kNameLength + 1]) {
+void WriteName(const FileKey& key, char* out) {
+#ifdef FOREBAY_BYTES_AT_ONCE
+  uint64_t words[] = {key.high, key.low};
+  if constexpr (std::endian::native == std::endian::little) {
+    for (uint64_t& word : words) word = __builtin_bswap64(word);
+  }
+  const Bytes bytes = LoadBytes(words);
+  const Bytes high = bytes >> 4;
+  const Bytes low = bytes & 15;
+  const auto digits = [](Bytes nibbles) {
+    return nibbles + '0' + (reinterpret_cast<Bytes>(nibbles > 9) & ('a' - '0' - 10));
+  };
+  const Bytes first = digits(
+      __builtin_shufflevector(high, low, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23));
+  const Bytes second = digits(__builtin_shufflevector(high, low, 8, 24, 9, 25, 10, 26, 11, 27, 12,
+                                                      28, 13, 29, 14, 30, 15, 31));
+  std::memcpy(out, &first, sizeof(first));
+  std::memcpy(out + sizeof(first), &second, sizeof(second));
+#else
   EightDigits(static_cast<uint32_t>(key.high >> 32), out);
   EightDigits(static_cast<uint32_t>(key.high), out + 8);
   EightDigits(static_cast<uint32_t>(key.low >> 32), out + 16);
   EightDigits(static_cast<uint32_t>(key.low), out + 24);
-  out[kNameLength] = 0;
+#endif
+}
+
+bool HasOddName(std::string_view path, size_t from) {
+  // Pairs of a byte and the one after it, which for the last of all is the 0.
+  const char* text = path.data();
+  size_t i = from;
+#ifdef FOREBAY_BYTES_AT_ONCE
+  if (path.size() >= sizeof(Bytes)) {
+    constexpr Bytes kNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const auto odd_at = [&](size_t at) {
+      const Bytes one = LoadBytes(text + at);
+      const Bytes next = LoadBytes(text + at + 1);
+      return reinterpret_cast<Bytes>(one == '/') &
+             (reinterpret_cast<Bytes>(next == '/') | reinterpret_cast<Bytes>(next == '.'));
+    };
+    Bytes odd = {};
+    for (; i + sizeof(Bytes) <= path.size(); i += sizeof(Bytes)) odd |= odd_at(i);
+    // The last bytes, with some that were looked at already, or come before `from`.
+    const size_t last = path.size() - sizeof(Bytes);
+    const auto before = static_cast<uint8_t>(i - last);
+    odd |= odd_at(last) & reinterpret_cast<Bytes>(kNumbers >= before);
+    uint64_t any[2];
+    std::memcpy(any, &odd, sizeof(any));
+    return (any[0] | any[1]) != 0;
+  }
+#endif
+  for (; i < path.size(); ++i) {
+    if (text[i] == '/' && (text[i + 1] == '/' || text[i + 1] == '.')) return true;
+  }
+  return false;
 }
 
 size_t NormalPath(std::string_view folder, std::string_view path, char* out, size_t size) {

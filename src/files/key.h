@@ -20,8 +20,13 @@ struct FileKey {
 FileKey KeyOf(std::string_view path);
 
 constexpr size_t kNameLength = 32;
-// The key in hexadecimal, and a 0.
-void NameOf(const FileKey& key, char (&out)[kNameLength + 1]);
+// The key in hexadecimal: kNameLength digits.
+void WriteName(const FileKey& key, char* out);
+// And a 0.
+inline void NameOf(const FileKey& key, char (&out)[kNameLength + 1]) {
+  WriteName(key, out);
+  out[kNameLength] = 0;
+}
 
 // The absolute path without empty and "." parts; `folder` is what a relative path stands in.
 // Returns its length, or 0 when it cannot be told without asking the storage: ".." in it (a link
@@ -43,6 +48,10 @@ size_t NormalPath(std::string_view folder, std::string_view path, char* out, siz
   while (i < length && string[i] == text[i]) ++i;
   return i;
 }
+
+// Whether a slash of `path` at `from` or later is followed by another one, or by a dot: a name that
+// begins with a dot is rare, and not worth telling "." and ".." from it. The path ends with a 0.
+bool HasOddName(std::string_view path, size_t from);
 
 // Whether `path` is `folder` or lies below it. Both in their normal form.
 bool IsBelow(std::string_view path, std::string_view folder);

@@ -38,10 +38,15 @@ class ReadProgressTest : public ::testing::Test {
 };
 
 TEST_F(ReadProgressTest, AMappingThatIsReadMakesProgress) {
-  (void)MappingProgress(getpid());  // what it needs of the program itself is there
-  const ReadProgress before = MappingProgress(getpid());
+  // Without reads it stays as it is, once what it needs of the program itself is there.
+  ReadProgress before = MappingProgress(getpid());
+  int tries = 0;
+  for (ReadProgress now = MappingProgress(getpid()); now.mark != before.mark && tries < 1000;
+       now = MappingProgress(getpid()), ++tries) {
+    before = now;
+  }
+  EXPECT_LT(tries, 1000);
   EXPECT_NE(before.mark, 0U);
-  EXPECT_EQ(MappingProgress(getpid()).mark, before.mark);
   Touch();
   const ReadProgress after = MappingProgress(getpid());
   EXPECT_NE(after.mark, before.mark);

@@ -4,30 +4,30 @@
 
 namespace forebay::files {
 
-Place Room::Find(uint64_t bytes, bool may_stage, bool urgent) const {
-  for (const Place place : {Place::kKept, Place::kStaged}) {
-    if (place == Place::kStaged && !may_stage) break;
+CopyPlace Room::Find(uint64_t bytes, bool may_stage, bool urgent) const {
+  for (const CopyPlace place : {CopyPlace::kKept, CopyPlace::kStaged}) {
+    if (place == CopyPlace::kStaged && !may_stage) break;
     const size_t i = Of(place);
-    const uint64_t over = place == Place::kStaged && urgent ? most_[i] / 4 : 0;
+    const uint64_t over = place == CopyPlace::kStaged && urgent ? most_[i] / 4 : 0;
     if (bytes <= most_[i] && used_[i] <= most_[i] + over - bytes) return place;
   }
-  return Place::kNone;
+  return CopyPlace::kNone;
 }
 
-Place Room::Reserve(uint64_t bytes, bool may_stage, bool urgent) {
+CopyPlace Room::Reserve(uint64_t bytes, bool may_stage, bool urgent) {
   const MutexLock lock(mutex_);
-  const Place place = Find(bytes, may_stage, urgent);
-  if (place != Place::kNone) used_[Of(place)] += bytes;
+  const CopyPlace place = Find(bytes, may_stage, urgent);
+  if (place != CopyPlace::kNone) used_[Of(place)] += bytes;
   return place;
 }
 
 bool Room::Fits(uint64_t bytes, bool may_stage, bool urgent) const {
   const MutexLock lock(mutex_);
-  return Find(bytes, may_stage, urgent) != Place::kNone;
+  return Find(bytes, may_stage, urgent) != CopyPlace::kNone;
 }
 
-void Room::Release(Place place, uint64_t bytes) {
-  if (place == Place::kNone) return;
+void Room::Release(CopyPlace place, uint64_t bytes) {
+  if (place == CopyPlace::kNone) return;
   const MutexLock lock(mutex_);
   used_[Of(place)] -= std::min(bytes, used_[Of(place)]);
 }
@@ -43,7 +43,7 @@ void Room::SetMost(uint64_t kept, uint64_t staged) {
   most_[1] = staged;
 }
 
-uint64_t Room::used(Place place) const {
+uint64_t Room::used(CopyPlace place) const {
   const MutexLock lock(mutex_);
   return used_[Of(place)];
 }
@@ -53,7 +53,7 @@ uint64_t Room::left() const {
   return most_[0] - std::min(most_[0], used_[0]);
 }
 
-uint64_t Room::most(Place place) const {
+uint64_t Room::most(CopyPlace place) const {
   const MutexLock lock(mutex_);
   return most_[Of(place)];
 }

@@ -2,7 +2,10 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/fs.h>
+#include <stdlib.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
@@ -13,6 +16,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/boot_id.h"
 #include "base/trusted_files.h"
 #include "files/identity.h"
 
@@ -36,6 +40,32 @@ void EachName(int folder, See see) {
   }
 }
 
+// Makes RUN/copies, in a block group of its own where the file system is ext4: that puts the inodes
+// of files into their folder's group, and there passes by those that were given up in the last
+// minutes, one after the other. Copies of a run that came soon after another took 0.7 ms longer
+// each (1,200 files: first epoch 1.4 s instead of 0.55). A folder in one that is marked as the top
+// of a hierarchy gets a group by a hash of its name, and keeps it under another name. False: errno
+// says why not.
+bool MakeCopies(int run, const std::string& path) {
+  const std::string top = StrCat(path, "/spread");
+  std::string chosen = StrCat(top, "/XXXXXX");
+  bool moved = false;
+  (void)mkdirat(run, "spread", 0700);
+  if (const OwnedFd spread(openat(run, "spread", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+      spread.valid()) {
+    int flags = 0;
+    if (ioctl(spread.get(), FS_IOC_GETFLAGS, &flags) == 0) {
+      flags |= FS_TOPDIR_FL;
+      if (ioctl(spread.get(), FS_IOC_SETFLAGS, &flags) == 0 && mkdtemp(chosen.data()) != nullptr) {
+        moved = renameat(AT_FDCWD, chosen.c_str(), run, "copies") == 0;
+        if (!moved) rmdir(chosen.c_str());
+      }
+    }
+  }
+  unlinkat(run, "spread", AT_REMOVEDIR);
+  return moved || mkdirat(run, "copies", 0700) == 0 || errno == EEXIST;
+}
+
 }  // namespace
 
 Result<RunFolder> RunFolder::Open(const std::string& path, uint64_t slots) {
@@ -52,7 +82,7 @@ Result<RunFolder> RunFolder::Open(const std::string& path, uint64_t slots) {
   if (flock(out.lock_.get(), LOCK_EX | LOCK_NB) != 0) {
     return Status(Code::kUnavailable, StrCat("another file service uses the cache folder ", path));
   }
-  if (mkdirat(out.folder_.get(), "copies", 0700) != 0 && errno != EEXIST) {
+  if (!MakeCopies(out.folder_.get(), path)) {
     return ErrnoStatus(errno, StrCat("making ", path, "/copies"));
   }
   out.copies_ =
@@ -66,7 +96,8 @@ Result<RunFolder> RunFolder::Open(const std::string& path, uint64_t slots) {
 
 Status RunFolder::CheckAttributes() const {
   constexpr const char* kTried = "try.tmp";
-  const OwnedFd file(openat(copies_.get(), kTried, O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  const OwnedFd file(
+      openat(copies_.get(), kTried, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600));
   if (!file.valid()) return ErrnoStatus(errno, StrCat("writing into ", path_, "/copies"));
   const int failed = fsetxattr(file.get(), kIdentityName, "x", 1, 0) == 0 ? 0 : errno;
   unlinkat(copies_.get(), kTried, 0);
@@ -111,7 +142,7 @@ Status RunFolder::MakeTable(uint64_t slots) {
   void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
   if (at == MAP_FAILED) return ErrnoStatus(errno, StrCat("mapping ", path_, "/table"));
   mapping_ = Mapping(at, bytes);
-  table_ = FileTable::Make(at, slots);
+  table_ = FileTable::Make(at, slots, ReadBootId());
   if (renameat(folder_.get(), "table.tmp", folder_.get(), "table") != 0) {
     return ErrnoStatus(errno, StrCat("making ", path_, "/table"));
   }

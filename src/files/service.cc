@@ -13,6 +13,8 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
 #include <csignal>
 #include <optional>
 #include <string_view>
@@ -41,6 +43,7 @@ constexpr size_t kMostThreads = 256;
 constexpr Nanos kLongestSleep = kSecond;
 constexpr Nanos kFirstLinger = 5 * kSecond;
 constexpr Nanos kUnlinkEvery = 100 * kMilli;
+constexpr std::chrono::milliseconds kWatchEvery(200);  // the disk of the copies
 
 using wire::Quoted;
 
@@ -65,6 +68,7 @@ class ServiceImpl final : public Service, private BookActions {
   ~ServiceImpl() override;
   Status Listen();
 
+  bool End(Nanos wait) override;
   bool busy() const override { return !idle_.load(std::memory_order_relaxed); }
   bool folder_gone() const override { return folder_gone_.load(std::memory_order_relaxed); }
   int ended_fd() const override { return ended_.get(); }
@@ -89,6 +93,9 @@ class ServiceImpl final : public Service, private BookActions {
   using Connections = std::unordered_map<uint64_t, Connection>;
 
   void Loop(const std::stop_token& stop);
+  // In a thread of its own, which never touches the disk: the loop's may wait for it.
+  void WatchDisk(const std::stop_token& stop);
+  void StopThreads();
   Nanos Round();
   void TakeDone();
   void Accept();
@@ -105,7 +112,7 @@ class ServiceImpl final : public Service, private BookActions {
   void Observe(const Connection& connection) const;
   void Close(uint64_t id);
   void FolderGone(uint64_t id);
-  void End() const;
+  void TellEnded() const;
   void Wake() const;
   std::string StatusJson();
   Status SetKnobs(std::span<const std::string_view> settings);
@@ -163,13 +170,15 @@ class ServiceImpl final : public Service, private BookActions {
   StallCause cause_ = StallCause::kSource;  // of the waits that end now
   std::vector<std::byte> room_for_packet_;
   std::atomic<bool> said_not_kept_{false};
-  // For other threads, who look after End().
+  // For other threads, who look after TellEnded().
   std::atomic<bool> idle_{false};
   std::atomic<bool> folder_gone_{false};
 
   Mutex mutex_;
   std::vector<CopyResult> done_ GUARDED_BY(mutex_);
   std::unique_ptr<Copier> copier_;
+  std::condition_variable_any watch_;  // notified by a stop only
+  std::jthread watcher_;
   std::jthread thread_;
 };
 
@@ -232,12 +241,21 @@ ServiceImpl::ServiceImpl(const ServiceOptions& options, RunFolder folder)
 }
 
 ServiceImpl::~ServiceImpl() {
-  thread_.request_stop();
-  Wake();
-  if (thread_.joinable()) thread_.join();
+  StopThreads();
   if (listener_.valid()) unlink(options_.socket.c_str());
   copier_.reset();
   folder_.Leave();
+}
+
+bool ServiceImpl::End(Nanos wait) {
+  StopThreads();
+  if (listener_.valid()) unlink(options_.socket.c_str());
+  listener_.Reset();     // the next one's has the same path
+  connections_.clear();  // who waits reads the source by itself
+  const bool ended = copier_->Stop(wait);
+  // Threads that come back from a source that hung find a folder that is gone.
+  if (!ended) folder_.Leave();
+  return ended;
 }
 
 void ServiceImpl::Warn(const std::string& what) {
@@ -281,7 +299,29 @@ Status ServiceImpl::Listen() {
   auto loop = StartThread("forebay-files", [this](const std::stop_token& stop) { Loop(stop); });
   if (!loop) return loop.error();
   thread_ = *std::move(loop);
+  auto watcher =
+      StartThread("forebay-disk", [this](const std::stop_token& stop) { WatchDisk(stop); });
+  if (!watcher) return watcher.error();
+  watcher_ = *std::move(watcher);
   return Status();
+}
+
+void ServiceImpl::WatchDisk(const std::stop_token& stop) {
+  Mutex mutex;
+  FileTable table = folder_.table();
+  while (!stop.stop_requested()) {
+    if (busy()) table.SetPassedBy(!options_.supply->CopiesAnswer());
+    MutexLock lock(mutex);
+    watch_.wait_for(lock.native(), stop, kWatchEvery, [] { return false; });
+  }
+}
+
+void ServiceImpl::StopThreads() {
+  for (std::jthread* each : {&thread_, &watcher_}) each->request_stop();
+  Wake();
+  for (std::jthread* each : {&thread_, &watcher_}) {
+    if (each->joinable()) each->join();
+  }
 }
 
 void ServiceImpl::Wake() const {
@@ -314,7 +354,7 @@ void ServiceImpl::Loop(const std::stop_token& stop) {
 Nanos ServiceImpl::Round() {
   ApplyKnobs();
   const Nanos now = SteadyClock().Now();
-  if (now - unlinked_ >= kUnlinkEvery) {
+  if (now - unlinked_ >= kUnlinkEvery && !folder_.table().passed_by()) {
     unlinked_ = now;
     // Who finds no copy asks for one.
     for (const FileKey& key : options_.supply->TakeUnlinks()) Remove(key);
@@ -326,12 +366,12 @@ Nanos ServiceImpl::Round() {
   const Nanos linger = had_session_ ? options_.linger : std::max(options_.linger, kFirstLinger);
   const bool idle = sessions_ == 0 && now - last_asked_ >= linger;
   idle_.store(idle, std::memory_order_relaxed);
-  if (idle) End();
+  if (idle) TellEnded();
   const Nanos longest = sessions_ == 0 ? std::clamp(linger, kMilli, kLongestSleep) : kLongestSleep;
   return again == 0 ? longest : std::min(again, longest);
 }
 
-void ServiceImpl::End() const {
+void ServiceImpl::TellEnded() const {
   const uint64_t one = 1;
   (void)!write(ended_.get(), &one, sizeof one);
 }
@@ -345,7 +385,7 @@ void ServiceImpl::FolderGone(uint64_t id) {
   folder_.table().Close();
   Close(id);
   folder_gone_.store(true, std::memory_order_relaxed);
-  End();
+  TellEnded();
 }
 
 void ServiceImpl::ApplyKnobs() {
@@ -566,7 +606,7 @@ void ServiceImpl::Close(uint64_t id) {
   if (found->second.session) Leave(found->second);
   connections_.erase(found);
   book_.EndStream(id);
-  if (last) book_.Rest();
+  if (last) book_.OnAllLeft();
   last_asked_ = SteadyClock().Now();
 }
 

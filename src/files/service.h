@@ -51,6 +51,9 @@ class Service {
   static Result<std::unique_ptr<Service>> Start(const ServiceOptions& options);
   virtual ~Service() = default;  // ends it, and removes what is not to stay
 
+  // Answers nobody any more, leaves its folder to the next one, and waits for the threads that read
+  // the source. False: some still wait for it, and whoever destroys this waits for them.
+  virtual bool End(Nanos wait) = 0;
   // Somebody is there, or was a moment ago.
   virtual bool busy() const = 0;
   // Its folder was removed, so that it is of no use any more.

@@ -275,6 +275,187 @@ TEST_F(FileServiceTest, AFileThatHasJustChangedIsLeftAlone) {
   EXPECT_EQ(Value("source_opens_total"), 0);
 }
 
+// A supply whose reads wait until they are let go, as of a mount whose server has gone.
+class HungSupply final : public FileSupply {
+ public:
+  Status AddSource(const std::string&, const std::string&) override { return Status(); }
+  Result<FileLoan> Read(const std::string&, const std::shared_ptr<const SourceFile>&, const Extent&,
+                        const Purpose&, const std::stop_token&) override {
+    reading_.store(true);
+    reading_.notify_all();
+    hangs_.wait(true);
+    return Status(Code::kUnavailable, "it came back");
+  }
+  void OpenJob(JobNumber, const std::string&) override {}
+  void CloseJob(JobNumber) override {}
+  bool opens_files() const override { return true; }
+  Status LinkCopy(const std::string&, const SourceFile&, int, const char*) override {
+    return Status(Code::kNotFound, "none");
+  }
+  Status KeepCopy(const std::string&, const SourceFile&, int, const char*, uint32_t) override {
+    return Status();
+  }
+  void DropCopy(const std::string&, const SourceFile&) override {}
+  void Forget(const std::string&) override {}
+  void Removed(const FileKey&) override {}
+  bool CopiesAnswer() override { return answers_.load(); }
+  std::vector<FileKey> TakeUnlinks() override { return {}; }
+
+  void AwaitRead() { reading_.wait(false); }
+  void SetCopiesAnswer(bool answers) { answers_.store(answers); }
+  void LetGo() {
+    hangs_.store(false);
+    hangs_.notify_all();
+  }
+
+ private:
+  void Release(uint64_t) override {}
+  std::atomic<bool> reading_ = false;
+  std::atomic<bool> hangs_ = true;
+  std::atomic<bool> answers_ = true;
+};
+
+TEST_F(FileServiceTest, ASourceThatHangsKeepsTheFolderFromNobody) {
+  const std::string path = Write("a", "bytes");
+  HungSupply hung;
+  Registry registry;
+  options_.store = StoreFolder();
+  options_.supply = &hung;
+  options_.registry = &registry;
+  auto first = Service::Start(options_);
+  ASSERT_TRUE(first) << first.error().ToString();
+  std::thread reader([&] {
+    Client client;
+    ASSERT_TRUE(
+        client.Start(options_.cache.c_str(), options_.socket.c_str(), options_.sources[0].c_str()));
+    Found found = Found::kSource;
+    EXPECT_EQ(client.OpenCopy(path, O_CLOEXEC, &found), -1);
+  });
+  hung.AwaitRead();
+  EXPECT_FALSE((*first)->End(10 * kMilli));
+  reader.join();  // it reads the source by itself
+  // The next one has the folder and the socket, while a thread of the first waits.
+  Start();
+  EXPECT_EQ(Read(path), "bytes");
+  hung.LetGo();
+  first->reset();
+  EXPECT_EQ(Read(path), "bytes");
+  EXPECT_EQ(Read(Write("b", "more")), "more");
+}
+
+// Who waits for a copy, and who opens a file later, goes to the source without the ten seconds that
+// a service is waited for; those seconds are this test's own limit.
+TEST_F(FileServiceTest, WhileTheDiskOfTheCopiesHangsFilesAreOpenedAtTheSource) {
+  const std::string path = Write("a", "bytes");
+  HungSupply hung;
+  Registry registry;
+  options_.store = StoreFolder();
+  options_.supply = &hung;
+  options_.registry = &registry;
+  auto service = Service::Start(options_);
+  ASSERT_TRUE(service) << service.error().ToString();
+  Client client;
+  ASSERT_TRUE(
+      client.Start(options_.cache.c_str(), options_.socket.c_str(), options_.sources[0].c_str()));
+  EXPECT_TRUE(client.uses_copies());
+  std::thread waits([&] {
+    Found found = Found::kCopy;
+    EXPECT_EQ(client.OpenCopy(path, O_CLOEXEC, &found), -1);
+    EXPECT_EQ(found, Found::kSource);
+    EXPECT_FALSE(client.uses_copies());
+  });
+  hung.AwaitRead();
+  hung.SetCopiesAnswer(false);
+  waits.join();
+  // Whoever waits for as long as for a service that is gone says so to all others.
+  const OwnedFd table(open((options_.cache + "/table").c_str(), O_RDONLY | O_CLOEXEC));
+  int64_t quiet_until = -1;
+  ASSERT_EQ(pread(table.get(), &quiet_until, sizeof quiet_until,
+                  offsetof(FileTableHeader, quiet_until_ms)),
+            static_cast<ssize_t>(sizeof quiet_until));
+  EXPECT_EQ(quiet_until, 0);
+  Found found = Found::kCopy;
+  EXPECT_EQ(client.OpenCopy(path, O_CLOEXEC, &found), -1);
+  EXPECT_EQ(found, Found::kSource);
+  char byte = 0;
+  EXPECT_EQ(client.ReadPart(path, &byte, 1, 0), -EAGAIN);
+  EXPECT_FALSE(client.AwaitAll(path, 5));
+  EXPECT_TRUE(client.on()) << "what changes is told all the same";
+  hung.SetCopiesAnswer(true);
+  ASSERT_TRUE(Soon([&] { return client.uses_copies(); })) << "never used again";
+  hung.LetGo();
+  service->reset();
+}
+
+// The source's clock is an hour ahead: what it has just written is of a time to come.
+TEST_F(FileServiceTest, AFileOfAnotherClockIsCopiedAfterASecondLook) {
+  options_.young = 100 * kMilli;
+  const std::string path = Write("ahead", "bytes");
+  const auto set_ahead = [&] {
+    struct stat st = {};
+    ASSERT_EQ(stat(path.c_str(), &st), 0);
+    const timespec times[2] = {st.st_atim, {st.st_ctim.tv_sec + 3600, st.st_ctim.tv_nsec}};
+    ASSERT_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+  };
+  set_ahead();
+  Start();
+  EXPECT_EQ(Read(path), "source");
+  Write("ahead", "other");  // so the second look is a first one
+  set_ahead();
+  ASSERT_TRUE(Soon([&] { return Read(path) != "source"; })) << "never trusted";
+  EXPECT_EQ(Read(path), "other");
+  EXPECT_EQ(Value("kept_total"), 1);
+}
+
+// For a run that comes while another one has a part of a large file, which changed between.
+TEST_F(FileServiceTest, APartIsComparedForWhoComesLater) {
+  options_.partial_bytes = 4 << 20;
+  options_.cache_bytes = 4 << 20;  // so that it never becomes complete
+  const std::string bytes = Pattern(9 << 20);
+  const std::string same = Write("same", bytes);
+  const std::string path = Write("shard", bytes);
+  Start();
+  std::string out(100'000, 0);
+  for (const std::string& each : {same, path}) {
+    ASSERT_EQ(Read(each), "partial");
+    ASSERT_EQ(client_->ReadPart(each, out.data(), out.size(), 0), 100'000);
+    EXPECT_TRUE(out == bytes.substr(0, out.size()));
+  }
+  const std::string other = Pattern(9 << 20, 2);
+  Write("shard", other);
+  auto next = Session::Connect(options_.socket, 10 * kSecond);
+  ASSERT_TRUE(next && (*next)->Hello({}).ok());
+  for (int i = 0; i < 20; ++i) {
+    if (Read(path) != "partial") continue;
+    const int64_t n = client_->ReadPart(path, out.data(), out.size(), 0);
+    if (n <= 0) continue;
+    const auto got = static_cast<size_t>(n);
+    EXPECT_TRUE(out.substr(0, got) == other.substr(0, got)) << "of the file as it was";
+  }
+  // What has not changed is served on.
+  ASSERT_TRUE(Soon([&] { return Read(same) == "partial"; }));
+  ASSERT_EQ(client_->ReadPart(same, out.data(), out.size(), 0), 100'000);
+  EXPECT_TRUE(out == bytes.substr(0, out.size()));
+}
+
+TEST_F(FileServiceTest, ALinkThatWasMovedIsFollowedForWhoComesLater) {
+  const std::string first = Write("first", "1st");
+  Write("second", "2nd");
+  std::filesystem::create_symlink("first", Path("link"));
+  Start();
+  EXPECT_EQ(Read(Path("link")), "1st");
+  std::filesystem::create_symlink("second", Path("beside"));
+  std::filesystem::rename(Path("beside"), Path("link"));
+  auto next = Session::Connect(options_.socket, 10 * kSecond);
+  ASSERT_TRUE(next && (*next)->Hello({}).ok());
+  EXPECT_EQ(Read(Path("link")), "2nd");
+  EXPECT_EQ(Read(first), "1st");
+  // A change under the new name is one of the new file.
+  ASSERT_TRUE(session_->Changed(Path("second")).ok());
+  EXPECT_EQ(Read(Path("link")), "source");
+  EXPECT_EQ(Read(first), "1st");
+}
+
 TEST_F(FileServiceTest, LinksAreAliasesOfTheRealFile) {
   const std::string path = Write("real/file", "bytes");
   std::filesystem::create_directory_symlink(Path("real"), Path("link"));

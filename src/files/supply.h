@@ -101,6 +101,9 @@ class FileSupply {
   virtual void Forget(const std::string& path) = 0;
   // A copy's name in the cache was removed.
   virtual void Removed(const FileKey& key) = 0;
+  // Whether the disk of stored copies is used, or passed by since it hangs. Asks the disk, too, so
+  // that this is known of one that nobody else asks; waits for nothing.
+  virtual bool CopiesAnswer() = 0;
   // Copies whose names are in the store's way: to be removed, each followed by Removed.
   virtual std::vector<FileKey> TakeUnlinks() = 0;
 

@@ -2,9 +2,11 @@
 
 namespace forebay::files {
 
-FileTable FileTable::Make(void* mapping, uint64_t slots) {
+FileTable FileTable::Make(void* mapping, uint64_t slots, const BootId& boot) {
   auto* header = static_cast<FileTableHeader*>(mapping);
   header->slots = slots;
+  header->boot_high = boot.high;
+  header->boot_low = boot.low;
   header->magic = FileTableHeader::kMagic;
   return FileTable(header);
 }

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/boot_id.h"
 #include "files/key.h"
 
 namespace forebay::files {
@@ -23,6 +24,9 @@ enum class FileState : uint32_t {
   kStaged = 4,   // a copy is there, and goes once it has been opened
   kChanged = 5,  // a program has written to it: the source for as long as this table lives
   kSource = 6,   // not to be copied: no regular file, no room, an error; the source
+  // Large, next to nothing of it is there or coming, and it is read at random: the source. The
+  // service is told of each read, and not waited for.
+  kPassedBy = 7,
 };
 
 struct FileSlot {
@@ -36,7 +40,7 @@ struct FileSlot {
 static_assert(sizeof(FileSlot) == 32);
 
 struct FileTableHeader {
-  static constexpr uint64_t kMagic = 0x3142415446594246;  // "FBYFTAB1"
+  static constexpr uint64_t kMagic = 0x3242415446594246;  // "FBYFTAB2"
   uint64_t magic;
   uint64_t slots;  // a power of two
   // Not 0: no copy may be used any more. A client sets it when it cannot tell the service of a
@@ -49,9 +53,16 @@ struct FileTableHeader {
   std::atomic<int64_t> quiet_until_ms;
   std::atomic<uint64_t> plain;  // programs that were started without the library: it does not fit
   std::atomic<uint64_t> large;  // copies of large files that are complete: grows with each
-  uint64_t reserved[2];
+  // Not 0: the disk that has the copies hangs, so files are opened and read at the source.
+  std::atomic<uint32_t> passed_by;
+  uint32_t unused;
+  // Since when the machine runs. Copies of another start may be torn: they were not synced.
+  uint64_t boot_high;
+  uint64_t boot_low;
+  uint64_t reserved[7];
 };
-static_assert(sizeof(FileTableHeader) == 64);
+static_assert(sizeof(FileTableHeader) == 128);
+static_assert(offsetof(FileTableHeader, passed_by) == 48);  // tests write to it
 
 // A view; whoever maps it owns the mapping.
 class FileTable {
@@ -64,9 +75,15 @@ class FileTable {
     return sizeof(FileTableHeader) + slots * sizeof(FileSlot);
   }
   // Of a new, zeroed mapping of BytesFor(slots).
-  static FileTable Make(void* mapping, uint64_t slots);
+  static FileTable Make(void* mapping, uint64_t slots, const BootId& boot = {});
   // Checks a mapping of `bytes`; not valid() when it is no such table.
   static FileTable Of(void* mapping, size_t bytes);
+  // Whether it was made since the machine was started, as far as its maker knew. If not, no copy
+  // may be used.
+  bool OfBoot(const BootId& boot) const {
+    const BootId made{.high = header_->boot_high, .low = header_->boot_low};
+    return !made.known() || made == boot;
+  }
 
   bool valid() const { return header_ != nullptr; }
   bool closed() const { return header_->closed.load(std::memory_order_acquire) != 0; }
@@ -81,6 +98,8 @@ class FileTable {
   }
   uint64_t large() const { return header_->large.load(std::memory_order_acquire); }
   void CountLarge() { header_->large.fetch_add(1, std::memory_order_release); }
+  bool passed_by() const { return header_->passed_by.load(std::memory_order_acquire) != 0; }
+  void SetPassedBy(bool pass) { header_->passed_by.store(pass ? 1 : 0, std::memory_order_release); }
   uint64_t size() const { return header_->slots; }
 
   FileSlot* Find(const FileKey& key) const;  // nullptr: not there

@@ -10,4 +10,11 @@ Status LoopOptions::Validate() const {
   return Status();
 }
 
+Status ReaderPoolOptions::Validate() const {
+  if (threads == 0 || threads > 4096) {
+    return Status(Code::kInvalidArgument, StrCat("threads is ", threads, "; it must be 1 to 4096"));
+  }
+  return Status();
+}
+
 }  // namespace forebay

@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 
+#include "base/clock.h"
 #include "base/status.h"
 
 namespace forebay {
@@ -44,7 +45,7 @@ struct ReadOp {
   // The version that the bytes must be of. The file's attributes are asked for after the read, so
   // that a write that came in between shows; another version is reported through
   // Completion::changed. A storage that is far away is not asked for what it has just told: at the
-  // open, or, of `fd`, when `just_opened`.
+  // open, or, of `fd`, when `just_opened` (or when the caller asks it by other means).
   std::optional<FileVersion> version = std::nullopt;
   bool just_opened = false;
   // True: Completion::crc is filled; by the thread that read where there is one, else by Reap.
@@ -87,7 +88,23 @@ struct LoopOptions {
   Status Validate() const;
 };
 
-// Threads doing open, preadv, close. Stacks are small (128 KiB, thread-local storage included).
+// Threads that read for any number of loops, in the order in which ops were submitted to any of
+// them. Threads that have been inside one op for `stuck_after` do not count: as many more may run,
+// so that storage which hangs below one loop does not take the threads of another.
+struct ReaderPoolOptions {
+  size_t threads = 256;  // started lazily, as they are needed
+  Nanos stuck_after = kSecond;
+  Status Validate() const;
+};
+class ReaderPool;
+// Shared by its loops: the last of them ends the threads.
+Result<std::shared_ptr<ReaderPool>> MakeReaderPool(const ReaderPoolOptions& options);
+// A loop of the pool's. Each is used by one thread at a time; two may be used by two.
+Result<std::unique_ptr<Loop>> MakeThreadLoopOn(std::shared_ptr<ReaderPool> pool,
+                                               const LoopOptions& options);
+
+// Threads of its own doing open, preadv, close. Stacks are small (128 KiB, thread-local storage
+// included).
 Result<std::unique_ptr<Loop>> MakeThreadLoop(const LoopOptions& options);
 
 // io_uring; kUnimplemented when the build or the kernel lacks it, or a policy forbids it.

@@ -599,8 +599,94 @@ TEST_P(LoopTest, RefusesBadOptions) {
   EXPECT_EQ(GetParam().make({.max_in_flight = 5000}).error().code(), Code::kInvalidArgument);
 }
 
+// On threads that loops of other tests have used, and will use.
+Result<std::unique_ptr<Loop>> MakeShared(const LoopOptions& options) {
+  static const std::shared_ptr<ReaderPool> pool = *MakeReaderPool({.threads = 64});
+  return MakeThreadLoopOn(pool, options);
+}
+
+class ReaderPoolTest : public LoopTest {};
+
+TEST_P(ReaderPoolTest, CompletionsGoToTheLoopThatAsked) {
+  const auto pool = *MakeReaderPool({.threads = 3});
+  constexpr size_t kLoops = 5;
+  std::vector<std::unique_ptr<Loop>> loops;
+  std::vector<std::vector<std::byte>> bytes;
+  std::vector<std::string> paths;
+  for (size_t i = 0; i < kLoops; ++i) {
+    loops.push_back(*MakeThreadLoopOn(pool, {.max_in_flight = 8}));
+    bytes.push_back(WriteFile("f" + std::to_string(i), 1000, i));
+    paths.push_back(Path("f" + std::to_string(i)));
+  }
+  for (int round = 0; round < 50; ++round) {
+    std::vector<std::vector<std::byte>> dest(kLoops * 8, std::vector<std::byte>(1000));
+    for (size_t i = 0; i < kLoops; ++i) {
+      for (size_t k = 0; k < 8; ++k) {
+        const ReadOp op{.tag = k, .path = paths[i].c_str(), .dest = dest[i * 8 + k]};
+        ASSERT_EQ(loops[i]->Submit(std::span(&op, 1)), 1u);
+      }
+    }
+    // The last first: what is another's waits for it.
+    for (size_t i = kLoops; i > 0; --i) EXPECT_EQ(Collect(*loops[i - 1], 8).size(), 8u);
+    for (size_t i = 0; i < dest.size(); ++i) EXPECT_EQ(dest[i], bytes[i / 8]);
+  }
+}
+
+TEST_P(ReaderPoolTest, LeavingDiscardsAndWaitsForItsOwnOnly) {
+  const auto pool = *MakeReaderPool({.threads = 2});
+  auto hanging = *MakeThreadLoopOn(pool, {.max_in_flight = 4});
+  auto other = *MakeThreadLoopOn(pool, {.max_in_flight = 64});
+  BlockedOps blocked(folder_, 1);
+  if (!blocked.ready()) GTEST_SKIP() << "NOT TESTED: userfaultfd: " << strerror(errno);
+  ASSERT_EQ(hanging->Submit(blocked.ops()), 1u);
+  const auto bytes = WriteFile("f", 100'000, 1);
+  const std::string path = Path("f");
+  std::vector<std::vector<std::byte>> dest(64, std::vector<std::byte>(bytes.size()));
+  std::vector<ReadOp> ops;
+  for (auto& d : dest) ops.push_back({.path = path.c_str(), .dest = d});
+  ASSERT_EQ(other->Submit(ops), 64u);
+  other.reset();  // while the other loop's op hangs
+  dest.clear();
+  blocked.Release(0);
+  EXPECT_EQ(Collect(*hanging, 1).size(), 1u);
+}
+
+// One data set's storage hangs below every thread there is.
+TEST_P(ReaderPoolTest, StuckThreadsAreNotTakenFromOtherLoops) {
+  constexpr size_t kThreads = 4;
+  const auto pool = *MakeReaderPool({.threads = kThreads, .stuck_after = kMilli});
+  auto hanging = *MakeThreadLoopOn(pool, {.max_in_flight = kThreads});
+  auto other = *MakeThreadLoopOn(pool, {.max_in_flight = kThreads});
+  BlockedOps blocked(folder_, kThreads);
+  if (!blocked.ready()) GTEST_SKIP() << "NOT TESTED: userfaultfd: " << strerror(errno);
+  ASSERT_EQ(hanging->Submit(blocked.ops()), kThreads);
+  const auto bytes = WriteFile("f", 1000, 1);
+  const std::string path = Path("f");
+  std::vector<std::byte> dest(1000);
+  const ReadOp op{.tag = 7, .path = path.c_str(), .dest = dest};
+  ASSERT_EQ(other->Submit(std::span(&op, 1)), 1u);
+  Completion done;
+  size_t reaped = 0;
+  for (int tries = 0; tries < 6000 && reaped == 0; ++tries) {
+    pollfd waiting{other->event_fd(), POLLIN, 0};
+    (void)poll(&waiting, 1, 10);
+    reaped = other->Reap(std::span(&done, 1));
+  }
+  EXPECT_EQ(reaped, 1u);
+  EXPECT_EQ(dest, bytes);
+  for (size_t i = 0; i < kThreads; ++i) blocked.Release(i);
+  Collect(*hanging, kThreads);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, ReaderPoolTest,
+                         testing::Values(Kind{"threads", &MakeShared, [] { return Status(); }}),
+                         [](const testing::TestParamInfo<Kind>& kind) {
+                           return std::string(kind.param.name);
+                         });
+
 INSTANTIATE_TEST_SUITE_P(All, LoopTest,
                          testing::Values(Kind{"threads", &MakeThreadLoop, [] { return Status(); }},
+                                         Kind{"shared", &MakeShared, [] { return Status(); }},
                                          Kind{"uring", &MakeUringLoop, &ProbeUring}),
                          [](const testing::TestParamInfo<Kind>& kind) {
                            return std::string(kind.param.name);

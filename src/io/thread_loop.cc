@@ -1,6 +1,6 @@
-// One mutex guards the queue, the completions and the idle workers. A worker that finishes
-// publishes its completion and takes the next op in one critical section, so a busy pool never
-// sleeps.
+// One mutex a pool guards the queue, the loops' completions and the idle workers. A worker that
+// finishes publishes its completion and takes the next op, of whichever loop, in one critical
+// section, so a busy pool never sleeps.
 //
 // Wake-ups chain: Submit wakes a few workers, and each that gets an op wakes more while ops wait.
 // When storage is slow the chain reaches every worker within a fraction of one read; when reads are
@@ -17,6 +17,7 @@
 #include <cerrno>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -88,7 +89,6 @@ class Ring {
     --size_;
     return item;
   }
-  void Clear() { size_ = 0; }
 
  private:
   std::vector<T> items_;
@@ -151,23 +151,44 @@ Completion Execute(const ReadOp& op, std::vector<std::byte>& waste, OwnedFd& ope
   return done;
 }
 
-class Pool {
+}  // namespace
+
+// What one loop has in the pool. All of it is guarded by the pool's mutex.
+struct ReaderChannel {
+  ReaderChannel(size_t most, int fd) : capacity(most), event_fd(fd), done(most) {}
+  const size_t capacity;
+  const int event_fd;
+  Ring<Completion> done;
+  size_t in_flight = 0;  // accepted and not reaped
+  size_t running = 0;    // in a worker's hands
+  std::condition_variable idle;
+};
+
+class ReaderPool {
  public:
-  Pool(size_t capacity, int event_fd)
-      : capacity_(capacity), event_fd_(event_fd), queue_(capacity), done_(capacity) {
-    workers_.reserve(capacity);
-    idle_.reserve(capacity);
+  explicit ReaderPool(const ReaderPoolOptions& options)
+      : threads_(options.threads), stuck_after_(options.stuck_after) {
+    workers_.reserve(2 * threads_);
+    idle_.reserve(2 * threads_);
   }
 
-  ~Pool() {
+  // Its loops are gone, and their ops with them.
+  ~ReaderPool() {
     {
       MutexLock lock(mutex_);
       stopping_ = true;
-      queue_.Clear();
       for (Worker* worker : idle_) worker->wake.notify_one();
     }
     workers_.clear();
   }
+
+  // In a forked child the threads are the parent's, and one of them may have held the mutex at the
+  // fork: there it is left alone.
+  struct Delete {
+    void operator()(ReaderPool* pool) const {
+      if (getpid() == pool->creator_) delete pool;
+    }
+  };
 
   // One worker always exists, so that every accepted op makes progress.
   Status StartFirst() {
@@ -176,32 +197,46 @@ class Pool {
     return error == 0 ? Status() : ErrnoStatus(error, "start a reader thread");
   }
 
-  size_t Submit(std::span<const ReadOp> ops) {
+  size_t Submit(ReaderChannel& channel, std::span<const ReadOp> ops) {
     MutexLock lock(mutex_);
-    const size_t taken = std::min(ops.size(), capacity_ - in_flight_);
-    for (const ReadOp& op : ops.first(taken)) queue_.Push(op);
-    in_flight_ += taken;
+    const size_t taken = std::min(ops.size(), channel.capacity - channel.in_flight);
+    for (const ReadOp& op : ops.first(taken)) queue_.push_back({op, &channel});
+    channel.in_flight += taken;
     WakeWorkers();
     return taken;
   }
 
-  size_t Reap(std::span<Completion> out) {
+  size_t Reap(ReaderChannel& channel, std::span<Completion> out) {
     MutexLock lock(mutex_);
-    const size_t taken = std::min(out.size(), done_.size());
-    for (size_t i = 0; i < taken; ++i) out[i] = done_.Pop();
-    in_flight_ -= taken;
-    if (taken > 0 && done_.empty()) {
+    const size_t taken = std::min(out.size(), channel.done.size());
+    for (size_t i = 0; i < taken; ++i) out[i] = channel.done.Pop();
+    channel.in_flight -= taken;
+    if (taken > 0 && channel.done.empty()) {
       uint64_t count;
-      [[maybe_unused]] const ssize_t n = read(event_fd_, &count, sizeof count);
+      [[maybe_unused]] const ssize_t n = read(channel.event_fd, &count, sizeof count);
     }
+    WakeWorkers();  // some may have become stuck since
     return taken;
   }
 
+  // Discards what no worker has begun and waits for the rest.
+  void Leave(ReaderChannel& channel) {
+    MutexLock lock(mutex_);
+    std::erase_if(queue_, [&](const Task& task) { return task.channel == &channel; });
+    while (channel.running > 0) channel.idle.wait(lock.native());
+  }
+
  private:
+  struct Task {
+    ReadOp op;
+    ReaderChannel* channel = nullptr;
+  };
   struct Worker {
-    Pool* pool = nullptr;
+    ReaderPool* pool = nullptr;
     std::condition_variable wake;
-    bool idle = false;  // guarded by the pool's mutex
+    // Guarded by the pool's mutex.
+    bool idle = false;
+    Nanos since = -1;  // inside an op; -1: in none
     SmallThread thread;
   };
 
@@ -217,33 +252,38 @@ class Pool {
       --waking_;
     }
     std::optional<Completion> finished;
+    std::optional<Task> task;
     OwnedFd opened;
     std::vector<std::byte> waste;
     while (true) {
-      std::optional<ReadOp> op = Exchange(finished);
+      task = Exchange(self, task, finished);
       opened.Reset();
-      if (!op) op = WaitForOp(self);
-      if (!op) return;
-      finished = Execute(*op, waste, opened);
+      if (!task) task = WaitForTask(self);
+      if (!task) return;
+      finished = Execute(task->op, waste, opened);
     }
   }
 
-  // Publishes a completion, if any, and takes the next op, if any.
-  std::optional<ReadOp> Exchange(const std::optional<Completion>& finished) EXCLUDES(mutex_) {
+  // Publishes the completion of `ended`, if any, and takes the next task, if any.
+  std::optional<Task> Exchange(Worker& self, const std::optional<Task>& ended,
+                               const std::optional<Completion>& finished) EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    if (finished) {
-      done_.Push(*finished);
+    if (ended) {
+      ReaderChannel& channel = *ended->channel;
+      channel.done.Push(*finished);
       // Written with the lock held: the eventfd is readable exactly while completions wait.
-      if (done_.size() == 1) {
+      if (channel.done.size() == 1) {
         const uint64_t one = 1;
-        [[maybe_unused]] const ssize_t n = write(event_fd_, &one, sizeof one);
+        [[maybe_unused]] const ssize_t n = write(channel.event_fd, &one, sizeof one);
       }
+      if (--channel.running == 0) channel.idle.notify_all();
+      self.since = -1;
     }
-    return TakeOp();
+    return TakeTask(self);
   }
 
   // Nothing when the pool is closing.
-  std::optional<ReadOp> WaitForOp(Worker& self) EXCLUDES(mutex_) {
+  std::optional<Task> WaitForTask(Worker& self) EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     while (queue_.empty() && !stopping_) {
       self.idle = true;
@@ -251,14 +291,17 @@ class Pool {
       while (self.idle && !stopping_) self.wake.wait(lock.native());
       if (!self.idle) --waking_;
     }
-    return TakeOp();
+    return TakeTask(self);
   }
 
-  std::optional<ReadOp> TakeOp() REQUIRES(mutex_) {
+  std::optional<Task> TakeTask(Worker& self) REQUIRES(mutex_) {
     if (queue_.empty() || stopping_) return std::nullopt;
-    const ReadOp op = queue_.Pop();
+    const Task task = queue_.front();
+    queue_.pop_front();
+    ++task.channel->running;
+    self.since = SteadyClock().Now();
     WakeWorkers();
-    return op;
+    return task;
   }
 
   void WakeWorkers() REQUIRES(mutex_) {
@@ -270,10 +313,25 @@ class Pool {
         worker->idle = false;
         ++waking_;
         worker->wake.notify_one();
-      } else if (workers_.size() == capacity_ || StartWorker() != 0) {
+      } else if (!MayStart() || StartWorker() != 0) {
         return;  // those that run will take what waits
       }
     }
+  }
+
+  // All of them is as many as storage that hangs may hold: then it is told by who waits for it.
+  bool MayStart() REQUIRES(mutex_) {
+    if (workers_.size() < threads_ + stuck_) return true;
+    if (workers_.size() >= 2 * threads_) return false;
+    const Nanos now = SteadyClock().Now();
+    if (now < look_at_) return false;
+    look_at_ = now + stuck_after_ / 8;
+    stuck_ = static_cast<size_t>(
+        std::count_if(workers_.begin(), workers_.end(), [&](const std::unique_ptr<Worker>& worker) {
+          return worker->since >= 0 && now - worker->since >= stuck_after_;
+        }));
+    stuck_ = std::min(stuck_, threads_);
+    return workers_.size() < threads_ + stuck_;
   }
 
   int StartWorker() REQUIRES(mutex_) {
@@ -286,55 +344,74 @@ class Pool {
     return 0;
   }
 
-  const size_t capacity_;
-  const int event_fd_;
+  const size_t threads_;
+  const Nanos stuck_after_;
+  const pid_t creator_ = getpid();
 
   Mutex mutex_;
-  Ring<ReadOp> queue_ GUARDED_BY(mutex_);
-  Ring<Completion> done_ GUARDED_BY(mutex_);
-  size_t in_flight_ GUARDED_BY(mutex_) = 0;  // accepted and not reaped
+  std::deque<Task> queue_ GUARDED_BY(mutex_);  // as many as the loops accept
   std::vector<Worker*> idle_ GUARDED_BY(mutex_);
   size_t waking_ GUARDED_BY(mutex_) = 0;  // woken or started, and not yet at the queue
+  size_t stuck_ GUARDED_BY(mutex_) = 0;   // at the last look
+  Nanos look_at_ GUARDED_BY(mutex_) = 0;
   bool stopping_ GUARDED_BY(mutex_) = false;
   // Grows under the mutex; emptied by the destructor once stopping_ forbids growth.
   std::vector<std::unique_ptr<Worker>> workers_;
 };
 
+namespace {
+
 class ThreadLoop final : public Loop {
  public:
-  ThreadLoop(size_t capacity, OwnedFd event_fd)
-      : capacity_(capacity),
-        event_fd_(std::move(event_fd)),
-        pool_(std::make_unique<Pool>(capacity, event_fd_.get())) {}
+  ThreadLoop(std::shared_ptr<ReaderPool> pool, size_t capacity, OwnedFd event_fd)
+      : event_fd_(std::move(event_fd)),
+        pool_(std::move(pool)),
+        channel_(std::make_unique<ReaderChannel>(capacity, event_fd_.get())) {}
 
   ~ThreadLoop() override {
-    // The threads are the parent's, and one of them may have held the mutex at the fork.
-    if (getpid() != creator_) (void)pool_.release();
+    if (getpid() == creator_) {
+      pool_->Leave(*channel_);
+      return;
+    }
+    (void)channel_.release();  // the parent's: a waiter may be in its condition variable
   }
 
-  Status Start() { return pool_->StartFirst(); }
-  size_t Submit(std::span<const ReadOp> ops) override { return pool_->Submit(ops); }
-  size_t Reap(std::span<Completion> out) override { return pool_->Reap(out); }
+  size_t Submit(std::span<const ReadOp> ops) override { return pool_->Submit(*channel_, ops); }
+  size_t Reap(std::span<Completion> out) override { return pool_->Reap(*channel_, out); }
   int event_fd() const override { return event_fd_.get(); }
-  size_t capacity() const override { return capacity_; }
+  size_t capacity() const override { return channel_->capacity; }
   const char* name() const override { return "threads"; }
 
  private:
-  const size_t capacity_;
   const pid_t creator_ = getpid();
   const OwnedFd event_fd_;
-  std::unique_ptr<Pool> pool_;
+  const std::shared_ptr<ReaderPool> pool_;  // shared with the other loops on it
+  std::unique_ptr<ReaderChannel> channel_;
 };
 
 }  // namespace
 
-Result<std::unique_ptr<Loop>> MakeThreadLoop(const LoopOptions& options) {
+Result<std::shared_ptr<ReaderPool>> MakeReaderPool(const ReaderPoolOptions& options) {
+  FOREBAY_RETURN_IF_ERROR(options.Validate());
+  std::shared_ptr<ReaderPool> pool(new ReaderPool(options), ReaderPool::Delete());
+  FOREBAY_RETURN_IF_ERROR(pool->StartFirst());
+  return pool;
+}
+
+Result<std::unique_ptr<Loop>> MakeThreadLoopOn(std::shared_ptr<ReaderPool> pool,
+                                               const LoopOptions& options) {
   FOREBAY_RETURN_IF_ERROR(options.Validate());
   OwnedFd event_fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!event_fd.valid()) return ErrnoStatus(errno, "eventfd");
-  auto loop = std::make_unique<ThreadLoop>(options.max_in_flight, std::move(event_fd));
-  FOREBAY_RETURN_IF_ERROR(loop->Start());
-  return std::unique_ptr<Loop>(std::move(loop));
+  return std::unique_ptr<Loop>(
+      std::make_unique<ThreadLoop>(std::move(pool), options.max_in_flight, std::move(event_fd)));
+}
+
+Result<std::unique_ptr<Loop>> MakeThreadLoop(const LoopOptions& options) {
+  FOREBAY_RETURN_IF_ERROR(options.Validate());
+  Result<std::shared_ptr<ReaderPool>> pool = MakeReaderPool({.threads = options.max_in_flight});
+  if (!pool) return pool.error();
+  return MakeThreadLoopOn(*std::move(pool), options);
 }
 
 }  // namespace forebay

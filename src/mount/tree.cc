@@ -53,7 +53,9 @@ std::string Join(const std::string& folder, const char* name) {
 struct Tree::OpenFile {
   OwnedFd fd;             // of the copy, or of the source
   bool partial = false;   // of the source, while its copy is being made
-  std::string path = {};  // of the source; only when partial
+  std::string path = {};  // of the source; when partial, or of a copy
+  bool copy = false;
+  struct stat copied = {};  // of a copy: the source when it was made
   mutable files::Client::Seen seen = {};
 };
 
@@ -87,6 +89,15 @@ int Tree::ReadAll(const OpenFile& file, char* out, size_t size, off_t offset, si
     *got += static_cast<size_t>(part);
   }
   return 0;
+}
+
+OwnedFd Tree::OpenSourceOf(const OpenFile& file) const {
+  OwnedFd source(open(file.path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  struct stat now = {};
+  if (!source.valid() || fstat(source.get(), &now) != 0 || !files::SameFile(now, file.copied)) {
+    return OwnedFd();
+  }
+  return source;
 }
 
 struct Tree::Operation {
@@ -205,6 +216,10 @@ struct Tree::Operation {
       file->partial = found == files::Client::Found::kPartial &&
                       files::IsCurrentPart(tree.client_, path->c_str(), file->fd.get());
       if (file->partial) file->path = *path;
+    } else if (files::Identity identity; files::ReadIdentity(file->fd.get(), &identity) == 0) {
+      file->copy = true;
+      file->copied = identity.stat;
+      file->path = *path;
     }
     // The kernel drops what it holds when the attributes change.
     info->keep_cache = 1;
@@ -228,12 +243,15 @@ struct Tree::Operation {
       }
       return;
     }
+    const Tree& tree = Of(request);
+    OwnedFd source;  // where the copy's disk hangs, and its file is what it was
+    if (file.copy && !tree.client_.uses_copies()) source = tree.OpenSourceOf(file);
     fuse_bufvec data{};  // what FUSE_BUFVEC_INIT makes, which is C
     data.count = 1;
     data.buf[0].size = size;
     data.buf[0].flags =
         static_cast<fuse_buf_flags>(FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK | FUSE_BUF_FD_RETRY);
-    data.buf[0].fd = file.fd.get();
+    data.buf[0].fd = source.valid() ? source.get() : file.fd.get();
     data.buf[0].pos = offset;
     fuse_reply_data(request, &data, static_cast<fuse_buf_copy_flags>(0));
   }

@@ -12,6 +12,7 @@
 
 #include <string>
 
+#include "base/owned.h"
 #include "files/client.h"
 #include "mount/node_table.h"
 
@@ -43,6 +44,9 @@ class Tree {
   int Attributes(const std::string& path, struct stat* out) const;
   // Bytes of a file that is being copied, as many as there are. Returns an errno.
   int ReadAll(const OpenFile& file, char* out, size_t size, off_t offset, size_t* got) const;
+
+  // The file that an open copy was made of, as it was then; otherwise none.
+  OwnedFd OpenSourceOf(const OpenFile& file) const;
 
   const Options options_;
   const files::Client& client_;

@@ -249,7 +249,7 @@ Status ParseStatic(const std::string& text, std::optional<uint32_t> port, Cluste
     if (!at) {
       return Wrong("FOREBAY_PEERS", text,
                    StrCat("'", one,
-                          "' is not host:port; write off, auto, etcd://host:port, or "
+                          "' is not host:port; write off, auto, etcds://host:port, or "
                           "host:port,host:port,... by node"));
     }
     if (!seen.insert(at->ToString()).second) {
@@ -321,7 +321,8 @@ std::vector<std::string> ClusterSpec::EtcdEndpoints() const {
   size_t begin = 0;
   while (begin <= etcd.size()) {
     const size_t end = std::min(etcd.find(',', begin), etcd.size());
-    endpoints.push_back(StrCat("http://", std::string_view(etcd).substr(begin, end - begin)));
+    endpoints.push_back(StrCat(etcd_tls ? "https://" : "http://",
+                               std::string_view(etcd).substr(begin, end - begin)));
     begin = end + 1;
   }
   return endpoints;
@@ -336,8 +337,10 @@ Result<ClusterSpec> ClusterFromEnvironment(const GetEnv& get, std::string_view s
     return spec;
   }
   constexpr std::string_view kEtcd = "etcd://";
+  constexpr std::string_view kEtcdTls = "etcds://";
   const bool automatic = peers.empty() || peers == "auto";
-  const bool etcd = peers.starts_with(kEtcd);
+  const bool etcd_tls = peers.starts_with(kEtcdTls);
+  const bool etcd = peers.starts_with(kEtcd) || etcd_tls;
   const auto port = variables.Count("FOREBAY_PEER_PORT", UINT16_MAX);
   if (port == 0u) variables.Fail(Wrong("FOREBAY_PEER_PORT", "0", "is no port from 1 to 65535"));
   spec.listen = variables.Text("FOREBAY_PEER_LISTEN");
@@ -385,7 +388,8 @@ Result<ClusterSpec> ClusterFromEnvironment(const GetEnv& get, std::string_view s
     spec.nodes = info.nodes;
     if (etcd) {
       spec.method = ClusterSpec::Method::kEtcd;
-      spec.etcd = peers.substr(kEtcd.size());
+      spec.etcd = peers.substr((etcd_tls ? kEtcdTls : kEtcd).size());
+      spec.etcd_tls = etcd_tls;
       spec.source = StrCat("etcd, and ", info.source);
       if (spec.job.empty()) spec.job = StrCat("default", suffix);
     } else if (info.host.empty()) {

@@ -35,6 +35,7 @@ struct ClusterSpec {
   std::string master;  // "host:port", kLauncher
   std::vector<std::string> nodes_at;  // kStatic, by node
   std::string etcd;                   // "host:port,host:port", kEtcd
+  bool etcd_tls = false;              // "etcds://"
   std::string listen;                 // own address for the transport; empty: the one that reaches
                                       // the others (OwnHost of membership_hosts.h finds it)
   std::string secret_file;            // empty: in the run folder below the home folder
@@ -42,17 +43,17 @@ struct ClusterSpec {
   std::string open;                   // kNone, because a launcher left this open, in words
 
   Status Validate() const;
-  std::vector<std::string> EtcdEndpoints() const;  // "http://host:port"
+  std::vector<std::string> EtcdEndpoints() const;  // "https://host:port"
 };
 
 // `get(name)`: an environment variable. FOREBAY_PEERS says which: unset or "auto" (launcher's
-// variables, where they tell of more than one node), "off", "etcd://host:port" (with node and count
-// from the launcher or FOREBAY_NODE and FOREBAY_NODES), or "host:port,host:port,..." (static, with
-// FOREBAY_NODE). FOREBAY_PEER_PORT, FOREBAY_PEER_LISTEN, FOREBAY_PEER_SECRET change single fields.
-// A variable that makes no sense is an error that names it; launcher's variables that leave open
-// which node this is, or where node 0 is, give kNone and say so in `open`.
-// `suffix` is added to the job's name: engines of a job that differ in it are no peers of each
-// other.
+// variables, where they tell of more than one node), "off", "etcd://host:port" or, by TLS,
+// "etcds://host:port" (with node and count from the launcher or FOREBAY_NODE and FOREBAY_NODES), or
+// "host:port,host:port,..." (static, with FOREBAY_NODE). FOREBAY_PEER_PORT, FOREBAY_PEER_LISTEN,
+// FOREBAY_PEER_SECRET change single fields. A variable that makes no sense is an error that names
+// it; launcher's variables that leave open which node this is, or where node 0 is, give kNone and
+// say so in `open`. `suffix` is added to the job's name: engines of a job that differ in it are no
+// peers of each other.
 using GetEnv = std::function<std::optional<std::string>(std::string_view name)>;
 Result<ClusterSpec> ClusterFromEnvironment(const GetEnv& get, std::string_view suffix = "");
 // Of this process.

@@ -262,6 +262,12 @@ TEST(Cluster, Etcd) {
   EXPECT_EQ(spec->node, 1u);
   EXPECT_EQ(spec->nodes, 3u);
   EXPECT_EQ(spec->EtcdEndpoints(), (std::vector<std::string>{"http://e1:2379", "http://e2:2379"}));
+  environment["FOREBAY_PEERS"] = "etcds://e1:2379,e2:2379";
+  const auto secured = From(environment);
+  ASSERT_TRUE(secured) << secured.status().ToString();
+  EXPECT_EQ(secured->method, Method::kEtcd);
+  EXPECT_EQ(secured->EtcdEndpoints(),
+            (std::vector<std::string>{"https://e1:2379", "https://e2:2379"}));
   EXPECT_EQ(
       From({{"FOREBAY_PEERS", "etcd://e:2379"}, {"FOREBAY_NODE", "0"}, {"FOREBAY_NODES", "2"}})
           ->method,

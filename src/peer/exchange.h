@@ -82,6 +82,9 @@ class PeerDataset {
   void Correct(const std::function<void(Directory&)>& change) EXCLUDES(mutex_);
   // There are no peers any more: everything is read from the source.
   void Abandon() EXCLUDES(mutex_);
+  // Nobody on this node reads it any more: other nodes are to leave it.
+  void Leave() { leaving_.store(true, std::memory_order_release); }
+  bool leaving() const { return leaving_.load(std::memory_order_acquire); }
   // The source is gone.
   void Retire() { retired_.store(true, std::memory_order_release); }
   bool retired() const { return retired_.load(std::memory_order_acquire); }
@@ -104,6 +107,7 @@ class PeerDataset {
   std::vector<Reach> reach_ GUARDED_BY(mutex_);
   bool abandoned_ GUARDED_BY(mutex_) = false;
   std::atomic<uint64_t> version_{1};
+  std::atomic<bool> leaving_{false};
   std::atomic<bool> retired_{false};
   Mutex answers_mutex_;
   std::vector<Answer> answers_ GUARDED_BY(answers_mutex_);

@@ -99,6 +99,33 @@ TEST_F(PeerFaultsTest, ALinkThatIsCut) {
   EXPECT_GT(reads(), before);
 }
 
+// A machine that stands still: it is left before a single request has taken too long, and named.
+TEST_F(PeerFaultsTest, APeerThatIsSilentIsLeft) {
+  options_.request_wait = 6 * kSecond;
+  options_.lease = 60 * kSecond;
+  engine_options_.memory_tier = 8 << 20;
+  Start(2, 24 << 20, MakeFiles(280, 50000, 60000));
+  Epoch(0);
+  ASSERT_TRUE(Connected(0, 1));
+  EXPECT_EQ(nodes_[0].engine->Cluster().health, "");
+  Nanos longest = Epoch(1, [&] { network_.Cut("n0", "n1"); });
+  // It is silent only for those who ask it, and all of this epoch may have come before.
+  const auto named = [&] { return Seen(0, 1).fault.starts_with("silent for"); };
+  const Nanos until = SteadyClock().Now() + 4 * kBound;
+  uint64_t epoch = 2;
+  while (!named() && SteadyClock().Now() < until) longest = std::max(longest, Epoch(epoch++));
+  EXPECT_TRUE(named()) << Fates();
+  EXPECT_LT(longest, kBound) << "less than what a request may take";
+  EXPECT_EQ(Value(*nodes_[0].engine, "forebay_peer_timeouts_total"), 0u);
+  EXPECT_TRUE(Within(kBound, [&] {
+    return nodes_[0].engine->Cluster().health.starts_with("node 1 at n1 does not answer");
+  })) << nodes_[0].engine->Cluster().health;
+  Epoch(epoch);
+  network_.Heal("n0", "n1");
+  ASSERT_TRUE(Within(4 * kBound, [&] { return Seen(0, 1).state == "connected"; }));
+  EXPECT_TRUE(Within(kBound, [&] { return nodes_[0].engine->Cluster().health.empty(); }));
+}
+
 TEST_F(PeerFaultsTest, APeerThatBecomesSlow) {
   engine_options_.memory_tier = 8 << 20;
   Start(2, 24 << 20, MakeFiles(200, 50000, 60000));

@@ -27,7 +27,6 @@
 namespace forebay::peer {
 namespace {
 
-using control::EtcdOptions;
 using control::EtcdStore;
 using control::LeaseId;
 using control::StoreEvent;
@@ -286,10 +285,9 @@ class EtcdMembership final : public Membership {
 }  // namespace
 
 Result<std::unique_ptr<Membership>> JoinByEtcd(const MembershipOptions& options) {
-  EtcdOptions etcd;
-  etcd.endpoints = options.cluster.EtcdEndpoints();
-  etcd.deadline = std::clamp<Nanos>(options.lease / 2, 100 * kMilli, 2 * kSecond);
-  Result<std::unique_ptr<EtcdStore>> store = EtcdStore::Make(etcd);
+  Result<std::unique_ptr<EtcdStore>> store =
+      EtcdStore::Open(options.cluster.EtcdEndpoints(),
+                      std::clamp<Nanos>(options.lease / 2, 100 * kMilli, 2 * kSecond));
   if (!store) return store.error();
   auto membership = std::make_unique<EtcdMembership>(options, *std::move(store));
   FOREBAY_RETURN_IF_ERROR(membership->Start());

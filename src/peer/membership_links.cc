@@ -14,16 +14,33 @@
 #include <utility>
 
 #include "peer/membership_role.h"
+#include "peer/secret.h"
 
 namespace forebay::peer {
 namespace {
 
-constexpr size_t kMostUnproven = 64;  // connections at a time; the oldest goes for a new one
+constexpr size_t kMostUnproven = 64;  // connections at a time
+// At a time: who connects without end must not keep the thread from the others.
+constexpr int kMostAccepted = 64;
+// A member says Hello as soon as it is connected.
+constexpr Nanos kUnprovenTime = 2 * kSecond;
+
+std::string AddressOf(const sockaddr_storage& at) {
+  const auto bytes = [](const auto& field) {
+    return std::string(reinterpret_cast<const char*>(&field), sizeof field);
+  };
+  if (at.ss_family == AF_INET) return bytes(reinterpret_cast<const sockaddr_in&>(at).sin_addr);
+  if (at.ss_family == AF_INET6) return bytes(reinterpret_cast<const sockaddr_in6&>(at).sin6_addr);
+  return "";
+}
 
 }  // namespace
 
 Status Links::Open(Role* role) {
   role_ = role;
+  uint64_t seed = 0;
+  std::memcpy(&seed, RandomDigest().data(), sizeof seed);
+  draw_ = SplitMix64(seed);
   epoll_ = OwnedFd(::epoll_create1(EPOLL_CLOEXEC));
   wake_ = OwnedFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!epoll_.valid() || !wake_.valid()) {
@@ -124,9 +141,37 @@ void Links::PublishHealth() {
   published_.SetHealth(listening_.ok() ? trouble : listening_);
 }
 
+// Strangers that connect without end take places from each other, not from members: the address
+// with the most connections gives one up, and of its connections one that has not even said Hello.
+// Which of these is drawn: a stranger cannot time its connections so that a member's is the next.
+uint64_t Links::OneTooMany() {
+  size_t unproven = 0;
+  std::map<std::string_view, size_t> addresses;
+  for (const auto& [id, link] : links_) {
+    if (!link.unproven()) continue;
+    ++unproven;
+    ++addresses[link.from];
+  }
+  if (unproven < kMostUnproven) return 0;
+  const auto most =
+      std::max_element(addresses.begin(), addresses.end(),
+                       [](const auto& a, const auto& b) { return a.second < b.second; });
+  std::vector<uint64_t> silent;
+  std::vector<uint64_t> others;
+  for (const auto& [id, link] : links_) {
+    if (!link.unproven() || link.from != most->first) continue;
+    (link.phase == Link::Phase::kHello ? silent : others).push_back(id);
+  }
+  const std::vector<uint64_t>& from = silent.empty() ? others : silent;
+  return from[draw_.Below(from.size())];
+}
+
 void Links::Accept() {
-  while (true) {
-    OwnedFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  for (int accepted = 0; accepted < kMostAccepted; ++accepted) {
+    sockaddr_storage address{};
+    socklen_t size = sizeof address;
+    OwnedFd fd(::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size,
+                         SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd.valid()) {
       if (errno == EINTR || errno == ECONNABORTED) continue;
       if (errno != EAGAIN && errno != EWOULDBLOCK) {
@@ -136,18 +181,15 @@ void Links::Accept() {
       }
       return;
     }
-    size_t unproven = 0;
-    uint64_t oldest = 0;
-    for (const auto& [id, link] : links_) {
-      if (!link.unproven()) continue;
-      if (unproven++ == 0) oldest = id;
-    }
-    if (unproven >= kMostUnproven) Refuse(oldest);
+    if (const uint64_t one = OneTooMany(); one != 0) Refuse(one);
     Link& link = Add(std::move(fd));
     link.accepted = true;
+    link.from = AddressOf(address);
     link.phase = Link::Phase::kHello;
-    link.deadline = now_ + std::min<Nanos>(options_.lease, 2 * kSecond);
+    link.deadline = now_ + std::min<Nanos>(options_.lease, kUnprovenTime);
     Watch(link.fd.get(), link.id, EPOLLIN);
+    // A member's Hello mostly came with its connection: who has said it stays before who has not.
+    Receive(link.id);
   }
 }
 

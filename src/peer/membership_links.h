@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/owned.h"
+#include "base/rng.h"
 #include "base/status.h"
 #include "peer/handshake.h"
 #include "peer/membership.h"
@@ -39,6 +40,7 @@ struct Link {
   uint64_t id = 0;
   OwnedFd fd;
   bool accepted = false;
+  std::string from;  // the other's address, without its port; accepted ones
   Phase phase = Phase::kHello;
   uint32_t node = 0;  // the other
   uint64_t incarnation = 0;
@@ -116,6 +118,8 @@ class Links {
   void Listen();
   void Accept();
   Link& Add(OwnedFd fd);
+  // Of those who have proven nothing, the one who goes for a new one; 0: all may stay.
+  uint64_t OneTooMany();
   void Call(Dial& dial);
   void ConnectFailed(Dial& dial, int error);
   void Later(Dial& dial, Status why);
@@ -153,6 +157,7 @@ class Links {
   Nanos listen_pause_ = 0;               // no descriptors: not watched until then
   std::map<uint64_t, Link> links_;       // by id: the oldest first
   uint64_t last_id_ = kListenKey;
+  SplitMix64 draw_{0};  // seeded in Open
   std::vector<Dial> dials_;
   uint64_t refused_ = 0;
 };

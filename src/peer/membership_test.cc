@@ -16,11 +16,14 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/owned.h"
 #include "control/etcd_process.h"
 #include "peer/membership_message.h"
+#include "peer/secret.h"
+#include "transport/transport.h"
 
 namespace forebay::peer {
 namespace {
@@ -84,7 +87,8 @@ class Job {
   }
   void MakeEtcd(const EtcdProcess& etcd) {
     spec_.method = Method::kEtcd;
-    spec_.etcd = etcd.endpoint().substr(7);
+    spec_.etcd = etcd.host_port();
+    spec_.etcd_tls = etcd.tls();
     spec_.job = "j";
   }
 
@@ -135,9 +139,12 @@ class Job {
 // A connection made by hand.
 class Raw {
  public:
-  explicit Raw(uint16_t port) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+  explicit Raw(uint16_t port, const char* from = "127.0.0.1")
+      : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
     sockaddr_in address{};
     address.sin_family = AF_INET;
+    ::inet_pton(AF_INET, from, &address.sin_addr);
+    EXPECT_EQ(::bind(fd_.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     address.sin_port = htons(port);
     connected_ = Await([&] {
@@ -172,7 +179,7 @@ class Raw {
     return ended_;
   }
   // Up to a registered member.
-  bool Register(const MembershipOptions& options) {
+  bool Register(const MembershipOptions& options, const std::function<void()>& meanwhile = {}) {
     Challenge challenge;
     challenge.initiator = RandomDigest();
     challenge.initiator_node = options.self.node;
@@ -181,6 +188,7 @@ class Raw {
     const auto answer = Next();
     if (!answer || !std::holds_alternative<frame::Answer>(*answer)) return false;
     challenge.acceptor = std::get<frame::Answer>(*answer).nonce;
+    if (meanwhile) meanwhile();
     Send(frame::ProofOf{Proof(options.secret, challenge, true)});
     Send(frame::Register{options.cluster.nodes, options.self, 0, {}});
     const auto view = Next();
@@ -569,6 +577,29 @@ TEST(Registrar, GarbageCostsNothing) {
   EXPECT_TRUE(job.Everywhere(AllAlive));
 }
 
+// Strangers that connect without end cost a bounded number of sockets and no member its place,
+// while the member is between its Hello and its proof.
+TEST(Registrar, StrangersWithoutEndTakePlacesFromEachOther) {
+  const bool kSays[] = {false, true};
+  for (const bool hello : kSays) {
+    Job job(2);
+    job.Start(0);
+    std::vector<std::unique_ptr<Raw>> strangers;
+    Raw member(job.port());
+    EXPECT_TRUE(member.Register(job.Options(1), [&] {
+      for (int i = 0; i < 200; ++i) {
+        // Those who say Hello, too, do it from another host.
+        strangers.push_back(std::make_unique<Raw>(job.port(), hello ? "127.0.0.2" : "127.0.0.1"));
+        if (!hello) continue;
+        strangers.back()->Send(frame::Hello{frame::kProtocol, 1, 9, RandomDigest()});
+        EXPECT_TRUE(strangers.back()->Next());  // it is at the member's stage now
+      }
+      EXPECT_TRUE(Await([&] { return job[0].counts().refused >= 200 - 64; }));
+    })) << hello;
+    EXPECT_TRUE(Await([&] { return Alive(job[0], 1); })) << hello;
+  }
+}
+
 TEST(Registrar, ByName) {
   Job job(2);
   job.spec().master = StrCat("localhost:", job.port());
@@ -629,6 +660,54 @@ TEST_F(EtcdMembershipTest, AllComeLeaveAndReturn) {
   ASSERT_TRUE(second);
   ASSERT_TRUE(Await([&] { return Alive(job[0], 1, 10) && !job[1].health().ok(); }));
   EXPECT_NE(job[1].health().message().find("another process"), std::string::npos);
+}
+
+// By TLS, with certificates of both sides and a password, as the environment tells.
+TEST(SecuredEtcdMembershipTest, AllComeAndReturnAndAWrongPasswordIsNamed) {
+  if (!EtcdProcess::Installed()) GTEST_SKIP() << "etcd is not installed: apt install etcd-server";
+  if (!TlsVersion()) GTEST_SKIP() << TlsVersion().error().message();
+  const control::testing::Certificates certificates;
+  ASSERT_TRUE(certificates.ok()) << "openssl makes no certificates: apt install openssl";
+  const auto etcd = EtcdProcess::StartTls(certificates, true);
+  ASSERT_NE(etcd, nullptr);
+  ASSERT_TRUE(etcd->SetUsers());
+  const control::EtcdAccess access = etcd->options(kSecond).access;
+  const std::vector<std::pair<const char*, std::string>> variables = {
+      {"FOREBAY_ETCD_CACERT", access.ca_file},
+      {"FOREBAY_ETCD_CERT", access.cert_file},
+      {"FOREBAY_ETCD_KEY", access.key_file},
+      {"FOREBAY_ETCD_USER", access.user},
+      {"FOREBAY_ETCD_PASSWORD", access.password}};
+  for (const auto& [name, value] : variables) ::setenv(name, value.c_str(), 1);
+  {
+    Job job(3, 30 * kSecond);
+    job.MakeEtcd(*etcd);
+    const Result<std::string> secret = JobSecret(job.spec());
+    EXPECT_TRUE(secret) << secret.status().ToString();
+    job.StartAll();
+    ASSERT_TRUE(job.Everywhere(AllAlive)) << job[0].Describe();
+    etcd->Kill();
+    ASSERT_TRUE(job.Everywhere([](const Membership& member) { return !member.health().ok(); }));
+    etcd->Launch();
+    ASSERT_TRUE(etcd->AwaitReady());
+    EXPECT_TRUE(job.Everywhere([](const Membership& member) {
+      return AllAlive(member) && member.health().ok();
+    })) << job[0].health().message();
+  }
+  ::setenv("FOREBAY_ETCD_PASSWORD", "not the password", 1);
+  {
+    Job job(2, 30 * kSecond);
+    job.MakeEtcd(*etcd);
+    const Status secret = JobSecret(job.spec()).status();
+    EXPECT_EQ(secret.code(), Code::kPermissionDenied) << secret.ToString();
+    EXPECT_NE(secret.message().find("FOREBAY_ETCD_PASSWORD"), std::string::npos);
+    EXPECT_EQ(secret.message().find("not the password"), std::string::npos);
+    job.StartAll();
+    EXPECT_TRUE(job.Everywhere([](const Membership& member) {
+      return member.health().message().find("FOREBAY_ETCD_PASSWORD") != std::string::npos;
+    })) << job[0].health().message();
+  }
+  for (const auto& [name, value] : variables) ::unsetenv(name);
 }
 
 TEST_F(EtcdMembershipTest, LeaseThatIsNotKeptEnds) {

@@ -55,7 +55,7 @@ struct ProofMessage {  // initiator to acceptor
     io(m.proof);
   }
 };
-struct DatasetMessage {  // I have this data set, under this number on this connection
+struct DatasetMessage {  // I have this data set, under this number on this connection; or no more
   uint32_t number = 0;
   uint64_t name = 0;     // fixed: which bytes the sample numbers stand for; growing: which folder
   uint32_t samples = 0;  // growing: 0
@@ -65,6 +65,7 @@ struct DatasetMessage {  // I have this data set, under this number on this conn
     io(m.number, m.name, m.samples, m.growing);
   }
   bool Valid() const { return growing <= 1 && (growing == 0 || samples == 0); }
+  bool over() const { return growing == 0 && samples == 0; }  // was closed
 };
 struct Wanted {
   uint32_t request = 0;  // the asker's; comes back

@@ -19,6 +19,8 @@ constexpr Nanos kTick = 20 * kMilli;
 constexpr Nanos kIdleTick = 50 * kMilli;
 constexpr Nanos kHandshakeWait = 5 * kSecond;
 constexpr Nanos kPingEvery = kSecond;
+// Less may be a node whose processors are all busy.
+constexpr Nanos kLeastSilence = kSecond;
 constexpr Nanos kFirstRetry = 100 * kMilli;
 constexpr Nanos kLastRetry = 2 * kSecond;
 constexpr Nanos kRefusedRetry = 5 * kSecond;
@@ -194,11 +196,11 @@ void Node::Shutdown() {
     End(id, Outcome::kLost);
   }
   Deliver(false, 0);
-  for (const PeerDatasetState& state : datasets_) state.dataset->Abandon();
+  for (const auto& [number, state] : datasets_) state.dataset->Abandon();
   for (size_t i = 0; i < serves_.capacity(); ++i) {
     if (serves_[i].at != Serve::At::kFree) EndServe(i);
   }
-  for (const PeerDatasetState& state : datasets_) {
+  for (const auto& [number, state] : datasets_) {
     if (state.ready) (void)engine_.CloseStream(state.serving);
   }
 }
@@ -229,12 +231,22 @@ void Node::Publish() {
   metrics_.deaths.Add(counts.deaths - counted_.deaths);
   metrics_.strangers.Add(counts.refused - counted_.refused);
   counted_ = counts;
+  const uint64_t strangers = transport_->strangers();
+  metrics_.strangers.Add(strangers - std::exchange(counted_strangers_, strangers));
   const uint64_t unkept = UnkeptBytes();
   metrics_.unkept.Set(unkept);
   std::string health = membership_->health().message();
   if (health.empty() && unkept > 0) {
     health = StrCat((unkept >> 20) + 1,
                     " MiB of the samples that live here find no room; raise memory=");
+  }
+  for (const Other& other : others_) {
+    if (!health.empty()) break;
+    if (!other.went_silent) continue;
+    health = StrCat("node ", other.seen.node, " at ", other.member.address, " does not answer (",
+                    other.seen.fault,
+                    "): what it has is read from the source until it does; look at that machine "
+                    "and the network to it");
   }
   MutexLock lock(mutex_);
   health_ = std::move(health);
@@ -284,6 +296,7 @@ void Node::Tick(Nanos now) {
       view_.version == 0 || poll(&member, 1, 0) > 0) {
     TakeView(now);
   }
+  LeaveDatasets();
   ReadyDatasets();
   PlanDatasets(now);
   for (uint32_t node = 0; node < nodes_; ++node) UpdateReach(node);
@@ -332,10 +345,11 @@ void Node::TakeView(Nanos now) {
     Fault(node, "it was silent for its lease, or has left");
   }
   if (!planned_) return;
-  for (uint32_t number = 0; number < datasets_.size(); ++number) {
-    if (datasets_[number].dataset->growing) {
+  for (auto& [number, state] : datasets_) {
+    if (state.left) continue;  // the engine may have another one under its number
+    if (state.dataset->growing) {
       PlanGrowing(number);
-    } else if (std::optional<Directory> plan = datasets_[number].dataset->Plan()) {
+    } else if (std::optional<Directory> plan = state.dataset->Plan()) {
       Plan(number, *std::move(plan));
     }
   }
@@ -352,7 +366,7 @@ void Node::Forget(uint32_t node, const std::string& why, uint64_t incarnation) {
   }
   other.theirs.clear();
   other.announced.clear();
-  for (PeerDatasetState& state : datasets_) {
+  for (auto& [number, state] : datasets_) {
     Correct(state, [&](Directory& directory) { directory.OnDead(node); });
   }
   UpdateReach(node);
@@ -386,21 +400,32 @@ void Node::Reconnect(Nanos now) {
   }
 }
 
+// A peer of which nothing comes at all, no answer to a ping either, is left sooner than one that
+// only takes long for a request: nobody is to wait two seconds for a machine that stands still.
+// Large samples over a slow link are nothing but bytes for as long as they take.
+Nanos Node::SilencePatience(const Other& other) const {
+  constexpr Nanos kTimesTypical = 8;
+  const Nanos least =
+      std::max(options_.request_wait / 2, std::min(options_.request_wait, kLeastSilence));
+  return std::clamp(kTimesTypical * other.seen.latency_ns, least, options_.request_wait);
+}
+
 void Node::CheckSilence(Nanos now) {
   for (uint32_t node = 0; node < nodes_; ++node) {
     Other& other = others_[node];
     if (!other.out_ready) continue;
     const bool asked = other.flying > 0;
     const Nanos silent = now - other.last_received;
-    const bool unanswered =
-        asked && silent > options_.request_wait && now - other.oldest > options_.request_wait;
+    const Nanos patience = SilencePatience(other);
+    const bool unanswered = asked && silent > patience && now - other.oldest > patience;
     if (unanswered || silent > options_.lease) {
       other.seen.state = "silent";
+      other.went_silent = true;
       Fault(node, StrCat("silent for ", Seconds(silent)));
       Close(other.out, "silent");
       continue;
     }
-    const Nanos every = std::min(kPingEvery, (asked ? options_.request_wait : options_.lease) / 4);
+    const Nanos every = std::min(kPingEvery, (asked ? patience : options_.lease) / 4);
     if (now - other.last_received > every && now - other.pinged > every) {
       other.pinged = now;
       Send(other.out, PingMessage{.stamp = static_cast<uint64_t>(now), .reply = 0});
@@ -437,6 +462,19 @@ void Node::Close(ConnectionId id, const std::string& why) {
   transport_->Close(id);
 }
 
+void Node::CloseOldestStranger() {
+  ConnectionId oldest = 0;
+  Nanos since = 0;
+  for (const auto& [id, connection] : connections_) {
+    const bool proven = connection.handshake && connection.handshake->proven();
+    if (connection.asking || connection.closing || proven) continue;
+    if (oldest != 0 && connection.since >= since) continue;
+    oldest = id;
+    since = connection.since;
+  }
+  if (oldest != 0) Close(oldest, "others wait to prove themselves");
+}
+
 bool Node::Send(ConnectionId connection, const Message& message) {
   return transport_->Send(connection, Encode(message), {}, 0).ok();
 }
@@ -444,10 +482,8 @@ bool Node::Send(ConnectionId connection, const Message& message) {
 void Node::OnOpen(ConnectionId id, bool accepted) {
   const Nanos now = SteadyClock().Now();
   if (accepted) {
-    if (strangers_ >= kStrangers + nodes_) {
-      transport_->Close(id);
-      return;
-    }
+    // Strangers take places from each other: a member proves itself long before it is the oldest.
+    if (strangers_ >= kStrangers + nodes_) CloseOldestStranger();
     ++strangers_;
     Connection& connection = connections_[id];
     connection.since = now;
@@ -521,11 +557,13 @@ void Node::Shake(ConnectionId id, Connection& connection, const Message& message
 }
 
 void Node::Proven(ConnectionId id, Connection& connection) {
+  transport_->SetProven(id);
   const uint32_t node = connection.handshake->other().node;
   Other& other = others_[node];
   const Nanos now = SteadyClock().Now();
   if (connection.asking) {
     other.out_ready = true;
+    other.went_silent = false;
     other.last_received = now;
     other.backoff = 0;
     other.seen.state = "connected";
@@ -540,7 +578,7 @@ void Node::Proven(ConnectionId id, Connection& connection) {
     DropServing(node, old);
     Close(old, "replaced");
   }
-  for (uint32_t number = 0; number < datasets_.size(); ++number) Announce(node, number);
+  for (const auto& [number, state] : datasets_) Announce(node, number);
 }
 
 std::span<std::byte> Node::OnMessage(ConnectionId id, std::span<const std::byte> header,
@@ -582,11 +620,19 @@ std::span<std::byte> Node::OnMessage(ConnectionId id, std::span<const std::byte>
     OnRefused(id, *refused);
   } else if (const auto* dataset = std::get_if<DatasetMessage>(&message)) {
     constexpr size_t kMostDatasets = 4096;
-    if (other.theirs.size() < kMostDatasets) other.theirs.insert_or_assign(dataset->name, *dataset);
+    const auto known = other.theirs.find(dataset->name);
+    if (dataset->over()) {
+      // It may have opened the same one again, under another number.
+      if (known != other.theirs.end() && known->second.number == dataset->number) {
+        other.theirs.erase(known);
+        other.announced.erase(dataset->name);
+      }
+    } else if (other.theirs.size() < kMostDatasets) {
+      other.theirs.insert_or_assign(dataset->name, *dataset);
+    }
     UpdateReach(node);
     // Before, it could not have made use of it.
-    for (uint32_t number = 0; number < datasets_.size(); ++number) {
-      const PeerDatasetState& state = datasets_[number];
+    for (const auto& [number, state] : datasets_) {
       if (!state.ready || state.dataset->name != dataset->name || other.in == 0) continue;
       SendHave(other.in, number, false);
     }

@@ -46,6 +46,8 @@ struct NodeParts {
   std::string secret;
   std::function<Result<std::unique_ptr<Transport>>(TransportHandler&)> transport;
   std::function<Result<std::unique_ptr<Membership>>(const Member& self)> membership;
+  // Set by making the transport (MakeTransport); shared with the function that makes it.
+  std::shared_ptr<std::string> trust = std::make_shared<std::string>();
   uint64_t corrupt_every = 0;  // a bit of every nth reply is flipped, for tests; 0: none
 };
 
@@ -82,6 +84,7 @@ class Node final : public Peers, private TransportHandler {
 
   std::vector<PeerStatus> Seen() const override;
   std::string Describe() const override;
+  std::string Trust() const override { return *parts_.trust; }
 
  private:
   static constexpr size_t kMostServes = 512;
@@ -94,7 +97,8 @@ class Node final : public Peers, private TransportHandler {
     // Asking: the connection that this node made.
     ConnectionId out = 0;
     bool out_ready = false;
-    bool was_ready = false;  // and is not any more: nobody waits for it
+    bool was_ready = false;    // and is not any more: nobody waits for it
+    bool went_silent = false;  // and has not been reached since
     Nanos retry_at = 0;
     Nanos backoff = 0;
     Nanos last_received = 0;
@@ -126,6 +130,7 @@ class Node final : public Peers, private TransportHandler {
   struct PeerDatasetState {
     std::shared_ptr<PeerDataset> dataset;
     bool ready = false;  // the engine has it
+    bool left = false;   // and has it no more for other nodes
     StreamId serving = 0;
     std::optional<Directory> early;   // before the first plan; growing: none
     std::optional<NamedHomes> homes;  // growing
@@ -172,8 +177,10 @@ class Node final : public Peers, private TransportHandler {
   void TakeView(Nanos now);
   void Forget(uint32_t node, const std::string& why, uint64_t incarnation = 0);
   void Reconnect(Nanos now);
+  Nanos SilencePatience(const Other& other) const;
   void CheckSilence(Nanos now);
   void Close(ConnectionId connection, const std::string& why);
+  void CloseOldestStranger();
   bool Send(ConnectionId connection, const Message& message);
   void Shake(ConnectionId id, Connection& connection, const Message& message, bool payload);
   void Proven(ConnectionId id, Connection& connection);
@@ -183,6 +190,9 @@ class Node final : public Peers, private TransportHandler {
 
   // Data sets.
   void AddDatasets(std::vector<std::shared_ptr<PeerDataset>>& datasets);
+  // Ends what others read of data sets that this node has closed, and forgets those.
+  void LeaveDatasets();
+  void Leave(uint32_t number, PeerDatasetState& state);
   void ReadyDatasets();
   void PlanDatasets(Nanos now);
   void Plan(uint32_t number, Directory plan);
@@ -254,11 +264,14 @@ class Node final : public Peers, private TransportHandler {
   std::unique_ptr<Membership> membership_;
   View view_;
   MembershipCounts counted_;  // in the metrics already
+  uint64_t counted_strangers_ = 0;
   bool planned_ = false;
   std::vector<Other> others_;
   std::unordered_map<ConnectionId, Connection> connections_;
   size_t strangers_ = 0;  // accepted connections that have proven nothing
-  std::vector<PeerDatasetState> datasets_;
+  // By the number that others know it by, which is never used again.
+  std::map<uint32_t, PeerDatasetState> datasets_;
+  uint32_t next_dataset_ = 0;
   Requests requests_;
   std::vector<uint32_t> asking_;  // nodes whose queue is not empty
   size_t answers_ = 0;            // not delivered yet

@@ -176,7 +176,7 @@ void Node::End(uint32_t id, Outcome outcome, uint32_t crc) {
   }
   const Answer answer{.slot = ask.slot, .outcome = outcome, .crc = crc};
   // Data sets are few.
-  for (PeerDatasetState& state : datasets_) {
+  for (auto& [number, state] : datasets_) {
     if (state.dataset == ask.dataset) state.answers.push_back(answer);
   }
   ++answers_;
@@ -313,7 +313,7 @@ void Node::Deliver(bool more, Nanos now) {
   if (answers_ == 0 || (more && answers_ < kTogether && now < deliver_at_)) return;
   answers_ = 0;
   deliver_at_ = now + kTogetherWait;
-  for (PeerDatasetState& state : datasets_) {
+  for (auto& [number, state] : datasets_) {
     if (state.answers.empty()) continue;
     state.dataset->Deliver(state.answers);
     state.answers.clear();

@@ -1,5 +1,6 @@
 // The peer thread: data sets, where their samples are, and what this node tells of its own.
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "peer/node.h"
@@ -29,7 +30,7 @@ void Node::AddDatasets(std::vector<std::shared_ptr<PeerDataset>>& datasets) {
   for (std::shared_ptr<PeerDataset>& dataset : datasets) {
     PeerDatasetState state;
     state.dataset = std::move(dataset);
-    datasets_.push_back(std::move(state));
+    datasets_.emplace(next_dataset_++, std::move(state));
   }
   datasets.clear();
   ReadyDatasets();
@@ -38,11 +39,9 @@ void Node::AddDatasets(std::vector<std::shared_ptr<PeerDataset>>& datasets) {
 
 // A source is made before the engine knows its data set.
 void Node::ReadyDatasets() {
-  const size_t known = engine_.dataset_count();
-  for (uint32_t number = 0; number < datasets_.size(); ++number) {
-    PeerDatasetState& state = datasets_[number];
+  for (auto& [number, state] : datasets_) {
     const PeerDataset& dataset = *state.dataset;
-    if (state.ready || dataset.retired() || dataset.id >= known) continue;
+    if (state.ready || dataset.leaving()) continue;
     const Result<StreamId> serving = engine_.OpenServing(dataset.id);
     if (!serving) continue;
     state.serving = *serving;
@@ -62,8 +61,47 @@ void Node::ReadyDatasets() {
   }
 }
 
+// Other nodes that still ask are told that there is no such sample, and read it themselves.
+void Node::LeaveDatasets() {
+  for (auto it = datasets_.begin(); it != datasets_.end();) {
+    PeerDatasetState& state = it->second;
+    if (state.dataset->leaving() && !state.left) Leave(it->first, state);
+    // The engine's last word on it was the end of its source; answers to that went before.
+    const bool over = state.left && state.dataset->retired() && state.answers.empty();
+    it = over ? datasets_.erase(it) : std::next(it);
+  }
+}
+
+void Node::Leave(uint32_t number, PeerDatasetState& state) {
+  for (const Turn& turn : std::exchange(state.early_turns, {})) {
+    Refuse(turn, Refusal::kNoSuchSample);
+  }
+  bool sending = false;
+  for (size_t i = 0; i < serves_.capacity(); ++i) {
+    const Serve& serve = serves_[i];
+    if (serve.at == Serve::At::kFree || serve.turn.dataset != number) continue;
+    if (serve.at != Serve::At::kReading) {
+      sending = true;
+      continue;
+    }
+    if (!serve.pull) Refuse(serve.turn, Refusal::kNoSuchSample);
+    std::erase(reading_, i);
+    EndServe(i);
+  }
+  if (sending) return;  // it ends soon, and this is looked at again
+  state.left = true;
+  if (!state.ready) return;
+  state.ready = false;
+  (void)engine_.CloseStream(state.serving);
+  for (const Other& other : others_) {
+    if (other.in != 0) {
+      Send(other.in, DatasetMessage{.number = number, .name = state.dataset->name});
+    }
+  }
+}
+
 void Node::Plan(uint32_t number, Directory plan) {
-  PeerDatasetState& state = datasets_[number];
+  PeerDatasetState& state = datasets_.at(number);
   const bool changed = plan.OnView(view_);
   state.home_bytes = plan.home_bytes(self_);
   if (changed || state.early) engine_.SetShare(state.dataset->id, plan.Shares());
@@ -73,7 +111,7 @@ void Node::Plan(uint32_t number, Directory plan) {
 }
 
 void Node::PlanGrowing(uint32_t number) {
-  PeerDatasetState& state = datasets_[number];
+  PeerDatasetState& state = datasets_.at(number);
   if (!state.homes || !state.homes->OnView(view_)) return;
   state.dataset->SetHomes(*state.homes);
   engine_.SetShare(state.dataset->id, state.dataset->GrowingShares());
@@ -88,7 +126,7 @@ void Node::ServeEarly(PeerDatasetState& state) {
 // set is planned as if it had all of it.
 uint64_t Node::UnkeptBytes() const {
   uint64_t bytes = 0;
-  for (const PeerDatasetState& state : datasets_) bytes += state.home_bytes;
+  for (const auto& [number, state] : datasets_) bytes += state.home_bytes;
   if (bytes == 0) return 0;
   return bytes - std::min(bytes, engine_.TierQuota());
 }
@@ -100,8 +138,7 @@ void Node::PlanDatasets(Nanos now) {
     planned_ = view_.complete() || now - attached_ >= options_.join_wait;
     if (!planned_) return;
   }
-  for (uint32_t number = 0; number < datasets_.size(); ++number) {
-    PeerDatasetState& state = datasets_[number];
+  for (auto& [number, state] : datasets_) {
     if (state.ready && state.early) Plan(number, *state.early);
     if (state.ready && state.homes && !state.dataset->planned()) PlanGrowing(number);
   }
@@ -110,7 +147,7 @@ void Node::PlanDatasets(Nanos now) {
 void Node::UpdateReach(uint32_t node) {
   const Other& other = others_[node];
   const Nanos now = SteadyClock().Now();
-  for (const PeerDatasetState& state : datasets_) {
+  for (const auto& [number, state] : datasets_) {
     if (!state.ready) continue;
     Reach reach = Reach::kNone;
     const bool growing = state.dataset->growing;
@@ -134,7 +171,7 @@ void Node::UpdateReach(uint32_t node) {
 Node::PeerDatasetState* Node::DatasetOf(uint32_t node, uint32_t their_number) {
   for (const auto& [name, dataset] : others_[node].theirs) {
     if (dataset.number != their_number) continue;
-    for (PeerDatasetState& state : datasets_) {
+    for (auto& [number, state] : datasets_) {
       if (state.ready && state.dataset->name == name && !state.dataset->growing &&
           state.dataset->catalog->size() == dataset.samples) {
         return &state;
@@ -154,7 +191,7 @@ void Node::Correct(PeerDatasetState& state, const std::function<void(Directory&)
 
 void Node::Announce(uint32_t node, uint32_t number) {
   const ConnectionId connection = others_[node].in;
-  const PeerDatasetState& state = datasets_[number];
+  const PeerDatasetState& state = datasets_.at(number);
   if (!state.ready) return;
   const bool growing = state.dataset->growing;
   Send(
@@ -168,8 +205,8 @@ void Node::Announce(uint32_t node, uint32_t number) {
 }
 
 void Node::SendHave(ConnectionId connection, uint32_t number, bool all) {
-  if (datasets_[number].dataset->growing) return;  // its numbers mean nothing to others
-  const std::span<const std::byte> held = datasets_[number].held;
+  if (datasets_.at(number).dataset->growing) return;  // its numbers mean nothing to others
+  const std::span<const std::byte> held = datasets_.at(number).held;
   for (size_t at = 0; at < held.size(); at += kHaveBytes) {
     const std::span<const std::byte> part =
         held.subspan(at, std::min(kHaveBytes, held.size() - at));
@@ -195,8 +232,7 @@ void Node::NoteHeld(PeerDatasetState& state, const HeldChanges& changes) {
 void Node::AnnounceHeld(Nanos now) {
   if (now < held_at_) return;
   held_at_ = now + kAnnounceEvery;
-  for (uint32_t number = 0; number < datasets_.size(); ++number) {
-    PeerDatasetState& state = datasets_[number];
+  for (auto& [number, state] : datasets_) {
     if (!state.ready) continue;
     AnnounceChanges(number, engine_.TakeHeldChanges(state.dataset->id));
   }
@@ -204,8 +240,8 @@ void Node::AnnounceHeld(Nanos now) {
 
 void Node::AnnounceChanges(uint32_t number, const HeldChanges& changes) {
   if (changes.got.empty() && changes.lost.empty()) return;
-  NoteHeld(datasets_[number], changes);
-  if (datasets_[number].dataset->growing) return;
+  NoteHeld(datasets_.at(number), changes);
+  if (datasets_.at(number).dataset->growing) return;
   const bool whole = changes.got.size() + changes.lost.size() > kBitmapInstead;
   std::vector<ChangesMessage> messages;
   const auto add = [&](const std::vector<SampleId>& samples, bool got) {

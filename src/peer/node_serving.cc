@@ -30,12 +30,13 @@ void Node::OnGet(ConnectionId id, uint32_t node, const GetMessage& get) {
               .held_only = get.held_only != 0,
               .urgent = get.urgent != 0,
               .connection = id};
-    if (get.dataset >= datasets_.size() || !datasets_[get.dataset].ready ||
-        wanted.sample >= datasets_[get.dataset].dataset->catalog->size()) {
+    const auto found = datasets_.find(get.dataset);
+    if (found == datasets_.end() || !found->second.ready ||
+        wanted.sample >= found->second.dataset->catalog->size()) {
       Refuse(turn, Refusal::kNoSuchSample);
       continue;
     }
-    turn.bytes = datasets_[get.dataset].dataset->catalog->length(wanted.sample);
+    turn.bytes = found->second.dataset->catalog->length(wanted.sample);
     if (!turns_.Add(turn)) Refuse(turn, Refusal::kBusy);
   }
 }
@@ -52,9 +53,9 @@ void Node::OnGetNamed(ConnectionId id, uint32_t node, const GetNamedMessage& get
               .urgent = get.urgent != 0,
               .connection = id};
     Resolved resolved;
-    if (get.dataset < datasets_.size() && datasets_[get.dataset].ready &&
-        datasets_[get.dataset].dataset->growing) {
-      resolved = Resolve(datasets_[get.dataset], wanted.sample);
+    const auto found = datasets_.find(get.dataset);
+    if (found != datasets_.end() && found->second.ready && found->second.dataset->growing) {
+      resolved = Resolve(found->second, wanted.sample);
     }
     if (!resolved.sample) {
       Refuse(turn, resolved.why);
@@ -88,7 +89,7 @@ Node::Resolved Node::Resolve(PeerDatasetState& state, const FileSample& wanted) 
 
 void Node::OnCancel(uint32_t node, uint32_t request) {
   turns_.Cancel(node, request);
-  for (PeerDatasetState& state : datasets_) {
+  for (auto& [number, state] : datasets_) {
     std::erase_if(state.early_turns,
                   [&](const Turn& turn) { return turn.node == node && turn.request == request; });
   }
@@ -109,7 +110,7 @@ void Node::DropServing(uint32_t node, ConnectionId id) {
     send_buffers_.Free(std::exchange(other.gather, SIZE_MAX));
     other.gather_message.given.clear();
   }
-  for (PeerDatasetState& state : datasets_) {
+  for (auto& [number, state] : datasets_) {
     std::erase_if(state.early_turns, [&](const Turn& turn) { return turn.connection == id; });
   }
   for (size_t i = 0; i < serves_.capacity(); ++i) {
@@ -142,8 +143,13 @@ void Node::TakeTurns(Nanos now) {
 }
 
 void Node::StartServe(const Turn& turn) {
-  PeerDatasetState& state = datasets_[turn.dataset];
   if (turn.connection == 0 || turn.connection != others_[turn.node].in) return;
+  const auto found = datasets_.find(turn.dataset);
+  if (found == datasets_.end() || !found->second.ready) {
+    Refuse(turn, Refusal::kNoSuchSample);
+    return;
+  }
+  PeerDatasetState& state = found->second;
   if (!options_.coordinate) {
     Refuse(turn, Refusal::kNotHeld);
     return;
@@ -187,7 +193,7 @@ size_t Node::NewServe() {
 void Node::PollServe(size_t index) {
   Serve& serve = serves_[index];
   const bool first = serve.lease == kNoLease;
-  const StreamId stream = datasets_[serve.turn.dataset].serving;
+  const StreamId stream = datasets_.at(serve.turn.dataset).serving;
   const Result<TakeKind> taken =
       engine_.Fetch(stream, serve.turn.sample, 0, &serve.lease, &serve.loan);
   if (taken && *taken == TakeKind::kPending) {
@@ -195,7 +201,7 @@ void Node::PollServe(size_t index) {
     // It was held a moment ago. Were it read from its home, which may be asking for it here, the
     // two would wait for each other.
     const uint32_t number = serve.turn.dataset;
-    PeerDatasetState& state = datasets_[number];
+    PeerDatasetState& state = datasets_.at(number);
     if (!serve.pull && state.dataset->Locate(serve.turn.sample).home != self_) {
       AnnounceChanges(number, engine_.TakeHeldChanges(state.dataset->id));
       if (!Holds(state, serve.turn.sample)) {
@@ -325,8 +331,7 @@ void Node::EndServe(size_t index) {
 // its room and its future.
 void Node::Pull(Nanos now) {
   if (!planned_ || metrics_.pull.value() == 0) return;
-  for (uint32_t number = 0; number < datasets_.size(); ++number) {
-    PeerDatasetState& state = datasets_[number];
+  for (auto& [number, state] : datasets_) {
     if (!state.ready || now < state.pull_at || !state.dataset->planned()) continue;
     if (pulls_ >= kMostPulls || requests_.size() > pulls_) return;
     bool any = false;

@@ -33,6 +33,14 @@ Result<PeerOptions> PeerOptionsFromEnvironment(const GetEnv& get, std::string_vi
   FOREBAY_RETURN_IF_ERROR(Seconds(get, "FOREBAY_PEER_LEASE", 100 * kMilli, &options.lease));
   FOREBAY_RETURN_IF_ERROR(Seconds(get, "FOREBAY_PEER_WAIT", 10 * kMilli, &options.request_wait));
   FOREBAY_RETURN_IF_ERROR(Seconds(get, "FOREBAY_PEER_JOIN_WAIT", 0, &options.join_wait));
+  if (const auto text = get("FOREBAY_PEER_TRANSPORT"); text && !text->empty()) {
+    const Result<TransportKind> kind = ParseTransportKind(*text);
+    if (!kind) {
+      return Status(kind.error().code(),
+                    StrCat("FOREBAY_PEER_TRANSPORT=", *text, ": ", kind.error().message()));
+    }
+    options.transport = *kind;
+  }
   if (const auto text = get("FOREBAY_PEER_COORDINATE"); text && !text->empty()) {
     if (*text != "0" && *text != "1") {
       return Status(Code::kInvalidArgument,

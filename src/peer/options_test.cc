@@ -37,6 +37,7 @@ TEST(PeerOptionsTest, EveryVariableChangesItsField) {
                            {"FOREBAY_NODE", "1"},
                            {"FOREBAY_NODES", "2"},
                            {"FOREBAY_PEER_COORDINATE", "0"},
+                           {"FOREBAY_PEER_TRANSPORT", "ucx"},
                            {"FOREBAY_PEER_LEASE", "1.5"},
                            {"FOREBAY_PEER_WAIT", "0.25"},
                            {"FOREBAY_PEER_JOIN_WAIT", "0"}});
@@ -44,6 +45,7 @@ TEST(PeerOptionsTest, EveryVariableChangesItsField) {
   EXPECT_EQ(options->cluster.method, ClusterSpec::Method::kStatic);
   EXPECT_EQ(options->cluster.node, 1u);
   EXPECT_FALSE(options->coordinate);
+  EXPECT_EQ(options->transport, TransportKind::kUcx);
   EXPECT_EQ(options->lease, 1500 * kMilli);
   EXPECT_EQ(options->request_wait, 250 * kMilli);
   EXPECT_EQ(options->join_wait, 0);
@@ -51,10 +53,10 @@ TEST(PeerOptionsTest, EveryVariableChangesItsField) {
 
 TEST(PeerOptionsTest, WhatMakesNoSenseIsNamed) {
   const std::vector<std::pair<std::string, std::string>> wrong = {
-      {"FOREBAY_PEER_LEASE", "0.05"},   {"FOREBAY_PEER_WAIT", "soon"},
-      {"FOREBAY_PEER_JOIN_WAIT", "-1"}, {"FOREBAY_PEER_COORDINATE", "yes"},
-      {"FOREBAY_PEER_LEASE", "nan"},    {"FOREBAY_PEER_WAIT", "1e9"},
-      {"FOREBAY_PEER_JOIN_WAIT", "1 s"}};
+      {"FOREBAY_PEER_LEASE", "0.05"},    {"FOREBAY_PEER_WAIT", "soon"},
+      {"FOREBAY_PEER_JOIN_WAIT", "-1"},  {"FOREBAY_PEER_COORDINATE", "yes"},
+      {"FOREBAY_PEER_LEASE", "nan"},     {"FOREBAY_PEER_WAIT", "1e9"},
+      {"FOREBAY_PEER_JOIN_WAIT", "1 s"}, {"FOREBAY_PEER_TRANSPORT", "rdma"}};
   for (const auto& [name, value] : wrong) {
     const auto options = Of({{name, value}});
     ASSERT_FALSE(options) << name << "=" << value;

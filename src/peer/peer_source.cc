@@ -30,7 +30,7 @@ PeerSource::PeerSource(std::shared_ptr<Exchange> exchange, std::shared_ptr<PeerD
 
 PeerSource::~PeerSource() {
   if (getpid() != creator_) return;
-  dataset_->Retire();
+  dataset_->Leave();
   // Nothing may write to the reads' memory once they are gone. Every ask ends within its time. Some
   // may have been answered, and wait for a Reap that had room for them.
   asked_ -= answers_.size() - answers_at_;
@@ -41,6 +41,7 @@ PeerSource::~PeerSource() {
     dataset_->TakeAnswers(&answers_);
     asked_ -= std::min(asked_, answers_.size());
   }
+  dataset_->Retire();
 }
 
 std::string PeerSource::Describe() const { return StrCat("peers, then ", inner_->Describe()); }

@@ -39,6 +39,7 @@ class PeerSource final : public Source {
   size_t capacity() const override { return slots_.capacity(); }
   std::string Describe() const override;
   int32_t Elsewhere(SampleId sample) const override;
+  void Retire() override { dataset_->Leave(); }
 
  private:
   enum class At : uint8_t { kFree, kWaiting, kPeer, kInner };

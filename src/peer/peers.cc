@@ -38,8 +38,10 @@ Result<std::unique_ptr<Peers>> Peers::Attach(Engine& engine, const PeerOptions& 
   NodeParts parts;
   parts.secret = *secret;
   parts.corrupt_every = CorruptEvery();
-  parts.transport = [transport](TransportHandler& handler) {
-    return MakeUcxTransport(transport, handler);
+  transport.tls_key = TlsKey(*secret);
+  parts.transport = [transport, kind = options.transport,
+                     trust = parts.trust](TransportHandler& handler) {
+    return MakeTransport(kind, transport, handler, trust.get());
   };
   parts.membership = [&options, &secret](const Member& self) {
     return Join(

@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "peer/cluster.h"
 #include "stage/engine.h"
+#include "transport/choose.h"
 
 namespace forebay::peer {
 
@@ -24,7 +25,8 @@ struct PeerOptions {
   Nanos request_wait = 2 * kSecond;  // a request without an answer goes to the source
   Nanos join_wait = 10 * kSecond;    // reads wait so long, at most, for the first whole view
   bool coordinate = true;            // false: every node reads for itself (to show the difference)
-  uint64_t bytes_per_second = 0;     // out of this node, all links together; 0: no limit
+  TransportKind transport = TransportKind::kAuto;
+  uint64_t bytes_per_second = 0;       // out of this node, all links together; 0: no limit
   uint64_t link_bytes_per_second = 0;  // to one peer; 0: no limit
   Status Validate() const;
 };
@@ -39,8 +41,10 @@ class Peers {
   static Result<std::unique_ptr<Peers>> Attach(Engine& engine, const PeerOptions& options);
   virtual ~Peers() = default;
   virtual std::vector<PeerStatus> Seen() const = 0;
-  // "4 nodes by torchrun's variables, ucx 1.13 (tcp) at 10.0.0.1:7421".
+  // "4 nodes by torchrun's variables, tcp at 10.0.0.1:7421".
   virtual std::string Describe() const = 0;
+  // Whom its transport trusts beyond the job's members, for a log; empty: nobody.
+  virtual std::string Trust() const { return ""; }
 };
 
 }  // namespace forebay::peer

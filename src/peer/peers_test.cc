@@ -134,11 +134,23 @@ TEST_F(PeersTest, WithoutCoordinationEachReadsForItself) {
   EXPECT_EQ(Seen(0, 1).reads, 0u);
 }
 
-TEST_F(PeersTest, OverUcx) {
-  const Result<std::string> version = UcxVersion();
-  if (!version) GTEST_SKIP() << version.error().message();
-  parts_.transport = [](TransportHandler& handler) {
-    return MakeUcxTransport({.listen = "127.0.0.1:0"}, handler);
+class PeersOverTest : public PeersTest, public ::testing::WithParamInterface<const char*> {};
+
+INSTANTIATE_TEST_SUITE_P(, PeersOverTest, ::testing::Values("tcp", "tls", "ucx"),
+                         [](const auto& one) { return std::string(one.param); });
+
+TEST_P(PeersOverTest, ReadEachSampleOnceAndOutliveADeadOne) {
+  const TransportKind kind = *ParseTransportKind(GetParam());
+  const Result<std::string> there = kind == TransportKind::kUcx   ? UcxVersion()
+                                    : kind == TransportKind::kTls ? TlsVersion()
+                                                                  : Result<std::string>("");
+  if (!there) GTEST_SKIP() << there.error().message();
+  parts_.transport = [kind](TransportHandler& handler) {
+    std::string trust;
+    const TransportOptions options{.listen = "127.0.0.1:0", .tls_key = std::string(32, 'k')};
+    auto made = MakeTransport(kind, options, handler, &trust);
+    EXPECT_EQ(trust.empty(), kind != TransportKind::kUcx) << trust;
+    return made;
   };
   engine_options_.memory_tier = 16 << 20;
   Start(2, 48 << 20, MakeFiles(200, 0, 240000));

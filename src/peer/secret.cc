@@ -20,6 +20,7 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/owned.h"
+#include "base/trusted_files.h"
 #include "control/etcd_store.h"
 
 namespace forebay::peer {
@@ -121,7 +122,7 @@ std::string FromText(std::string_view text) {
 }
 
 constexpr size_t kShortest = 32;
-constexpr off_t kLongest = 4096;
+constexpr size_t kLongest = 4096;
 constexpr Nanos kPatience = 2 * kSecond;
 constexpr Nanos kEtcdLease = 7 * 24 * 3600 * kSecond;
 constexpr time_t kForget = 30 * 24 * 3600;
@@ -133,46 +134,16 @@ constexpr std::string_view kRemedy =
 // None: it is not there, or its maker has not finished it.
 Result<std::string> ReadOnce(const std::string& path, bool* unfinished) {
   *unfinished = false;
-  const OwnedFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  if (!fd.valid()) {
-    if (errno == ELOOP) {
-      return Status(Code::kPermissionDenied,
-                    StrCat("the secret ", path, " is a symbolic link", kRemedy));
-    }
-    return ErrnoStatus(errno, StrCat("opening the secret ", path));
-  }
-  struct stat st = {};
-  if (::fstat(fd.get(), &st) != 0) return ErrnoStatus(errno, path);
-  if (!S_ISREG(st.st_mode) || st.st_uid != ::geteuid() || (st.st_mode & 077) != 0) {
-    return Status(Code::kPermissionDenied,
-                  StrCat("the secret ", path,
-                         !S_ISREG(st.st_mode)       ? " is not a file"
-                         : st.st_uid != ::geteuid() ? " is another user's"
-                                                    : " can be read by others",
-                         kRemedy));
-  }
-  if (st.st_size > kLongest) {
-    return Status(Code::kInvalidArgument,
-                  StrCat("the secret ", path, " is longer than ", kLongest, " bytes", kRemedy));
-  }
-  std::string text(static_cast<size_t>(kLongest) + 1, '\0');
-  size_t size = 0;
-  while (size < text.size()) {
-    const ssize_t got = ::read(fd.get(), text.data() + size, text.size() - size);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return ErrnoStatus(errno, StrCat("reading the secret ", path));
-    if (got == 0) break;
-    size += static_cast<size_t>(got);
-  }
-  text.resize(size);
-  if (size < kShortest) {
+  const Result<SecretText> read = ReadSecretFile(path, "the secret", kRemedy, kLongest);
+  if (!read) return read.error();
+  if (read->text.size() < kShortest) {
     *unfinished = true;
-    return Status(Code::kInvalidArgument, StrCat("the secret ", path, " has ", size, " bytes, not ",
-                                                 kShortest, " or more", kRemedy));
+    return Status(Code::kInvalidArgument, StrCat("the secret ", path, " has ", read->text.size(),
+                                                 " bytes, not ", kShortest, " or more", kRemedy));
   }
   // Used files stay; see Forget.
-  (void)::futimens(fd.get(), nullptr);
-  return FromText(text);
+  (void)::futimens(read->file.get(), nullptr);
+  return FromText(read->text);
 }
 
 Status WriteText(int fd, const std::string& path, std::string_view text) {
@@ -290,10 +261,8 @@ Result<std::string> SecretInFile(const ClusterSpec& cluster) {
 }
 
 Result<std::string> SecretInEtcd(const ClusterSpec& cluster) {
-  control::EtcdOptions options;
-  options.endpoints = cluster.EtcdEndpoints();
-  options.deadline = kPatience;
-  Result<std::unique_ptr<control::EtcdStore>> store = control::EtcdStore::Make(options);
+  Result<std::unique_ptr<control::EtcdStore>> store =
+      control::EtcdStore::Open(cluster.EtcdEndpoints(), kPatience);
   if (!store) return store.error();
   const std::string key = EtcdPrefix(cluster) + "secret";
   // Kept alive by whoever reads it; when it has just ended, a new one is made.
@@ -383,6 +352,11 @@ Digest Proof(std::string_view secret, const Challenge& challenge, bool by_initia
   writer(by_initiator ? uint8_t{1} : uint8_t{2}, challenge.initiator, challenge.acceptor,
          challenge.initiator_node, challenge.acceptor_node);
   return HmacSha256(AsBytes(secret), text);
+}
+
+std::string TlsKey(std::string_view secret) {
+  const Digest key = HmacSha256(AsBytes(secret), AsBytes("forebay peer tls key 1"));
+  return std::string(reinterpret_cast<const char*>(key.data()), key.size());
 }
 
 }  // namespace forebay::peer

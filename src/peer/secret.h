@@ -46,4 +46,7 @@ struct Challenge {
 };
 Digest Proof(std::string_view secret, const Challenge& challenge, bool by_initiator);
 
+// Of the job's TLS connections (RFC 8446's external pre-shared key): says nothing of the secret.
+std::string TlsKey(std::string_view secret);
+
 }  // namespace forebay::peer

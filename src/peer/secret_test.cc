@@ -244,7 +244,7 @@ TEST(EtcdSecret, TheFirstMakesIt) {
   ASSERT_NE(etcd, nullptr);
   ClusterSpec spec;
   spec.method = ClusterSpec::Method::kEtcd;
-  spec.etcd = etcd->endpoint().substr(7);
+  spec.etcd = etcd->host_port();
   spec.job = "j";
   std::vector<std::string> secrets(4);
   {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/fork.h"
+#include "control/etcd_store.h"
 #include "peer/options.h"
 
 namespace forebay::peer {
@@ -24,6 +25,7 @@ class OnlyPeers final : public Peers {
   }
   std::vector<PeerStatus> Seen() const override { return peers_->Seen(); }
   std::string Describe() const override { return peers_->Describe(); }
+  std::string Trust() const override { return peers_->Trust(); }
 
  private:
   std::unique_ptr<Peers> peers_;
@@ -45,6 +47,13 @@ Result<PeerOptions> OptionsFor(const std::string& wanted, std::string_view suffi
   return PeerOptionsFromEnvironment(variable, suffix);
 }
 
+// Who could read its password on the way.
+std::string WarningOfEtcd(const ClusterSpec& cluster) {
+  if (cluster.method != ClusterSpec::Method::kEtcd) return "";
+  const auto store = control::EtcdStore::Open(cluster.EtcdEndpoints(), kSecond);
+  return store ? (*store)->Warning() : "";
+}
+
 }  // namespace
 
 Result<Started> StartPeers(Engine& engine, std::string_view wanted, std::string_view suffix) {
@@ -52,7 +61,7 @@ Result<Started> StartPeers(Engine& engine, std::string_view wanted, std::string_
       wanted.empty() ? FromEnvironment(kPeers).value_or("") : std::string(wanted);
   const bool asked = !word.empty() && word != "auto";
   const auto alone = [&engine](std::string_view why) {
-    Started started{nullptr, StrCat("no peers: ", why), true};
+    Started started{nullptr, StrCat("no peers: ", why), true, ""};
     ClusterReport report;
     report.health = started.note;
     engine.SetClusterReport([report] { return report; });
@@ -68,15 +77,21 @@ Result<Started> StartPeers(Engine& engine, std::string_view wanted, std::string_
     return alone(options->cluster.open);
   }
   if (taken.exchange(true)) return Started();
+  const std::string warning = WarningOfEtcd(options->cluster);
   Result<std::unique_ptr<Peers>> peers = Peers::Attach(engine, *options);
   if (!peers) {
     taken.store(false);
     if (asked && peers.error().code() == Code::kInvalidArgument) return peers.error();
-    return alone(peers.error().ToString());
+    Started started = alone(peers.error().ToString());
+    started.warning = warning;
+    return started;
   }
   Started started;
+  started.warning = warning;
+  const std::string trust = (*peers)->Trust();
   started.note =
-      StrCat("peers: ", (*peers)->Describe(), options->coordinate ? "" : "; coordination is off");
+      StrCat("peers: ", (*peers)->Describe(), options->coordinate ? "" : "; coordination is off",
+             trust.empty() ? "" : "; ", trust);
   started.peers = std::make_unique<OnlyPeers>(*std::move(peers));
   return started;
 }
@@ -93,7 +108,7 @@ bool WantsPeers(std::string_view wanted) {
          !options->cluster.open.empty();
 }
 
-std::shared_ptr<Engine> Share(EnginePtr engine, std::unique_ptr<Peers> peers) {
+std::shared_ptr<Engine> WithPeers(EnginePtr engine, std::unique_ptr<Peers> peers) {
   Engine* const raw = engine.get();
   return std::shared_ptr<Engine>(
       raw, [e = engine.release(), p = peers.release(), made = ForkGeneration()](Engine*) {

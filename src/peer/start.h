@@ -15,13 +15,14 @@ struct Started {
   std::unique_ptr<Peers> peers;  // null: this engine has none
   std::string note;              // one line for a log; empty: nothing to say
   bool failed = false;           // the note says why there are none though they were meant to be
+  std::string warning;           // what its user should know all the same; empty: nothing
 };
 
 // `wanted`: as FOREBAY_PEERS, which it goes before; empty: what the environment says. A process is
 // one node: its second engine has no peers, and no engine of a forked child has. Where peers cannot
-// be had (no UCX, no way to the others) the engine does without, and its Cluster() says why; what
-// makes no sense is an error, unless nobody asked for peers. `suffix`: of the job's name, as for
-// ClusterFromEnvironment.
+// be had (no secret, no way to the others) the engine does without, and its Cluster() says why;
+// what makes no sense is an error, unless nobody asked for peers. `suffix`: of the job's name, as
+// for ClusterFromEnvironment.
 Result<Started> StartPeers(Engine& engine, std::string_view wanted, std::string_view suffix = "");
 
 // The cluster that this would be a node of: its name and its size. Empty: none.
@@ -31,6 +32,6 @@ std::string ClusterName(std::string_view wanted, std::string_view suffix = "");
 bool WantsPeers(std::string_view wanted);
 
 // An engine whose peers go right before it. In a forked child both are left alone.
-std::shared_ptr<Engine> Share(EnginePtr engine, std::unique_ptr<Peers> peers);
+std::shared_ptr<Engine> WithPeers(EnginePtr engine, std::unique_ptr<Peers> peers);
 
 }  // namespace forebay::peer

@@ -83,6 +83,26 @@ TEST_F(StartPeersTest, WhereTheyCannotBeHadTheEngineDoesWithout) {
   }
 }
 
+TEST_F(StartPeersTest, APasswordInPlainTextIsAWarning) {
+  setenv("FOREBAY_NODE", "0", 1);
+  setenv("FOREBAY_NODES", "2", 1);
+  setenv("FOREBAY_ETCD_USER", "me", 1);
+  setenv("FOREBAY_ETCD_PASSWORD", "hidden", 1);
+  const auto plain = StartPeers(*engine_, "etcd://no-such-host.invalid:2379");
+  const auto here = StartPeers(*engine_, "etcd://127.0.0.1:1");
+  unsetenv("FOREBAY_ETCD_PASSWORD");
+  const auto half = StartPeers(*engine_, "etcd://127.0.0.1:1");
+  unsetenv("FOREBAY_ETCD_USER");
+  ASSERT_TRUE(plain) << plain.status().ToString();
+  EXPECT_NE(plain->warning.find("http://no-such-host.invalid:2379"), std::string::npos)
+      << plain->warning;
+  EXPECT_EQ(StrCat(plain->warning, plain->note).find("hidden"), std::string::npos);
+  ASSERT_TRUE(here) << here.status().ToString();
+  EXPECT_EQ(here->warning, "");
+  ASSERT_FALSE(half);
+  EXPECT_NE(half.error().message().find("FOREBAY_ETCD_PASSWORD_FILE"), std::string::npos);
+}
+
 TEST_F(StartPeersTest, PeersGoBeforeTheirEngineAndNotInAChild) {
   static int order = 0;
   static int gone_at = 0;
@@ -91,7 +111,7 @@ TEST_F(StartPeersTest, PeersGoBeforeTheirEngineAndNotInAChild) {
     std::vector<PeerStatus> Seen() const override { return {}; }
     std::string Describe() const override { return ""; }
   };
-  std::shared_ptr<Engine> shared = Share(std::move(engine_), std::make_unique<Fake>());
+  std::shared_ptr<Engine> shared = WithPeers(std::move(engine_), std::make_unique<Fake>());
   const pid_t child = fork();
   if (child == 0) {
     shared.reset();

@@ -20,8 +20,6 @@ constexpr Nanos kSlice = 100 * kMilli;  // longest single sleep of any wait
 // charged to it.
 constexpr Nanos kPlanSlice = 2 * kMilli;
 constexpr uint64_t kPage = 4096;
-// Rows, tables and coefficients of one decoder (measured: 0.3 to 0.9 MiB for photographs).
-constexpr uint64_t kScratchBytes = uint64_t{1} << 20;
 // Samples a thread takes at once: large batches of small arrays would spend their time in locks.
 constexpr size_t kMostAtOnce = 16;
 
@@ -71,6 +69,76 @@ Status PickField(const Catalog& catalog, SampleId sample, DecodeOptions::Kind ki
 
 }  // namespace
 
+class Pipeline::Scratch {
+ public:
+  Scratch(std::shared_ptr<Port> source, Nanos wait) : source_(std::move(source)), wait_(wait) {}
+
+  // Another image may have the memory, here or in another process: it is waited for, as long as
+  // the budget as such is large enough.
+  Result<std::shared_ptr<void>> Take(uint64_t bytes) {
+    const Nanos start = SteadyClock().Now();
+    while (true) {
+      uint64_t returned = 0;
+      {
+        MutexLock lock(mutex_);
+        returned = returned_;
+      }
+      Result<std::shared_ptr<void>> share = source_->Lend(bytes, 0, 0);
+      if (share || share.error().code() != Code::kResourceExhausted) return share;
+      const uint64_t budget = source_->budget();
+      MutexLock lock(mutex_);
+      if (stopped_) return Status(Code::kCancelled, "the pipeline was stopped");
+      if (bytes > budget || SteadyClock().Now() - start > wait_) {
+        return Status(
+            Code::kResourceExhausted,
+            StrCat("decoding it takes ", bytes + kScratchBytes, " bytes, more than the memory ",
+                   "budget of ", budget, " bytes has left; raise memory=, or leave such images ",
+                   "out by max_pixels= and on_error=\"skip\""));
+      }
+      if (returned == returned_) {
+        changed_.wait_for(lock.native(), std::chrono::nanoseconds(kSlice));
+      }
+    }
+  }
+  void OnReturn() {
+    MutexLock lock(mutex_);
+    ++returned_;
+    changed_.notify_all();
+  }
+  void Stop() {
+    MutexLock lock(mutex_);
+    stopped_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  const std::shared_ptr<Port> source_;
+  const Nanos wait_;
+  Mutex mutex_;
+  std::condition_variable changed_;
+  uint64_t returned_ GUARDED_BY(mutex_) = 0;  // loans
+  bool stopped_ GUARDED_BY(mutex_) = false;
+};
+
+class Pipeline::Lender final : public ScratchLender {
+ public:
+  explicit Lender(Scratch& scratch) : scratch_(scratch) {}
+  Status Take(uint64_t bytes) override {
+    Result<std::shared_ptr<void>> share = scratch_.Take(bytes);
+    if (!share) return share.error();
+    share_ = *std::move(share);
+    return Status();
+  }
+  void GiveBack() override {
+    share_ = nullptr;
+    scratch_.OnReturn();
+  }
+
+ private:
+  Scratch& scratch_;
+  std::shared_ptr<void> share_;
+};
+
 Status PipelineOptions::Validate() const {
   if (ahead > 1024) {
     return Status(Code::kInvalidArgument, StrCat("ahead is ", ahead, "; it takes 0 to 1024"));
@@ -97,17 +165,22 @@ Result<PipelinePtr> Pipeline::Make(std::shared_ptr<Port> source, StreamOptions s
                                 ? stream.shape.batch_size
                                 : std::min<size_t>(stream.shape.batch_size, catalog->size());
   const uint64_t stored_bytes = StoredBytes(*catalog, batch_size) * source->sharers();
+  auto large = std::make_unique<Scratch>(source, options.release_wait);
+  std::vector<std::unique_ptr<Lender>> lenders;
   std::vector<std::unique_ptr<SampleDecoder>> decoders;
   for (size_t i = 0; i < source->decode_pool().threads(); ++i) {
-    Result<std::unique_ptr<SampleDecoder>> decoder = MakeSampleDecoder(options.decode);
+    lenders.push_back(std::make_unique<Lender>(*large));
+    Result<std::unique_ptr<SampleDecoder>> decoder =
+        MakeSampleDecoder(options.decode, lenders.back().get());
     if (!decoder) return decoder.error();
     decoders.push_back(*std::move(decoder));
   }
   Result<std::shared_ptr<void>> scratch =
       source->Lend(kScratchBytes * decoders.size(), 0, options.release_wait);
   if (!scratch) return scratch.error();
-  PipelinePtr pipeline(new Pipeline(source, options, std::move(decoders), std::move(catalog),
-                                    batch_size, stored_bytes));
+  PipelinePtr pipeline(new Pipeline(source, options, std::move(large), std::move(lenders),
+                                    std::move(decoders), std::move(catalog), batch_size,
+                                    stored_bytes));
   pipeline->scratch_ = *std::move(scratch);
   {
     // The least that can work, before anything is read: one with the consumer, one being filled.
@@ -137,12 +210,15 @@ Result<PipelinePtr> Pipeline::Make(std::shared_ptr<Port> source, StreamOptions s
 }
 
 Pipeline::Pipeline(std::shared_ptr<Port> source, const PipelineOptions& options,
+                   std::unique_ptr<Scratch> large, std::vector<std::unique_ptr<Lender>> lenders,
                    std::vector<std::unique_ptr<SampleDecoder>> decoders,
                    std::shared_ptr<const Catalog> catalog, size_t batch_size, uint64_t stored_bytes)
     : source_(std::move(source)),
       fork_generation_(ForkGeneration()),
       options_(options),
       pool_(source_->decode_pool()),
+      large_(std::move(large)),
+      lenders_(std::move(lenders)),
       decoders_(std::move(decoders)),
       catalog_(std::move(catalog)),
       sample_bytes_(decoders_.front()->sample_bytes()),
@@ -185,6 +261,7 @@ void Pipeline::Stop() {
   }
   if (opened_) (void)source_->CloseStream(stream_);  // ends a wait of the feeder
   if (feeder_.joinable()) feeder_.join();
+  large_->Stop();
   pool_.Remove(*this);
   decoders_.clear();
   scratch_ = nullptr;

@@ -89,6 +89,8 @@ class Pipeline final : private DecodeWork {
   // All slabs there are now; more may come.
   std::vector<std::span<std::byte>> Slabs() const;
   std::vector<EpochStats> Stats() const;
+  // Of its data set, see Port.
+  Result<ChangedFilesOf> ChangedFiles() const { return source_->ChangedFiles(stream_); }
   // What a pending Take waits for, in words.
   std::string WaitingFor() const;
   // Charges a wait that the consumer saw after a batch was handed out (its copy to a GPU).
@@ -122,8 +124,12 @@ class Pipeline final : private DecodeWork {
     bool finished() const { return left == 0; }
   };
   static constexpr size_t kNoSlab = ~size_t{0};
+  // What the decoders borrow for large images: from the budget, one loan a thread.
+  class Scratch;
+  class Lender;
 
   Pipeline(std::shared_ptr<Port> source, const PipelineOptions& options,
+           std::unique_ptr<Scratch> large, std::vector<std::unique_ptr<Lender>> lenders,
            std::vector<std::unique_ptr<SampleDecoder>> decoders,
            std::shared_ptr<const Catalog> catalog, size_t batch_size, uint64_t stored_bytes);
   friend struct PipelineDelete;
@@ -147,6 +153,8 @@ class Pipeline final : private DecodeWork {
   const uint64_t fork_generation_;
   const PipelineOptions options_;
   DecodePool& pool_;
+  const std::unique_ptr<Scratch> large_;
+  const std::vector<std::unique_ptr<Lender>> lenders_;  // one for each decoder
   // One a thread of the pool; none when it has stopped.
   std::vector<std::unique_ptr<SampleDecoder>> decoders_;
   const std::shared_ptr<const Catalog> catalog_;  // shared with the engine

@@ -23,6 +23,7 @@ std::vector<std::string> DaemonSettings(const EngineOptions& options) {
   number("verify", options.verify ? 1 : 0, defaults.verify ? 1 : 0);
   if (!options.cache_folder.empty()) out.push_back(StrCat("cache_dir=", options.cache_folder));
   number("cache_bytes", options.cache_bytes, defaults.cache_bytes);
+  if (!options.cache_group.empty()) out.push_back(StrCat("cache_group=", options.cache_group));
   return out;
 }
 

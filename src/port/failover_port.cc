@@ -10,6 +10,7 @@
 #include "base/fork.h"
 #include "base/system_memory.h"
 #include "base/thread.h"
+#include "catalog/paths.h"
 #include "port/job_name.h"
 #include "port/local_port.h"
 #include "wire/message.h"
@@ -334,7 +335,7 @@ void FailoverPort::MoveIdle() NO_THREAD_SAFETY_ANALYSIS {
     const InTurn turn(stream->turn, InTurn::Entered());
     std::shared_ptr<Backend> at;
     StreamId there = 0;
-    Look(*stream, &at, &there);
+    Where(*stream, &at, &there);
     if (at == nullptr) {
       // Left before.
     } else if (at->lost() || stream->PastEnd()) {
@@ -346,15 +347,15 @@ void FailoverPort::MoveIdle() NO_THREAD_SAFETY_ANALYSIS {
 }
 
 void FailoverPort::MoveShares() {
-  std::vector<std::shared_ptr<Share>> live;
+  std::vector<std::shared_ptr<BudgetClaim>> live;
   {
     MutexLock lock(mutex_);
-    std::erase_if(shares_, [](const std::weak_ptr<Share>& share) { return share.expired(); });
-    for (const std::weak_ptr<Share>& share : shares_) {
-      if (std::shared_ptr<Share> found = share.lock()) live.push_back(std::move(found));
+    std::erase_if(shares_, [](const std::weak_ptr<BudgetClaim>& share) { return share.expired(); });
+    for (const std::weak_ptr<BudgetClaim>& share : shares_) {
+      if (std::shared_ptr<BudgetClaim> found = share.lock()) live.push_back(std::move(found));
     }
   }
-  for (const std::shared_ptr<Share>& share : live) {
+  for (const std::shared_ptr<BudgetClaim>& share : live) {
     MutexLock lock(share->mutex);
     // Under the lock: of two threads that move it, the last one has the last word.
     const Result<std::shared_ptr<Backend>> now = Now();
@@ -385,10 +386,11 @@ Result<DatasetId> FailoverPort::DatasetAt(Backend& at, DatasetId dataset) {
   Dataset wanted;
   {
     MutexLock lock(mutex_);
-    if (dataset >= datasets_.size()) {
+    const auto found = datasets_.find(dataset);
+    if (found == datasets_.end()) {
       return Status(Code::kInvalidArgument, StrCat("data set ", dataset, " does not exist"));
     }
-    wanted = datasets_[dataset];
+    wanted = found->second;
   }
   MutexLock lock(at.mutex);
   const auto known = at.datasets.find(dataset);
@@ -401,31 +403,75 @@ Result<DatasetId> FailoverPort::DatasetAt(Backend& at, DatasetId dataset) {
 Result<DatasetId> FailoverPort::OpenDataset(std::shared_ptr<const Catalog> catalog,
                                             const std::string& delay) {
   FOREBAY_RETURN_IF_ERROR(Alive());
-  const uint64_t fingerprint = catalog->fingerprint();  // a daemon needs all lengths anyway
+  const uint64_t version = catalog->version();  // a daemon needs all lengths anyway
+  const std::string place = RealPath(catalog->root());
   DatasetId id = 0;
   {
     MutexLock lock(mutex_);
-    const auto same = std::find_if(datasets_.begin(), datasets_.end(), [&](const Dataset& known) {
-      return known.delay == delay && known.catalog->root() == catalog->root() &&
-             known.catalog->fingerprint() == fingerprint;
+    const auto same = std::find_if(datasets_.begin(), datasets_.end(), [&](const auto& entry) {
+      const Dataset& known = entry.second;
+      return known.delay == delay && known.version == version && known.place == place;
     });
-    id = static_cast<DatasetId>(same - datasets_.begin());
-    if (same == datasets_.end()) datasets_.push_back({std::move(catalog), delay});
+    id = same == datasets_.end() ? next_dataset_++ : same->first;
+    Dataset& dataset = datasets_[id];
+    if (same == datasets_.end()) dataset = {std::move(catalog), delay, version, place};
+    ++dataset.users;
   }
   while (true) {
     const Result<std::shared_ptr<Backend>> now = Now();
-    if (!now) return now.error();
+    if (!now) {
+      CloseDataset(id);
+      return now.error();
+    }
     const Result<DatasetId> there = DatasetAt(**now, id);
     if (there) return id;
-    if (!(*now)->lost()) return there.error();
+    if (!(*now)->lost()) {
+      CloseDataset(id);
+      return there.error();
+    }
     Lost(*now, there.error());
+  }
+}
+
+void FailoverPort::CloseDataset(DatasetId dataset) {
+  if (!Alive().ok()) return;
+  {
+    MutexLock lock(mutex_);
+    const auto found = datasets_.find(dataset);
+    if (found == datasets_.end() || found->second.users == 0) return;
+    --found->second.users;
+  }
+  ForgetUnused(dataset, nullptr);
+}
+
+void FailoverPort::ForgetUnused(DatasetId dataset, std::shared_ptr<Backend> also) {
+  std::set<std::shared_ptr<Backend>> with;
+  {
+    MutexLock lock(mutex_);
+    const auto found = datasets_.find(dataset);
+    if (found == datasets_.end() || found->second.users != 0) return;
+    const bool used = std::any_of(streams_.begin(), streams_.end(), [&](const auto& entry) {
+      return entry.second->options.shape.dataset == dataset;
+    });
+    if (used) return;
+    datasets_.erase(found);
+    with = {now_, former_.lock(), std::move(also)};
+  }
+  for (const std::shared_ptr<Backend>& at : with) {
+    if (at == nullptr) continue;
+    MutexLock lock(at->mutex);
+    const auto there = at->datasets.find(dataset);
+    if (there == at->datasets.end()) continue;
+    at->port->CloseDataset(there->second);
+    at->datasets.erase(there);
   }
 }
 
 std::shared_ptr<const Catalog> FailoverPort::Find(DatasetId dataset) {
   if (!Alive().ok()) return nullptr;
   MutexLock lock(mutex_);
-  return dataset < datasets_.size() ? datasets_[dataset].catalog : nullptr;
+  const auto found = datasets_.find(dataset);
+  return found == datasets_.end() ? nullptr : found->second.catalog;
 }
 
 // ---- streams ---------------------------------------------------------------------------------
@@ -442,7 +488,7 @@ std::shared_ptr<FailoverPort::Stream> FailoverPort::FindStream(StreamId id) {
   return found == streams_.end() ? nullptr : found->second;
 }
 
-void FailoverPort::Look(Stream& stream, std::shared_ptr<Backend>* at, StreamId* there) {
+void FailoverPort::Where(Stream& stream, std::shared_ptr<Backend>* at, StreamId* there) {
   MutexLock lock(stream.mutex);
   *at = stream.at;
   *there = stream.there;
@@ -485,7 +531,7 @@ void FailoverPort::Leave(Stream& stream) {
   if (Disown(stream)) return;
   std::shared_ptr<Backend> at;
   StreamId there = 0;
-  Look(stream, &at, &there);
+  Where(stream, &at, &there);
   if (at == nullptr) return;
   Result<std::vector<EpochStats>> stats = at->port->Stats(there);
   {
@@ -499,7 +545,7 @@ void FailoverPort::Leave(Stream& stream) {
 
 Status FailoverPort::Settle(Stream& stream, std::shared_ptr<Backend>* at, StreamId* there) {
   while (true) {
-    Look(stream, at, there);
+    Where(stream, at, there);
     const Result<std::shared_ptr<Backend>> now = Now();
     if (!now) return now.error();
     // One with a daemon that lives stays there.
@@ -666,16 +712,24 @@ Status FailoverPort::CloseStream(StreamId id) {
     MutexLock lock(mutex_);
     streams_.erase(id);
   }
-  if (Disown(*stream)) return Status();
+  const DatasetId dataset = stream->options.shape.dataset;
+  if (Disown(*stream)) {
+    ForgetUnused(dataset, nullptr);
+    return Status();
+  }
   std::shared_ptr<Backend> at;
   StreamId there = 0;
-  Look(*stream, &at, &there);
-  if (at == nullptr) return Status();
+  Where(*stream, &at, &there);
+  if (at == nullptr) {
+    ForgetUnused(dataset, nullptr);
+    return Status();
+  }
   const Status closed = at->port->CloseStream(there);
+  ForgetUnused(dataset, at);
   if (closed.ok() || at->lost()) return Status();
   std::shared_ptr<Backend> then;
   StreamId then_there = 0;
-  Look(*stream, &then, &then_there);
+  Where(*stream, &then, &then_there);
   // One that moves at this moment is closed by who moves it.
   return then == at && then_there == there ? closed : Status();
 }
@@ -814,7 +868,7 @@ Result<TakeKind> FailoverPort::Fetch(StreamId id, SampleId sample, Nanos wait, B
     if (Disown(*stream)) continue;  // who opened it may have closed it
     std::shared_ptr<Backend> then;
     StreamId then_there = 0;
-    Look(*stream, &then, &then_there);
+    Where(*stream, &then, &then_there);
     // Unless the stream has left it meanwhile; it may be back there, under another number.
     if ((then == at && then_there == there) || stream->closed.load()) return kind;
   }
@@ -847,7 +901,7 @@ Result<std::shared_ptr<void>> FailoverPort::Lend(uint64_t bytes, uint64_t leave,
       Lost(*now, token.error());
       continue;
     }
-    auto share = std::make_shared<Share>();
+    auto share = std::make_shared<BudgetClaim>();
     share->bytes = bytes;
     {
       MutexLock lock(share->mutex);
@@ -883,7 +937,7 @@ StallCause FailoverPort::WaitCause(StreamId id) {
   if (stream == nullptr) return StallCause::kSource;
   std::shared_ptr<Backend> at;
   StreamId there = 0;
-  Look(*stream, &at, &there);
+  Where(*stream, &at, &there);
   return at == nullptr ? StallCause::kSource : at->port->WaitCause(there);
 }
 
@@ -893,7 +947,7 @@ Status FailoverPort::Blocked(StreamId id) {
   if (stream == nullptr) return NoStream(id);
   std::shared_ptr<Backend> at;
   StreamId there = 0;
-  Look(*stream, &at, &there);
+  Where(*stream, &at, &there);
   return at == nullptr ? Status() : at->port->Blocked(there);
 }
 
@@ -903,7 +957,7 @@ void FailoverPort::CountStall(StreamId id, StallCause cause, Nanos waited) {
   if (stream == nullptr) return;
   std::shared_ptr<Backend> at;
   StreamId there = 0;
-  Look(*stream, &at, &there);
+  Where(*stream, &at, &there);
   if (at != nullptr) at->port->CountStall(there, cause, waited);
 }
 
@@ -925,13 +979,26 @@ Result<std::vector<EpochStats>> FailoverPort::Stats(StreamId id) {
   return now ? MergeStats(std::move(past), *std::move(now)) : past;
 }
 
+Result<ChangedFilesOf> FailoverPort::ChangedFiles(StreamId id) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  const std::shared_ptr<Stream> stream = FindStream(id);
+  if (stream == nullptr) return NoStream(id);
+  std::shared_ptr<Backend> at;
+  StreamId there = 0;
+  Where(*stream, &at, &there);
+  if (at == nullptr) return ChangedFilesOf();
+  Result<ChangedFilesOf> changed = at->port->ChangedFiles(there);
+  // The next Take finds that it is gone, and goes on without it.
+  return changed || !at->lost() ? changed : ChangedFilesOf();
+}
+
 std::string FailoverPort::WaitingFor(StreamId id) {
   if (const Status alive = Alive(); !alive.ok()) return alive.message();
   const std::shared_ptr<Stream> stream = FindStream(id);
   if (stream == nullptr) return NoStream(id).message();
   std::shared_ptr<Backend> at;
   StreamId there = 0;
-  Look(*stream, &at, &there);
+  Where(*stream, &at, &there);
   return at == nullptr ? "the node's daemon has gone" : at->port->WaitingFor(there);
 }
 
@@ -967,7 +1034,7 @@ uint64_t FailoverPort::EmptyRings(StreamId id) {
   if (stream == nullptr) return 0;
   std::shared_ptr<Backend> at;
   StreamId there = 0;
-  Look(*stream, &at, &there);
+  Where(*stream, &at, &there);
   return at == nullptr || at->daemon == nullptr ? 0 : at->daemon->EmptyRings(there);
 }
 

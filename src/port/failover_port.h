@@ -77,6 +77,7 @@ class FailoverPort final : public Port {
   // A data set is the same when samples, place and `delay` are.
   Result<DatasetId> OpenDataset(std::shared_ptr<const Catalog> catalog,
                                 const std::string& delay) override;
+  void CloseDataset(DatasetId dataset) override;
   std::shared_ptr<const Catalog> Find(DatasetId dataset) override;
   Result<StreamId> OpenStream(const StreamOptions& options) override;
   // One that other processes fetch from, too, under its address. This port does not know how far
@@ -105,6 +106,7 @@ class FailoverPort final : public Port {
   void CountStall(StreamId stream, StallCause cause, Nanos waited) override;
   // Of all engines that the stream was with; an epoch that several have a part of is added up.
   Result<std::vector<EpochStats>> Stats(StreamId stream) override;
+  Result<ChangedFilesOf> ChangedFiles(StreamId stream) override;
   std::string WaitingFor(StreamId stream) override;
   // Of the engine, and the port's own.
   Result<std::string> MetricsText() override;
@@ -218,13 +220,16 @@ class FailoverPort final : public Port {
   struct Dataset {
     std::shared_ptr<const Catalog> catalog;
     std::string delay;
+    uint64_t version = 0;
+    std::string place = {};  // where links lead from its root
+    size_t users = 0;
   };
   struct Held {
     std::shared_ptr<Backend> at;
     std::shared_ptr<Port> port;  // its own, or a line to it
     LeaseId lease = kNoLease;
   };
-  struct Share {
+  struct BudgetClaim {
     uint64_t bytes = 0;
     Mutex mutex;
     std::shared_ptr<Backend> at GUARDED_BY(mutex);
@@ -260,6 +265,9 @@ class FailoverPort final : public Port {
   void MoveShares();
 
   Result<DatasetId> DatasetAt(Backend& at, DatasetId dataset);
+  // Where nobody uses it, and no stream: gives it back to every engine that has it. `also`: one
+  // that a stream was with.
+  void ForgetUnused(DatasetId dataset, std::shared_ptr<Backend> also);
   // Opens the stream where it stands.
   Result<StreamId> OpenAt(Backend& at, Stream& stream) REQUIRES(stream.turn);
   // Moves the stream to where the port is, if it has to; where it is then.
@@ -279,7 +287,7 @@ class FailoverPort final : public Port {
                                     BatchLoan* out, std::shared_ptr<Port>* port);
   // The loan becomes one of this port.
   void Hold(Held held, StreamId id, const Stream& stream, BatchLoan* out);
-  static void Look(Stream& stream, std::shared_ptr<Backend>* at, StreamId* there);
+  static void Where(Stream& stream, std::shared_ptr<Backend>* at, StreamId* there);
 
   // Constant after construction.
   const FailoverOptions options_;
@@ -299,10 +307,11 @@ class FailoverPort final : public Port {
   bool stopped_ GUARDED_BY(mutex_) = false;           // nobody wants it to come back
   Nanos due_ GUARDED_BY(mutex_);                      // the next one
   Nanos attached_at_ GUARDED_BY(mutex_) = 0;
-  std::deque<Dataset> datasets_ GUARDED_BY(mutex_);
+  std::map<DatasetId, Dataset> datasets_ GUARDED_BY(mutex_);
+  DatasetId next_dataset_ GUARDED_BY(mutex_) = 0;  // no number is used again
   std::map<StreamId, std::shared_ptr<Stream>> streams_ GUARDED_BY(mutex_);
   StreamId next_stream_ GUARDED_BY(mutex_) = 0;
-  std::vector<std::weak_ptr<Share>> shares_ GUARDED_BY(mutex_);
+  std::vector<std::weak_ptr<BudgetClaim>> shares_ GUARDED_BY(mutex_);
 
   Mutex leases_mutex_;  // nothing else is taken under it
   std::unordered_map<LeaseId, Held> leases_ GUARDED_BY(leases_mutex_);

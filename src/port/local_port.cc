@@ -1,7 +1,11 @@
 #include "port/local_port.h"
 
+#include <cstddef>
+#include <span>
 #include <utility>
 
+#include "base/crc32c.h"
+#include "catalog/sizer.h"
 #include "source/delay_source.h"
 
 namespace forebay {
@@ -14,11 +18,17 @@ Result<DatasetId> LocalPort::OpenDataset(std::shared_ptr<const Catalog> catalog,
     if (!emulated) return emulated.error();
     source = *std::move(emulated);
   }
-  return engine_.AddDataset(std::move(catalog), std::move(source));
+  std::string key;
+  if (catalog->sizer() == nullptr || catalog->sizer()->all_known()) {
+    const std::span<const std::byte> image = catalog->image();
+    key = StrCat("port ", catalog->fingerprint(), " ", image.size(), " ", Crc32c(image), " ", delay,
+                 " ", catalog->root());
+  }
+  return engine_.AddDataset(std::move(catalog), std::move(source), nullptr, key);
 }
 
 std::shared_ptr<const Catalog> LocalPort::Find(DatasetId dataset) {
-  return dataset < engine_.dataset_count() ? engine_.shared_catalog(dataset) : nullptr;
+  return engine_.shared_catalog(dataset);
 }
 
 Result<StreamId> LocalPort::OpenStream(const StreamOptions& options) {

@@ -14,9 +14,10 @@ class LocalPort final : public Port {
  public:
   explicit LocalPort(Engine& engine) : engine_(engine) {}
 
-  // Always adds one.
+  // One that is open, or was closed lately, where the catalog is equal and its lengths are known.
   Result<DatasetId> OpenDataset(std::shared_ptr<const Catalog> catalog,
                                 const std::string& delay) override;
+  void CloseDataset(DatasetId dataset) override { (void)engine_.CloseDataset(dataset); }
   std::shared_ptr<const Catalog> Find(DatasetId dataset) override;
   Result<StreamId> OpenStream(const StreamOptions& options) override;
   Status Declare(StreamId stream, uint64_t epoch, std::vector<SampleId> order, bool last) override;
@@ -34,6 +35,9 @@ class LocalPort final : public Port {
   Status Blocked(StreamId stream) override { return engine_.Blocked(stream); }
   void CountStall(StreamId stream, StallCause cause, Nanos waited) override;
   Result<std::vector<EpochStats>> Stats(StreamId stream) override { return engine_.Stats(stream); }
+  Result<ChangedFilesOf> ChangedFiles(StreamId stream) override {
+    return engine_.ChangedFiles(stream);
+  }
   std::string WaitingFor(StreamId stream) override { return engine_.WaitingFor(stream); }
   Result<std::string> MetricsText() override { return engine_.registry().PrometheusText(); }
 

@@ -30,6 +30,9 @@ class Port {
   // see StorageSettings; mostly empty.
   virtual Result<DatasetId> OpenDataset(std::shared_ptr<const Catalog> catalog,
                                         const std::string& delay) = 0;
+  // Once for each OpenDataset: the caller opens no more streams over it. Those that are open keep
+  // it; it is given back with the last.
+  virtual void CloseDataset(DatasetId dataset) = 0;
   // Of a data set that this port has opened, or that the engine of this process has; null: unknown.
   virtual std::shared_ptr<const Catalog> Find(DatasetId dataset) = 0;
 
@@ -68,6 +71,8 @@ class Port {
   // A consumer behind an `ahead_of_consumer` stream waited.
   virtual void CountStall(StreamId stream, StallCause cause, Nanos waited) = 0;
   virtual Result<std::vector<EpochStats>> Stats(StreamId stream) = 0;
+  // Of the stream's data set. A request to the engine's process, where that is another one.
+  virtual Result<ChangedFilesOf> ChangedFiles(StreamId stream) = 0;
   // What a pending Take waits for, in words.
   virtual std::string WaitingFor(StreamId stream) = 0;
   // Every metric of the engine as Prometheus text.

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <chrono>
 #include <limits>
 #include <thread>
@@ -34,6 +35,9 @@ constexpr size_t kReleasesHeld = 16;
 constexpr uint64_t kReleaseBytesHeld = uint64_t{1} << 20;
 constexpr size_t kReceiveBytes = size_t{16} << 10;
 constexpr size_t kDeclarePart = size_t{1} << 20;  // samples in a message
+// A fetch is asked for anew after so long, then after twice as long: a server that does not move is
+// found out kGrace after the first of these, however long the storage may take. The read goes on.
+constexpr Nanos kFirstFetch = kSecond;
 constexpr Nanos kSlice = 100 * kMilli;  // of a wait, before it is asked whether the server lives
 constexpr Nanos kImageWait = 60 * kSecond;
 // Memory that was refused: how soon to ask again while waiting for it, and without a need.
@@ -340,15 +344,31 @@ Result<DatasetId> SocketPort::OpenDataset(std::shared_ptr<const Catalog> catalog
   const Result<DatasetId> id = AddDataset(*catalog, delay);
   if (!id) return id;
   MutexLock lock(streams_mutex_);
-  catalogs_[*id] = std::move(catalog);
+  Opened& opened = catalogs_[*id];
+  opened.catalog = std::move(catalog);
+  ++opened.times;
   return id;
+}
+
+void SocketPort::CloseDataset(DatasetId dataset) {
+  if (!Alive().ok()) return;
+  {
+    MutexLock lock(streams_mutex_);
+    const auto found = catalogs_.find(dataset);
+    if (found == catalogs_.end()) return;
+    if (--found->second.times == 0) catalogs_.erase(found);
+  }
+  wire::CloseDataset message;
+  message.dataset = dataset;
+  MutexLock lock(write_mutex_);
+  (void)Tell(message);  // a lost connection has closed it
 }
 
 std::shared_ptr<const Catalog> SocketPort::Find(DatasetId dataset) {
   if (fork_generation_ != ForkGeneration()) return nullptr;
   MutexLock lock(streams_mutex_);
   const auto found = catalogs_.find(dataset);
-  return found == catalogs_.end() ? nullptr : found->second;
+  return found == catalogs_.end() ? nullptr : found->second.catalog;
 }
 
 Result<std::string> SocketPort::Query(uint8_t what, StreamId stream) {
@@ -722,6 +742,19 @@ void SocketPort::CountStall(StreamId stream, StallCause cause, Nanos waited) {
   (void)Tell(message);
 }
 
+Result<ChangedFilesOf> SocketPort::ChangedFiles(StreamId stream) {
+  const Result<std::string> said = Query(wire::Query::kChangedFiles, stream);
+  if (!said) return said.error();
+  ChangedFilesOf out;
+  const char* const end = said->data() + said->size();
+  const auto [rest, error] = std::from_chars(said->data(), end, out.count);
+  if (error != std::errc() || rest == end || *rest != ' ') {
+    return Lose(Status(Code::kDataLoss, "no count of changed files"));
+  }
+  out.last.assign(rest + 1, end);
+  return out;
+}
+
 std::string SocketPort::WaitingFor(StreamId stream) {
   const Result<std::string> said = Query(wire::Query::kWaitingFor, stream);
   return said ? *said : said.error().ToString();
@@ -734,10 +767,18 @@ Result<TakeKind> SocketPort::Fetch(StreamId stream, SampleId sample, Nanos wait,
   wire::Fetch request;
   request.stream = stream;
   request.sample = sample;
-  request.wait_ns = std::clamp<Nanos>(wait, 0, kLongestWait);
+  wait = std::clamp<Nanos>(wait, 0, kLongestWait);
   const Nanos start = SteadyClock().Now();
   Waits waits{};
-  Result<TakeKind> kind = Ask(request, request.wait_ns, out, &waits);
+  Result<TakeKind> kind = TakeKind::kPending;
+  Nanos most = kFirstFetch;
+  do {
+    request.wait_ns = std::clamp<Nanos>(start + wait - SteadyClock().Now(), 0, most);
+    Waits waited{};
+    kind = Ask(request, request.wait_ns, out, &waited);
+    for (size_t i = 0; i < waits.size(); ++i) waits[i] += waited[i];
+    most *= 2;
+  } while (kind && *kind == TakeKind::kPending && SteadyClock().Now() - start < wait);
   if (!kind) {
     const bool full = kind.error().code() == Code::kResourceExhausted;
     const StallCause cause = full ? StallCause::kMemory : StallCause::kSource;

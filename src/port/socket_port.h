@@ -52,6 +52,7 @@ class SocketPort final : public Port {
   // Remembers the catalog for Find.
   Result<DatasetId> OpenDataset(std::shared_ptr<const Catalog> catalog,
                                 const std::string& delay) override;
+  void CloseDataset(DatasetId dataset) override;
   std::shared_ptr<const Catalog> Find(DatasetId dataset) override;
   // Of the daemon's budget, so that all processes of a node together stay within it. What was
   // refused with no wait is refused again for a moment without asking.
@@ -67,6 +68,7 @@ class SocketPort final : public Port {
   void CountStall(StreamId stream, StallCause cause, Nanos waited) override;
   // Of a stream that this port opened. Waits and times are this process's.
   Result<std::vector<EpochStats>> Stats(StreamId stream) override;
+  Result<ChangedFilesOf> ChangedFiles(StreamId stream) override;
   std::string WaitingFor(StreamId stream) override;
   Result<std::string> MetricsText() override;
   const std::byte* base() const { return arena_.data(); }
@@ -200,7 +202,11 @@ class SocketPort final : public Port {
 
   Mutex streams_mutex_;  // nothing else is taken under it
   std::map<StreamId, std::shared_ptr<Stream>> streams_ GUARDED_BY(streams_mutex_);
-  std::map<DatasetId, std::shared_ptr<const Catalog>> catalogs_ GUARDED_BY(streams_mutex_);
+  struct Opened {
+    std::shared_ptr<const Catalog> catalog;
+    size_t times = 0;
+  };
+  std::map<DatasetId, Opened> catalogs_ GUARDED_BY(streams_mutex_);
   // Memory that is no necessity was refused until then.
   Nanos ask_again_ GUARDED_BY(streams_mutex_) = 0;
   const std::shared_ptr<Shares> shares_;   // shared with what was lent

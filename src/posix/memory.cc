@@ -1,8 +1,12 @@
 #include "posix/memory.h"
 
 #include <signal.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
 
 #include <atomic>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <initializer_list>
@@ -14,15 +18,9 @@ namespace {
 
 using files::RawCall;
 
-constexpr uintptr_t kPage = 4096;  // or a part of one
-constexpr size_t kWord = 8;        // of a set of signals
-constexpr size_t kRemembered = 256;
+constexpr size_t kWord = 8;  // of a set of signals
 
-// Twice a page's number, and 1 more when it can be written. A page stands at its own place, so that
-// a word is all that is ever read or written.
-constinit std::atomic<uintptr_t> known[kRemembered] = {};
-
-std::atomic<uintptr_t>& PlaceOf(uintptr_t page) { return known[page % kRemembered]; }
+std::atomic<uintptr_t>& PlaceOf(uintptr_t page) { return known_pages[page % kRemembered]; }
 
 // sigprocmask() looks at the set before it refuses to do what it does not know.
 bool AskReadable(uintptr_t at) {
@@ -41,18 +39,16 @@ bool KnownWritable(uintptr_t at) {
 
 }  // namespace
 
-bool PageReadable(uintptr_t at) {
-  const uintptr_t page = at / kPage;
-  std::atomic<uintptr_t>& place = PlaceOf(page);
-  const uintptr_t word = place.load(std::memory_order_relaxed);
-  if (page != 0 && word / 2 == page) [[likely]]
-    return true;
+constinit std::atomic<uintptr_t> known_pages[kRemembered] = {};
+
+bool AskPage(uintptr_t at) {
   if (!AskReadable(at)) return false;
-  place.store(page * 2, std::memory_order_relaxed);
+  const uintptr_t page = at / kPage;
+  PlaceOf(page).store(page * 2, std::memory_order_relaxed);
   return true;
 }
 
-bool StringReadable(const char* string, size_t bytes) {
+bool LongStringReadable(const char* string, size_t bytes) {
   if (string == nullptr) return false;
   for (size_t seen = 0; seen < bytes;) {
     const auto at = reinterpret_cast<uintptr_t>(string) + seen;
@@ -64,17 +60,50 @@ bool StringReadable(const char* string, size_t bytes) {
   return true;
 }
 
-bool StringEnds(const char* string, size_t most) {
-  if (string == nullptr) return false;
+namespace {
+
+// As memchr(..., 0, ...). libc's is reached by a jump that the processor does not foresee after a
+// system call, and lies in code that the call has pushed out of the cache.
+#ifdef __SSE2__
+// Aligned blocks never lie in two pages.
+const char* FindEnd(const char* from, size_t bytes) {
+  const auto ends = [](const char* block) {
+    const __m128i here = _mm_load_si128(reinterpret_cast<const __m128i*>(block));
+    return static_cast<unsigned>(_mm_movemask_epi8(_mm_cmpeq_epi8(here, _mm_setzero_si128())));
+  };
+  const char* const end = from + bytes;
+  const size_t skipped = reinterpret_cast<uintptr_t>(from) % sizeof(__m128i);
+  const char* block = from - skipped;
+  unsigned found = ends(block) >> skipped << skipped;
+  while (found == 0) {
+    block += sizeof(__m128i);
+    if (block >= end) return nullptr;
+    found = ends(block);
+  }
+  const char* at = block + std::countr_zero(found);
+  return at < end ? at : nullptr;
+}
+#else
+const char* FindEnd(const char* from, size_t bytes) {
+  return static_cast<const char*>(std::memchr(from, 0, bytes));
+}
+#endif
+
+}  // namespace
+
+size_t StringLength(const char* string, size_t most) {
+  if (string == nullptr) return kUnreadable;
   for (size_t seen = 0; seen < most;) {
     const auto at = reinterpret_cast<uintptr_t>(string) + seen;
-    if (!PageReadable(at)) return false;
+    if (!PageReadable(at)) return kUnreadable;
     const size_t rest = kPage - at % kPage;
     const size_t here = rest < most - seen ? rest : most - seen;
-    if (std::memchr(string + seen, 0, here) != nullptr) return true;
+    if (const char* end = FindEnd(string + seen, here); end != nullptr) {
+      return static_cast<size_t>(end - string);
+    }
     seen += here;
   }
-  return false;
+  return kUnreadable;
 }
 
 bool Readable(const void* from, size_t bytes) {

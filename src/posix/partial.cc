@@ -151,7 +151,7 @@ ssize_t Result(ssize_t got, int kept) {
 
 }  // namespace
 
-void TrackPartial(int fd, std::string_view path) {
+[[gnu::noinline]] void TrackPartial(int fd, std::string_view path) {
   Who who;
   if (fd < 0 || fd >= kMostTracked || path.empty() || path.size() >= kMostPath ||
       !AskWho(fd, &who)) {

@@ -119,16 +119,15 @@ bool MayBeInside(int folder, const char* path) {
   return client.on();
 }
 
-std::string_view Inside(int folder, const char* path, char (&room)[kMostPath]) {
-  if (!PathReadable(path)) return {};
-  if (path[0] == '/') {
-    if (const size_t length = client.Plainly(path); length > 0) return {path, length};
-  }
-  const std::string_view text(path);
+namespace {
+
+// In calls of their own, here and below: paths lie on the stack, and a program may have little.
+[[gnu::noinline]] std::string_view InsideOnceNormal(int folder, std::string_view text,
+                                                    char (&room)[kMostPath]) {
   // A folder, or an error that only libc can give.
   if (text.ends_with('/') || text.ends_with("/.") || text == ".") return {};
   size_t length = 0;
-  if (path[0] == '/') {
+  if (text.starts_with('/')) {
     length = files::NormalPath({}, text, room, sizeof(room));
   } else {
     char base[kMostPath];
@@ -138,6 +137,30 @@ std::string_view Inside(int folder, const char* path, char (&room)[kMostPath]) {
   }
   const std::string_view normal(room, length);
   return length > 0 && client.Covers(normal) ? normal : std::string_view();
+}
+
+[[gnu::noinline]] bool ComparesEqual(int fd, const char* path) {
+  files::Identity identity;
+  struct stat now {};
+  if (IdentityOfCopy(fd, &identity) &&
+      RawCall(SYS_newfstatat, AT_FDCWD, RawArgument(path), RawArgument(&now), 0) == 0 &&
+      now.st_size == identity.stat.st_size && SameTime(now.st_mtim, identity.stat.st_mtim) &&
+      SameTime(now.st_ctim, identity.stat.st_ctim)) {
+    return true;
+  }
+  client.FileChanged(path);
+  return false;
+}
+
+}  // namespace
+
+std::string_view Inside(int folder, const char* path, char (&room)[kMostPath]) {
+  const size_t size = PathLength(path);
+  if (size == kUnreadable) return {};
+  const std::string_view text(path, size);
+  if (client.Plainly(text)) [[likely]]
+    return text;
+  return InsideOnceNormal(folder, text, room);
 }
 
 void FolderChanged() {
@@ -220,7 +243,7 @@ bool Starts(char* const* variables) {
     // The kernel refuses what cannot be read.
     if (!Readable(variables, sizeof(*variables))) return false;
     if (*variables == nullptr) break;
-    if (!StringEnds(*variables, kMostVariable)) return false;
+    if (StringLength(*variables, kMostVariable) == kUnreadable) return false;
     const std::string_view variable(*variables);
     preloads = preloads || (variable.starts_with(kPreload) &&
                             variable.find("libforebay_posix") != std::string_view::npos);
@@ -231,19 +254,7 @@ bool Starts(char* const* variables) {
   return preloads;
 }
 
-bool IsCurrent(int fd, const char* path) {
-  if (!client.unwatched()) return true;
-  files::Identity identity;
-  struct stat now {};
-  if (IdentityOfCopy(fd, &identity) &&
-      RawCall(SYS_newfstatat, AT_FDCWD, RawArgument(path), RawArgument(&now), 0) == 0 &&
-      now.st_size == identity.stat.st_size && SameTime(now.st_mtim, identity.stat.st_mtim) &&
-      SameTime(now.st_ctim, identity.stat.st_ctim)) {
-    return true;
-  }
-  client.FileChanged(path);
-  return false;
-}
+bool IsCurrent(int fd, const char* path) { return !client.unwatched() || ComparesEqual(fd, path); }
 
 bool IdentityAt(std::string_view path, bool follow, files::Identity* out) {
   if (client.unwatched()) return false;

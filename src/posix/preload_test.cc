@@ -5,6 +5,7 @@
 #include <spawn.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -261,10 +262,12 @@ class PreloadCopyTest : public PreloadTest {
 
 // Every way to change a file that the probe knows.
 constexpr const char* kChanges[] = {
-    "open",   "openat",   "creat",         "syscall",  "fopen",    "freopen",   "unlink",
-    "remove", "unlinkat", "rename",        "renameat", "link",     "renameat2", "replace",
-    "linkat", "truncate", "rename folder", "chmod",    "fchmod",   "fchmodat",  "chown",
-    "fchown", "utime",    "utimensat",     "futimens", "setxattr", "fsetxattr"};
+    "open",     "openat",        "creat",          "syscall",          "fopen",
+    "freopen",  "unlink",        "remove",         "unlinkat",         "rename",
+    "renameat", "link",          "renameat2",      "replace",          "linkat",
+    "truncate", "rename folder", "chmod",          "fchmod",           "fchmodat",
+    "chown",    "fchown",        "utime",          "utimensat",        "futimens",
+    "setxattr", "fsetxattr",     "syscall linkat", "syscall fchmodat", "syscall fchmod"};
 
 TEST_F(PreloadCopyTest, EveryReadComesFromTheCopy) {
   Serve();
@@ -380,6 +383,21 @@ TEST_F(PreloadCopyTest, AfterAChangeTheSourceIsRead) {
   }
 }
 
+TEST_F(PreloadCopyTest, LinksThroughSyscallAreTold) {
+  Serve();
+  const std::string path = Both("a", "of the source", "of the source");
+  const std::vector<std::string> made = {data_ + "/symlinkat", data_ + "/symlink", data_ + "/link"};
+  const Outcome outcome = Run(With::kLibrary, {"links", path, made[0], made[1], made[2]});
+  EXPECT_EQ(outcome.text, "0 wrong\n");
+  EXPECT_TRUE(Told(made[0]));
+#ifdef SYS_symlink
+  EXPECT_TRUE(Told(made[1]));
+#endif
+#ifdef SYS_link
+  EXPECT_TRUE(Told(path)) << "it has two names now";
+#endif
+}
+
 TEST_F(PreloadCopyTest, BadPointersAreRefusedByTheKernel) {
   Serve();
   ExpectSame({"bad", Both("sub/a", "the same", "the same")});
@@ -418,6 +436,24 @@ TEST_F(PreloadCopyTest, SignalHandlersMayOpen) {
   const std::string other = Both("y", "text", "text");
   const Outcome outcome = Run(With::kLibrary, {"signals", path, other});
   EXPECT_EQ(outcome.text, "0 wrong, many\n");
+}
+
+TEST_F(PreloadCopyTest, SignalHandlersWithASmallStackMayOpen) {
+  Serve();
+  const std::string path = Both("x", "wrong", "x");
+  EXPECT_EQ(Run(With::kLibrary, {"small", path}).text, "0 wrong of 100\n");
+  // One that is asked for, and is the source's.
+  Write(data_ + "/sub/x", "x");
+  EXPECT_EQ(Run(With::kLibrary, {"small", data_ + "/sub/x"}).text, "0 wrong of 100\n");
+}
+
+TEST_F(PreloadCopyTest, ThreadsMayBeCancelled) {
+  Serve();
+  const std::string copied = Both("x", "wrong", "x");
+  Write(data_ + "/sub/x", "x");
+  const Outcome outcome = Run(With::kLibrary, {"cancel", copied, data_ + "/sub/x"});
+  EXPECT_EQ(outcome.text, "0 wrong\n") << "descriptors, threads or files";
+  EXPECT_EQ(outcome.status, 0);
 }
 
 TEST_F(PreloadCopyTest, DescriptorsHaveTheNumbersTheyWouldHave) {

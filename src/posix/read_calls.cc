@@ -87,7 +87,7 @@ size_t ReadStream(void* out, size_t size, size_t count, _IO_FILE* stream, bool u
   return done == bytes ? count : done / size;
 }
 
-long Read(int fd, void* out, size_t bytes) {
+[[gnu::hot]] long Read(int fd, void* out, size_t bytes) {
   MoveMappings();
   if (MayBePartial(fd)) [[unlikely]] {
     const iovec part{.iov_base = out, .iov_len = bytes};
@@ -148,7 +148,7 @@ long CopyRange(int in, long* in_at, int out, long* out_at, size_t bytes, unsigne
   return static_cast<long>(done);
 }
 
-int Close(int fd) {
+[[gnu::hot]] int Close(int fd) {
   MoveMappings();
   ForgetPartial(fd);
   if (CallsAlone()) [[likely]]

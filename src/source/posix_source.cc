@@ -132,17 +132,20 @@ class PosixSource final : public Source {
   void QueueOp(uint32_t index) {
     Slot& slot = slots_[index];
     slot.path = catalog_.ObjectPath(slot.extent.object);
+    const std::optional<FileVersion> version = VersionOf(slot.extent.object);
     int fd = UseOpened(slot);
     if (slot.opened == nullptr && !slot.extent.whole_object) {
       // The first reads of a shard go by path while its descriptor is being opened.
-      fd = shards_.Acquire(slot.extent.object, slot.path);
+      fd = shards_.Acquire(slot.extent.object, slot.path, version.value_or(FileVersion{}));
       slot.has_shard = fd >= 0;
+      // ShardFds asks the storage every second; each read compares what the kernel knows.
+      if (catalog_.format() != Format::kGrowing) slot.just_opened = slot.has_shard;
     }
     ReadOp op{.tag = index,
               .fd = fd,
               .path = slot.path.c_str(),
               .offset = slot.extent.offset,
-              .version = VersionOf(slot.extent.object),
+              .version = version,
               .just_opened = slot.just_opened,
               .checksum = true};
     if (slot.members.empty()) {
@@ -176,9 +179,15 @@ class PosixSource final : public Source {
     return -1;
   }
 
-  // Files of a growing catalog are named by what they were when they were met.
+  bool IsLoose() const {
+    return catalog_.format() == Format::kFolder || catalog_.format() == Format::kFileList;
+  }
+
+  // Files of a growing catalog are named by what they were when they were met. In a shard of
+  // another version other bytes lie where its index says that a sample is. A loose file that has
+  // changed since it was looked at is served as it is, and told.
   std::optional<FileVersion> VersionOf(ObjectId object) const {
-    if (catalog_.format() != Format::kGrowing) return std::nullopt;
+    if (IsLoose() && !(catalog_.has_object_times() && catalog_.looked_at())) return std::nullopt;
     return FileVersion{.bytes = catalog_.ObjectSize(object),
                        .modified_ns = catalog_.ObjectTime(object)};
   }
@@ -195,7 +204,7 @@ class PosixSource final : public Source {
     Slot& slot = slots_[index];
     if (slot.has_shard) {
       // Another attempt starts from the path: the descriptor itself may be what went stale.
-      if (completion.error != 0) shards_.Forget(slot.extent.object);
+      if (completion.error != 0 || completion.changed) shards_.Forget(slot.extent.object);
       shards_.Release(slot.extent.object);
     }
     if (slot.opened != nullptr) {
@@ -218,7 +227,8 @@ class PosixSource final : public Source {
                  .status = Judge(slot, completion),
                  .crc = completion.crc,
                  .latency_ns = completion.latency_ns,
-                 .retries = slot.retries};
+                 .retries = slot.retries,
+                 .changed = completion.changed};
     ready_.push_back(index);
   }
 
@@ -294,7 +304,7 @@ class PosixSource final : public Source {
       return Status(Code::kChanged, StrCat(slot.path, ": expected ", extent.length,
                                            " bytes, found more; ", Remedy()));
     }
-    if (completion.changed) {
+    if (completion.changed && !IsLoose()) {
       return Status(Code::kChanged,
                     StrCat(slot.path, ": has another size or modification time; ", Remedy()));
     }
@@ -345,9 +355,10 @@ Result<std::unique_ptr<Source>> MakePosixSource(const Catalog& catalog,
                                                 const PosixSourceOptions& options) {
   FOREBAY_RETURN_IF_ERROR(options.Validate());
   const LoopOptions loop_options{.max_in_flight = options.max_in_flight};
-  Result<std::unique_ptr<Loop>> loop = options.io == PosixSourceOptions::Io::kUring
-                                           ? MakeUringLoop(loop_options)
-                                           : MakeThreadLoop(loop_options);
+  Result<std::unique_ptr<Loop>> loop =
+      options.io == PosixSourceOptions::Io::kUring ? MakeUringLoop(loop_options)
+      : options.pool != nullptr                    ? MakeThreadLoopOn(options.pool, loop_options)
+                                                   : MakeThreadLoop(loop_options);
   if (!loop) return loop.error();
   return MakePosixSourceOn(catalog, options, *std::move(loop));
 }

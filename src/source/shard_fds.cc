@@ -1,12 +1,13 @@
 #include "source/shard_fds.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
 #include <deque>
-#include <stop_token>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -22,26 +23,58 @@ namespace {
 // whose descriptors nobody uses any more.
 constexpr size_t kMaxRequests = 16;
 
+// Of `fd`, or of what `path` leads to. An open has just brought the attributes of its descriptor; a
+// path is asked for as a program's stat() would, so what the kernel still believes counts.
+bool HasVersion(int fd, const char* path, const FileVersion& version) {
+  struct statx st = {};
+  const int flags = fd >= 0 ? AT_EMPTY_PATH | AT_STATX_DONT_SYNC : AT_STATX_SYNC_AS_STAT;
+  if (statx(fd >= 0 ? fd : AT_FDCWD, fd >= 0 ? "" : path, flags, STATX_SIZE | STATX_MTIME, &st) !=
+      0) {
+    return false;
+  }
+  return version ==
+         FileVersion{.bytes = st.stx_size,
+                     .modified_ns = st.stx_mtime.tv_sec * kSecond + st.stx_mtime.tv_nsec};
+}
+
 }  // namespace
 
 class ShardFds::Opener {
  public:
+  struct Request {
+    ObjectId object = 0;
+    std::string path;
+    FileVersion version;
+    bool looks = false;  // only whether the path still leads to this version
+  };
   struct Opened {
     ObjectId object = 0;
-    OwnedFd fd;
+    bool looked = false;
+    bool same = false;  // it is the version that was asked for
+    OwnedFd fd = {};
     int error = 0;
   };
 
-  // False: no thread to be had now.
-  bool Start() {
-    auto started = StartThread("forebay-open", [this](const std::stop_token& stop) { Run(stop); });
-    if (started) thread_ = *std::move(started);
+  // The thread shares it, and ends it where it is the last. False: no thread to be had now.
+  static bool Start(const std::shared_ptr<Opener>& self) {
+    auto started = StartThread<std::thread>("forebay-open", [self] { self->Run(); });
+    if (started) started->detach();
     return started.has_value();
   }
 
-  void Open(ObjectId object, std::string path) EXCLUDES(mutex_) {
+  // The thread closes these, and whatever it has opened, and ends. It is not waited for: an open()
+  // below a mount that hangs would keep the caller.
+  void Stop(std::vector<OwnedFd> fds) EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    requests_.emplace_back(object, std::move(path));
+    for (OwnedFd& fd : fds) closing_.push_back(std::move(fd));
+    requests_.clear();
+    stopping_ = true;
+    wake_.notify_one();
+  }
+
+  void Ask(Request request) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    requests_.push_back(std::move(request));
     wake_.notify_one();
   }
 
@@ -59,16 +92,15 @@ class ShardFds::Opener {
   }
 
  private:
-  void Run(const std::stop_token& stop) {
+  void Run() {
     while (true) {
-      std::pair<ObjectId, std::string> request;
+      Request request;
       std::vector<OwnedFd> closing;
       bool opens = false;
       {
         MutexLock lock(mutex_);
-        wake_.wait(lock.native(), stop,
-                   [this]() REQUIRES(mutex_) { return !requests_.empty() || !closing_.empty(); });
-        if (stop.stop_requested()) return;
+        while (requests_.empty() && closing_.empty() && !stopping_) wake_.wait(lock.native());
+        if (stopping_ && closing_.empty()) return;
         closing.swap(closing_);
         opens = !requests_.empty();
         if (opens) {
@@ -78,8 +110,15 @@ class ShardFds::Opener {
       }
       closing.clear();  // before the open, which may need the descriptors
       if (!opens) continue;
-      Opened opened{.object = request.first, .fd = OpenRegularFile(request.second.c_str())};
-      opened.error = opened.fd.valid() ? 0 : errno;
+      Opened opened{.object = request.object, .looked = request.looks};
+      if (!request.looks) {
+        opened.fd = OpenRegularFile(request.path.c_str());
+        opened.error = opened.fd.valid() ? 0 : errno;
+      }
+      if (opened.error == 0) {
+        opened.same = HasVersion(opened.fd.get(), request.path.c_str(), request.version);
+      }
+      if (!opened.same) opened.fd.Reset();
       MutexLock lock(mutex_);
       opened_.push_back(std::move(opened));
       // Pairs with the acquire in TakeOpened, which then finds the entry under the mutex.
@@ -88,40 +127,57 @@ class ShardFds::Opener {
   }
 
   Mutex mutex_;
-  std::condition_variable_any wake_;
-  std::deque<std::pair<ObjectId, std::string>> requests_ GUARDED_BY(mutex_);
+  std::condition_variable wake_;
+  std::deque<Request> requests_ GUARDED_BY(mutex_);
   std::vector<OwnedFd> closing_ GUARDED_BY(mutex_);
   std::vector<Opened> opened_ GUARDED_BY(mutex_);
   std::atomic<bool> has_opened_ = false;
-  std::jthread thread_;
+  bool stopping_ GUARDED_BY(mutex_) = false;
 };
 
-ShardFds::ShardFds(size_t max_open) : max_open_(max_open), creator_(getpid()) {}
+ShardFds::ShardFds(size_t max_open, Nanos look_every)
+    : max_open_(max_open), look_every_(look_every), creator_(getpid()) {}
 
 ShardFds::~ShardFds() {
-  // The thread is the parent's; there is nothing to join here.
-  if (getpid() != creator_) (void)opener_.release();
+  if (opener_ == nullptr) return;
+  if (getpid() != creator_) {
+    // The thread is the parent's, and may have held the lock at the fork.
+    (void)new std::shared_ptr<Opener>(std::move(opener_));
+    return;
+  }
+  std::vector<OwnedFd> open;
+  open.reserve(open_.size());
+  for (auto& [object, entry] : open_) open.push_back(std::move(entry.fd));
+  opener_->Stop(std::move(open));
 }
 
-int ShardFds::Acquire(ObjectId object, const std::string& path) {
+int ShardFds::Acquire(ObjectId object, const std::string& path, const FileVersion& version) {
   TakeOpened();
   if (const auto found = open_.find(object); found != open_.end()) {
     Entry& entry = found->second;
     if (entry.forgotten) return -1;
+    LookAgain(object, entry, path, version);
     ++entry.users;
     recent_.splice(recent_.begin(), recent_, entry.place);
     return entry.fd.get();
   }
   if (requested_.size() < kMaxRequests && StartOpener() && requested_.insert(object).second) {
-    opener_->Open(object, path);
+    opener_->Ask({.object = object, .path = path, .version = version});
   }
   return -1;
 }
 
+void ShardFds::LookAgain(ObjectId object, Entry& entry, const std::string& path,
+                         const FileVersion& version) {
+  if (entry.looking || SteadyClock().Now() - entry.looked < look_every_) return;
+  entry.looking = true;  // so there is at most one such request for each that is open
+  opener_->Ask({.object = object, .path = path, .version = version, .looks = true});
+}
+
 bool ShardFds::StartOpener() {
   if (opener_) return true;
-  auto opener = std::make_unique<Opener>();
-  if (!opener->Start()) return false;  // reads go on by path
+  auto opener = std::make_shared<Opener>();
+  if (!Opener::Start(opener)) return false;  // reads go on by path
   opener_ = std::move(opener);
   return true;
 }
@@ -147,6 +203,14 @@ void ShardFds::Shrink() {
 void ShardFds::TakeOpened() {
   if (!opener_) return;
   for (Opener::Opened& opened : opener_->TakeOpened()) {
+    if (opened.looked) {
+      const auto found = open_.find(opened.object);
+      if (found == open_.end()) continue;  // closed meanwhile
+      found->second.looking = false;
+      found->second.looked = SteadyClock().Now();
+      if (!opened.same) Forget(opened.object);
+      continue;
+    }
     requested_.erase(opened.object);
     if (opened.error == EMFILE || opened.error == ENFILE) Shrink();
     // Whoever reads by path meets the other errors and reports them.
@@ -156,7 +220,9 @@ void ShardFds::TakeOpened() {
       continue;
     }
     recent_.push_front(opened.object);
-    open_.emplace(opened.object, Entry{.fd = std::move(opened.fd), .place = recent_.begin()});
+    open_.emplace(
+        opened.object,
+        Entry{.fd = std::move(opened.fd), .looked = SteadyClock().Now(), .place = recent_.begin()});
   }
 }
 

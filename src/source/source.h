@@ -12,6 +12,7 @@
 namespace forebay {
 
 class Loop;
+class ReaderPool;
 
 struct SourceRead {
   uint64_t tag = 0;
@@ -37,6 +38,9 @@ struct SourceDone {
   uint32_t group_size = 1;
   // Bytes before this one that were read with it, and that nobody asked for.
   uint64_t gap_bytes = 0;
+  // With ok: the file has another modification time than the catalog says, of its own look at it.
+  // The bytes are those that the file has now.
+  bool changed = false;
   int32_t peer = -1;  // the node of the cluster that the bytes came from; -1: from the source
 };
 
@@ -59,6 +63,9 @@ class Source {
   // would be read here. From any thread, with locks of the caller held: it must neither wait nor
   // call back.
   virtual int32_t Elsewhere(SampleId) const { return -1; }
+  // Nobody will ask for its samples any more, but for those who are let in by the source itself,
+  // such as other nodes: they are to leave. From the thread that submits.
+  virtual void Retire() {}
 };
 
 struct PosixSourceOptions {
@@ -68,12 +75,18 @@ struct PosixSourceOptions {
   static constexpr size_t kReadsPerOp = 8;
   enum class Io { kAuto, kThreads, kUring } io = Io::kAuto;  // kAuto: threads
   size_t max_open_shards = 256;  // descriptors kept for objects that hold several samples
+  std::shared_ptr<ReaderPool> pool = nullptr;  // threads to share; null: its own. Not with io_uring
   Status Validate() const;
 };
 
 // Opens each whole-object file for its one read; keeps descriptors of objects that hold several
 // samples. EIO, EAGAIN, ESTALE, ETIMEDOUT and a lack of descriptors are retried three times, after
 // growing pauses. `catalog` must outlive the source.
+//
+// A shard (tar, TFRecord) must be of the size and modification time that its index has: compared
+// when it is opened and after each read, as the kernel knows them, and by its path once a second
+// while it is read. Another version is kChanged. A file system that keeps attributes for longer
+// than that, and does not renew them with a read as NFS does, shows a change from elsewhere later.
 //
 // A group is one operation where its samples lie in one object of several; files of their own are
 // read one by one. A group that Submit takes in part is a smaller group. When a group's operation

@@ -80,6 +80,30 @@ void AppendTarMember(Bytes& out, const std::string& name, const Bytes& data) {
   out.resize((out.size() + 511) / 512 * 512);
 }
 
+// A file's modification time, to be put back after a write.
+class KeptTime {
+ public:
+  explicit KeptTime(std::string path) : path_(std::move(path)) {
+    EXPECT_EQ(stat(path_.c_str(), &before_), 0);
+  }
+  void PutBack() const {
+    const timespec times[2] = {before_.st_atim, before_.st_mtim};
+    EXPECT_EQ(utimensat(AT_FDCWD, path_.c_str(), times, 0), 0);
+  }
+
+ private:
+  std::string path_;
+  struct stat before_ = {};
+};
+
+// As a file that was written a second later, whatever the clock's steps are.
+void SetNewer(const std::string& path) {
+  struct stat st = {};
+  ASSERT_EQ(stat(path.c_str(), &st), 0);
+  const timespec times[2] = {st.st_atim, {st.st_mtim.tv_sec + 1, st.st_mtim.tv_nsec}};
+  ASSERT_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+}
+
 bool WaitReadable(const Source& source) {
   pollfd waiting{source.event_fd(), POLLIN, 0};
   return poll(&waiting, 1, 60'000) == 1;
@@ -519,9 +543,11 @@ TEST_F(PosixSourceTest, DamagedRecord) {
   Open();
   EXPECT_TRUE(Read(2).status.ok());
   const uint64_t offset = data_.catalog().extent(2).offset;
+  const KeptTime kept(data_.path(0));  // a disk that forgets a bit changes no time
   const OwnedFd fd(open(data_.path(0).c_str(), O_RDWR));
   const std::byte damaged = data_.sample(2)[10] ^ std::byte{4};
   ASSERT_EQ(pwrite(fd.get(), &damaged, 1, static_cast<off_t>(offset) + 10), 1);
+  kept.PutBack();
   ExpectMessage(Read(2).status, Code::kDataLoss,
                 {data_.path(0), "offset " + std::to_string(offset), "CRC-32C"});
   EXPECT_TRUE(Read(3).status.ok());
@@ -699,10 +725,138 @@ TEST_F(PosixSourceTest, AStaleShardDescriptorIsReplaced) {
   EXPECT_TRUE(Read(1).status.ok());
 }
 
+std::map<uint64_t, SourceDone> ReadGroup(Source& source, const Catalog& catalog,
+                                         std::span<const SampleId> samples, uint32_t group,
+                                         std::map<SampleId, Bytes>* bytes = nullptr);
+
+// How a program may make a shard another one.
+enum class Rewrite { kInPlace, kShorter, kLonger, kRenamed, kRenamedShorter };
+
+void RewriteShard(const std::string& path, Rewrite how) {
+  const auto size = static_cast<size_t>(std::filesystem::file_size(path));
+  if (how == Rewrite::kInPlace) {
+    const OwnedFd fd(open(path.c_str(), O_WRONLY));
+    const Bytes other = RandomBytes(size, 99);
+    ASSERT_EQ(pwrite(fd.get(), other.data(), size, 0), static_cast<ssize_t>(size));
+    SetNewer(path);
+  } else if (how == Rewrite::kShorter) {
+    ASSERT_EQ(truncate(path.c_str(), static_cast<off_t>(size - 512)), 0);
+  } else if (how == Rewrite::kLonger) {
+    const OwnedFd fd(open(path.c_str(), O_WRONLY | O_APPEND));
+    ASSERT_EQ(write(fd.get(), "more", 4), 4);
+  } else {
+    const std::string beside = path + ".new";
+    WriteFile(beside, RandomBytes(how == Rewrite::kRenamed ? size : size - 512, 99));
+    SetNewer(beside);
+    ASSERT_EQ(rename(beside.c_str(), path.c_str()), 0);
+  }
+}
+
+struct Rewritten {
+  PosixSourceOptions::Io io = PosixSourceOptions::Io::kThreads;
+  Rewrite how = Rewrite::kInPlace;
+  size_t max_open = 256;
+};
+
+// Below a job that reads it: the right bytes, or an error that names the shard and the remedy.
+class RewrittenShard : public PosixSourceTest, public testing::WithParamInterface<Rewritten> {
+ protected:
+  void SetUp() override {
+    if (GetParam().io != PosixSourceOptions::Io::kUring) return;
+    const Status usable = ProbeUring();
+    if (!usable.ok()) GTEST_SKIP() << "NOT TESTED: " << usable.ToString();
+  }
+};
+
+TEST_P(RewrittenShard, IsNeverReadByItsOldIndex) {
+  constexpr size_t kShards = 8;
+  constexpr size_t kEach = 12;
+  data_.MakeTars(kShards, kEach);
+  Open({.io = GetParam().io, .max_open_shards = GetParam().max_open});
+  const auto round = [&](size_t* changed) {
+    SplitMix64 rng(3);
+    for (size_t shard = 0; shard < kShards; ++shard) {
+      std::vector<SampleId> samples;
+      for (size_t i = 0; i < kEach; ++i) {
+        samples.push_back(static_cast<SampleId>(shard * kEach + i));
+      }
+      std::map<SampleId, Bytes> bytes;
+      const auto all = ReadGroup(*source_, data_.catalog(), samples,
+                                 static_cast<uint32_t>(rng.Below(2)), &bytes);
+      for (const SampleId sample : samples) {
+        const Status& status = all.at(sample).status;
+        if (status.ok()) {
+          ASSERT_TRUE(bytes[sample] == data_.sample(sample)) << "another sample's bytes";
+          continue;
+        }
+        ++*changed;
+        ExpectMessage(status, Code::kChanged,
+                      {data_.path(shard), "forebay index --rebuild " + data_.catalog().root()});
+      }
+    }
+  };
+  size_t changed = 0;
+  for (int i = 0; i < 3; ++i) round(&changed);  // until descriptors are held
+  ASSERT_EQ(changed, 0u);
+  for (size_t shard = 0; shard < kShards; shard += 2) {
+    RewriteShard(data_.path(shard), GetParam().how);
+  }
+  // One that was replaced may be read by its old descriptor until its path is looked at again.
+  const Nanos end = SteadyClock().Now() + 60 * kSecond;
+  while (changed < kShards / 2 * kEach && SteadyClock().Now() < end) {
+    changed = 0;
+    round(&changed);
+    if (GetParam().how < Rewrite::kRenamed) break;
+  }
+  EXPECT_EQ(changed, kShards / 2 * kEach);
+}
+
+std::string RewrittenName(const testing::TestParamInfo<Rewritten>& test) {
+  const std::array names = {"InPlace", "Shorter", "Longer", "Renamed", "RenamedShorter"};
+  return StrCat(test.param.io == PosixSourceOptions::Io::kUring ? "uring" : "threads",
+                names[static_cast<size_t>(test.param.how)], test.param.max_open);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, RewrittenShard,
+    testing::Values(
+        Rewritten{.how = Rewrite::kInPlace}, Rewritten{.how = Rewrite::kShorter},
+        Rewritten{.how = Rewrite::kLonger}, Rewritten{.how = Rewrite::kRenamed},
+        Rewritten{.how = Rewrite::kRenamedShorter},
+        Rewritten{.how = Rewrite::kInPlace, .max_open = 2},
+        Rewritten{.how = Rewrite::kRenamed, .max_open = 2},
+        Rewritten{.io = PosixSourceOptions::Io::kUring, .how = Rewrite::kInPlace},
+        Rewritten{.io = PosixSourceOptions::Io::kUring, .how = Rewrite::kRenamed},
+        Rewritten{.io = PosixSourceOptions::Io::kUring, .how = Rewrite::kInPlace, .max_open = 2}),
+    &RewrittenName);
+
+// A server whose file was replaced says ESTALE of the old descriptor: the path leads to the new
+// file, which is another version.
+TEST_F(PosixSourceTest, AStaleDescriptorOfAReplacedShard) {
+  data_.MakeTars(1, 6);
+  size_t by_descriptor = 0;
+  source_ = MakeFlaky(data_.catalog(), ESTALE, 1'000'000, [&](const ReadOp& op) {
+    by_descriptor += op.fd >= 0 ? 1 : 0;
+    if (op.fd < 0 || by_descriptor > 1) return op.fd >= 0;
+    RewriteShard(data_.path(0), Rewrite::kRenamed);
+    return true;
+  });
+  Status status;
+  for (int i = 0; i < 100'000 && status.ok(); ++i) {
+    Bytes dest(data_.catalog().length(1));
+    status = ReadOne(*source_, 1, dest).status;
+    if (status.ok()) {
+      ASSERT_TRUE(dest == data_.sample(1));
+    }
+  }
+  EXPECT_GE(by_descriptor, 1u);
+  ExpectMessage(status, Code::kChanged, {data_.path(0), "forebay index --rebuild"});
+}
+
 // Reads samples with one group number and returns what came back, by sample.
 std::map<uint64_t, SourceDone> ReadGroup(Source& source, const Catalog& catalog,
                                          std::span<const SampleId> samples, uint32_t group,
-                                         std::map<SampleId, Bytes>* bytes = nullptr) {
+                                         std::map<SampleId, Bytes>* bytes) {
   std::map<SampleId, Bytes> dests;
   std::vector<SourceRead> reads;
   for (const SampleId sample : samples) {
@@ -834,12 +988,14 @@ TEST_F(PosixSourceTest, AGroupThatFailsIsReadOneByOne) {
 // Whatever happened to the shards, a group ends as its samples read one by one do.
 TEST_F(PosixSourceTest, DamagedShardsInGroupsAsAlone) {
   data_.MakeTfRecords(4, 30);
+  const KeptTime kept(data_.path(0));
   const OwnedFd fd(open(data_.path(0).c_str(), O_RDWR));
   for (const SampleId damaged : {4, 5, 17}) {
     const std::byte wrong = data_.sample(damaged)[3] ^ std::byte{1};
     const auto at = static_cast<off_t>(data_.catalog().extent(damaged).offset) + 3;
     ASSERT_EQ(pwrite(fd.get(), &wrong, 1, at), 1);
   }
+  kept.PutBack();
   const auto cut = static_cast<off_t>(data_.catalog().extent(50).offset);
   ASSERT_EQ(truncate(data_.path(1).c_str(), cut + 7), 0);
   unlink(data_.path(2).c_str());
@@ -875,18 +1031,50 @@ TEST_F(PosixSourceTest, DamagedShardsInGroupsAsAlone) {
   EXPECT_GT(failed, 100u);
 }
 
+FileVersion VersionAt(const std::string& path) {
+  struct stat st = {};
+  EXPECT_EQ(stat(path.c_str(), &st), 0);
+  return {.bytes = static_cast<uint64_t>(st.st_size),
+          .modified_ns = st.st_mtim.tv_sec * kSecond + st.st_mtim.tv_nsec};
+}
+
+TEST(ShardFds, GivesTheVersionThatIsAskedForAndLooksAgain) {
+  DataSet data;
+  const std::string path = data.folder() + "/shard";
+  WriteFile(path, RandomBytes(100, 1));
+  const FileVersion version = VersionAt(path);
+  ShardFds shards(2, 0);  // looks at each Acquire
+  const auto acquire = [&](const FileVersion& wanted) {
+    const int fd = shards.Acquire(0, path, wanted);
+    if (fd >= 0) shards.Release(0);
+    return fd >= 0;
+  };
+  bool given = false;
+  for (int i = 0; i < 6000 && !given; ++i, usleep(1000)) given = acquire(version);
+  EXPECT_TRUE(given);
+  RewriteShard(path, Rewrite::kRenamed);
+  for (int i = 0; i < 6000 && given; ++i, usleep(1000)) given = acquire(version);
+  EXPECT_FALSE(given) << "the path leads to another file";
+  for (int i = 0; i < 20; ++i, usleep(1000)) EXPECT_FALSE(acquire(version));
+  const FileVersion now = VersionAt(path);
+  for (int i = 0; i < 6000 && !given; ++i, usleep(1000)) given = acquire(now);
+  EXPECT_TRUE(given);
+}
+
 TEST(ShardFds, KeepsWhatIsUsedAndEvictsTheRest) {
   DataSet data;
   std::vector<std::string> paths;
+  std::vector<FileVersion> versions;
   for (int i = 0; i < 4; ++i) {
     paths.push_back(data.folder() + "/" + std::to_string(i));
     WriteFile(paths.back(), {});
+    versions.push_back(VersionAt(paths.back()));
   }
   ShardFds shards(2);
   const auto acquire = [&](ObjectId object) {
     int fd = -1;
     for (int i = 0; i < 6000 && fd < 0; ++i) {
-      fd = shards.Acquire(object, paths[object]);
+      fd = shards.Acquire(object, paths[object], versions[object]);
       if (fd < 0) usleep(1000);
     }
     EXPECT_GE(fd, 0);
@@ -897,17 +1085,17 @@ TEST(ShardFds, KeepsWhatIsUsedAndEvictsTheRest) {
   shards.Release(1);
   acquire(2);  // in place of 1, the only one that nobody uses
   EXPECT_EQ(shards.open_count(), 2u);
-  EXPECT_EQ(shards.Acquire(0, paths[0]), held);
+  EXPECT_EQ(shards.Acquire(0, paths[0], versions[0]), held);
   shards.Release(0);
   // Both are in use: a third has no place.
   for (int i = 0; i < 20; ++i) {
-    EXPECT_EQ(shards.Acquire(3, paths[3]), -1);
+    EXPECT_EQ(shards.Acquire(3, paths[3], versions[3]), -1);
     usleep(1000);
   }
   shards.Shrink();
   EXPECT_EQ(shards.open_count(), 2u);
   shards.Forget(0);
-  EXPECT_EQ(shards.Acquire(0, paths[0]), -1);
+  EXPECT_EQ(shards.Acquire(0, paths[0], versions[0]), -1);
   EXPECT_GE(fcntl(held, F_GETFD), 0) << "still used";
   shards.Release(0);
   shards.Release(2);

@@ -16,6 +16,7 @@
 #include "catalog/paths.h"
 #include "core/waits.h"
 #include "decode/numa.h"
+#include "io/loop.h"
 #include "stage/early_samples.h"
 
 namespace forebay {
@@ -27,11 +28,13 @@ constexpr uint64_t kFixedBytes = uint64_t{2} << 20;
 // Stack and thread-local pages a reader thread touches (measured: 12 to 20 KiB), and what it reads
 // groups of samples with.
 constexpr uint64_t kThreadBytes = 28 << 10;
-// What a sample that is being read takes in the queues and lists of engine, tier and source.
-constexpr uint64_t kReadBytes = 640;
+// What a sample that is being read takes in the queues and lists of the engine, and what room for
+// one takes in those of a data set's tier and source.
+constexpr uint64_t kReadBytes = 128;
+constexpr uint64_t kReadBytesOfSource = 512;
 constexpr Nanos kSlice = 100 * kMilli;  // longest single sleep of any wait
 constexpr size_t kReapAtOnce = 64;
-constexpr Nanos kTablesWait = 500 * kMilli;  // the daemon serves nobody meanwhile
+constexpr Nanos kTablesWait = 500 * kMilli;
 // What the plan for a cluster takes: homes, holders, shares and what was told of them.
 constexpr uint64_t kClusterBytesASample = 24;
 // What a growing catalog takes: record, name and a part of a folder's.
@@ -49,6 +52,10 @@ size_t ThreadsFor(const EngineOptions& options, uint64_t budget) {
 
 uint64_t ReaderBytes(size_t in_flight) {
   return in_flight * (kThreadBytes + PosixSourceOptions::kReadsPerOp * kReadBytes);
+}
+
+uint64_t SourceBytes(size_t in_flight) {
+  return in_flight * PosixSourceOptions::kReadsPerOp * kReadBytesOfSource;
 }
 
 // Each has scratch memory of its own, which a small budget cannot spare.
@@ -153,6 +160,11 @@ Result<EnginePtr> Engine::Create(const EngineOptions& options) {
       kFixedBytes + ReaderBytes(chosen.max_in_flight) + CacheBytes(options, budget);
   EnginePtr engine(new Engine(chosen, budget, (budget - overhead) / 4096 * 4096));
   FOREBAY_RETURN_IF_ERROR(engine->OpenCache());
+  if (options.io != PosixSourceOptions::Io::kUring) {
+    Result<std::shared_ptr<ReaderPool>> pool = MakeReaderPool({.threads = chosen.max_in_flight});
+    if (!pool) return pool.error();
+    engine->pool_ = *std::move(pool);
+  }
   FOREBAY_RETURN_IF_ERROR(engine->Start());
   return engine;
 }
@@ -177,6 +189,8 @@ Engine::Engine(const EngineOptions& options, uint64_t budget, uint64_t arena_byt
           registry_.AddCounter("forebay_stage_sample_bytes_total", "Bytes handed to consumers")),
       changed_total_(registry_.AddCounter("forebay_source_changed_samples_total",
                                           "Samples whose bytes differ from an earlier read")),
+      changed_files_gauge_(registry_.AddGauge("forebay_source_changed_files",
+                                              "Files that changed after this job looked at them")),
       peer_reads_total_(
           registry_.AddCounter("forebay_peer_reads_total", "Samples read from other nodes")),
       peer_read_bytes_total_(
@@ -275,6 +289,7 @@ Engine::~Engine() {
     }
     flying = scheduler_.reads().in_flight() - outbox_.size();
   }
+  std::erase_if(datasets, [](const DatasetState& dataset) { return dataset.source == nullptr; });
   for (DatasetState& dataset : datasets) flying -= dataset.backlog.size();
   // Drain what the sources still have; a read stuck in the kernel must not hang the exit.
   const Nanos until = SteadyClock().Now() + 2 * kSecond;
@@ -313,7 +328,7 @@ Status Engine::Alive() const {
 
 std::shared_ptr<const Catalog> Engine::shared_catalog(DatasetId dataset) const {
   MutexLock lock(mutex_);
-  return datasets_.at(dataset).catalog;
+  return IsOpen(dataset) ? datasets_[dataset].catalog : nullptr;
 }
 
 Status Engine::OpenCache() {
@@ -321,6 +336,7 @@ Status Engine::OpenCache() {
   FolderTierOptions folder;
   folder.folder = options_.cache_folder;
   folder.capacity_bytes = options_.cache_bytes;
+  folder.group = options_.cache_group;
   folder.batch_bytes =
       std::clamp<uint64_t>(WriteBufferBytes(budget_) / 4, 256 << 10, uint64_t{1} << 20);
   Result<std::shared_ptr<FolderStore>> store = FolderStore::Open(folder);
@@ -361,6 +377,34 @@ std::string Engine::CacheWarning() const {
   return StrCat(cache_warning_, both ? "\n" : "", cache_stopped_);
 }
 
+std::string Engine::ChangedFiles() const {
+  MutexLock lock(mutex_);
+  return changed_lines_;
+}
+
+ChangedFilesOf Engine::ChangedFiles(StreamId stream) const {
+  MutexLock lock(mutex_);
+  if (stream >= streams_.size()) return {};
+  const DatasetState& dataset = datasets_[streams_[stream].options.shape.dataset];
+  return {.count = dataset.changed.size(), .last = dataset.last_changed};
+}
+
+void Engine::NoteChanged(DatasetState& dataset, const ReadAction& read) {
+  constexpr size_t kMostLines = 8;
+  if (!dataset.changed.insert(read.sample).second) return;
+  dataset.last_changed =
+      StrCat(dataset.catalog->ObjectPath(dataset.catalog->object(read.sample)),
+             " changed after it was looked at: from now on it is served as it is");
+  const size_t count = ++changed_count_;
+  if (count > kMostLines) return;
+  const std::string line =
+      count == kMostLines
+          ? "more files changed while they were in use; forebay_source_changed_files counts them"
+          : dataset.last_changed;
+  if (warn_) warn_(line);
+  changed_lines_ += (changed_lines_.empty() ? "" : "\n") + line;
+}
+
 Result<uint64_t> Engine::CacheLimit() const {
   if (cache_ == nullptr) return Status(Code::kNotFound, "there is no cache folder");
   return cache_->store->capacity_bytes();
@@ -371,107 +415,152 @@ std::string Engine::CacheNote() const {
 }
 
 Result<DatasetId> Engine::AddDataset(std::shared_ptr<const Catalog> catalog,
-                                     std::unique_ptr<Source> source, EarlySamples* early) {
+                                     std::unique_ptr<Source> source, EarlySamples* early,
+                                     const std::string& key) {
   if (catalog->format() == Format::kGrowing) {
     return Status(Code::kInvalidArgument,
                   StrCat("the data set of ", catalog->root(), " grows: AddGrowing takes it"));
   }
-  return Add(std::move(catalog), nullptr, std::move(source), early);
+  return Add(std::move(catalog), nullptr, std::move(source), early, key);
 }
 
 Result<DatasetId> Engine::Add(std::shared_ptr<const Catalog> catalog,
                               std::shared_ptr<Catalog> growing, std::unique_ptr<Source> source,
-                              EarlySamples* early) {
+                              EarlySamples* early, const std::string& key) {
   FOREBAY_RETURN_IF_ERROR(Alive());
-  MutexLock adding(add_mutex_);
-  // What keeps or shares samples must know all of them.
-  Sizer* sizer = cache_ == nullptr && !wrap_ ? catalog->sizer() : nullptr;
+  Adding adding{.catalog = std::move(catalog),
+                .growing = std::move(growing),
+                .source = std::move(source),
+                .early = early};
+  // Under no lock: it waits for the storage. What shares samples must know all of them.
+  Sizer* sizer = has_peers_.load() ? nullptr : adding.catalog->sizer();
   if (sizer == nullptr || sizer->all_known() || !sizer->Attach()) {
     sizer = nullptr;
-    FOREBAY_RETURN_IF_ERROR(catalog->WaitComplete());
+    FOREBAY_RETURN_IF_ERROR(adding.catalog->WaitComplete());
   }
   const auto detach = [](Sizer* s) { s->Detach(); };
   std::unique_ptr<Sizer, decltype(detach)> attached(sizer, detach);
+  adding.sizer = sizer;
+  if (const std::optional<DatasetId> known = UseOrReserve(key, *adding.catalog, &adding)) {
+    return *known;
+  }
+  const DatasetId number = adding.number;
+  const Status added = AddReserved(adding);
+  if (!added.ok()) {
+    Unreserve(adding);
+    return added;
+  }
+  (void)attached.release();
+  return number;
+}
+
+Status Engine::AddReserved(Adding& adding) {
+  const std::shared_ptr<const Catalog>& catalog = adding.catalog;
+  const bool grows = adding.growing != nullptr;
+  const DatasetId id = adding.number;
   TieredSource* tiered = nullptr;
-  const bool own = source == nullptr;
+  const bool own = adding.source == nullptr;
   if (own) {
     PosixSourceOptions posix;
     posix.max_in_flight = options_.max_in_flight;
     posix.io = options_.io;
+    posix.pool = pool_;
     Result<std::unique_ptr<Source>> made = MakePosixSource(*catalog, posix);
     if (!made) return made.error();
-    source = *std::move(made);
+    adding.source = *std::move(made);
   }
-  // Nodes whose files of the same names and sizes differ must not take each other's for their own.
-  const bool shared = wrap_ && MayOutliveTheJob(*catalog);
-  if (shared) {
-    Result<std::unique_ptr<Source>> wrapped =
-        wrap_(static_cast<DatasetId>(dataset_count()), catalog, std::move(source));
-    if (!wrapped) return wrapped.error();
-    source = *std::move(wrapped);
+  bool shared = false;
+  {
+    MutexLock lock(add_mutex_);
+    // Nodes whose files of the same names and sizes differ must not take each other's for their
+    // own. One whose sizes come later was begun before there were peers.
+    shared = wrap_ && adding.sizer == nullptr && MayOutliveTheJob(*catalog);
+    if (shared) {
+      Result<std::unique_ptr<Source>> wrapped = wrap_(id, catalog, std::move(adding.source));
+      if (!wrapped) return wrapped.error();
+      adding.source = *std::move(wrapped);
+    }
   }
   if (own && cache_ != nullptr && MayOutliveTheJob(*catalog)) {
-    Result<std::unique_ptr<TieredSource>> through = ThroughCache(catalog, std::move(source));
+    Result<std::unique_ptr<TieredSource>> through = ThroughCache(catalog, std::move(adding.source));
     if (!through) return through.error();
     tiered = through->get();
-    source = *std::move(through);
+    adding.source = *std::move(through);
   }
   std::vector<SampleId> copied;  // that the folder has
-  if (tiered != nullptr) {
+  if (tiered != nullptr && adding.sizer == nullptr) {
     for (SampleId s = 0; s < catalog->size(); ++s) {
       if (tiered->Holds(s)) copied.push_back(s);
     }
-    if (growing == nullptr) cache_->store->AskedForAll(tiered->group());
+    if (!grows) cache_->store->AskedForAll(tiered->group());
   }
   std::vector<uint32_t> lengths(catalog->size());
   uint64_t bytes = 0;
-  for (SampleId s = 0; s < lengths.size() && sizer == nullptr; ++s) {
+  for (SampleId s = 0; s < lengths.size() && adding.sizer == nullptr; ++s) {
     lengths[s] = catalog->length(s);
     bytes += lengths[s];
   }
-  if (sizer != nullptr) bytes = lengths.size() * kGuessedBytes;
-  const uint64_t paid = growing == nullptr ? lengths.size() : GrowthStep(lengths.size());
+  const uint32_t guess =
+      adding.sizer != nullptr && adding.sizer->guess() != 0 ? adding.sizer->guess() : kGuessedBytes;
+  if (adding.sizer != nullptr) bytes = lengths.size() * guess;
+  const uint64_t paid = grows ? GrowthStep(lengths.size()) : lengths.size();
   {
     MutexLock lock(mutex_);
-    // The first data set's reader threads are paid for already; every further one has its own.
-    const uint64_t stacks = datasets_.empty() ? 0 : ReaderBytes(options_.max_in_flight);
-    const uint64_t tables_bytes =
-        paid * TableBytes(growing != nullptr, tiered != nullptr, shared) + stacks;
-    FOREBAY_RETURN_IF_ERROR(SetTablesAside(paid, tables_bytes, early, lock));
+    const uint64_t source_bytes = SourceBytes(options_.max_in_flight);
+    std::vector<ArenaAllocator::Block> blocks;
+    if (!adding.revived) {
+      const uint64_t tables_bytes = paid * TableBytes(grows, tiered != nullptr, shared);
+      FOREBAY_RETURN_IF_ERROR(SetTablesAside(paid, tables_bytes, adding.early, &blocks, lock));
+      datasets_[id].tables = std::exchange(blocks, {});
+    }
+    FOREBAY_RETURN_IF_ERROR(SetTablesAside(paid, source_bytes, adding.early, &blocks, lock));
+    datasets_[id].source_tables = std::move(blocks);
   }
   // Without the lock, for which somebody's open() may wait: 0.2 s for 10 M samples.
-  Residency::Dataset tables = sizer == nullptr
-                                  ? Residency::Dataset::Sized(lengths)
-                                  : Residency::Dataset::Unsized(lengths.size(), kGuessedBytes);
-  for (const SampleId s : copied) tables.AddInTier(s);
+  Residency::Dataset tables;
+  if (!adding.revived) {
+    tables = adding.sizer == nullptr ? Residency::Dataset::Sized(lengths)
+                                     : Residency::Dataset::Unsized(lengths.size(), guess);
+    for (const SampleId s : copied) tables.AddInTier(s);
+  }
   const uint32_t largest = lengths.empty() ? 0 : *std::max_element(lengths.begin(), lengths.end());
   MutexLock lock(mutex_);
-  if (sizer == nullptr) scheduler_.arena().Expect(largest);
-  const DatasetId id = scheduler_.residency().Add(std::move(tables));
-  scheduler_.residency().dataset(id).layout = catalog;
-  remote_.Add(shared ? source.get() : nullptr);
+  Residency& residency = scheduler_.residency();
+  if (adding.revived) {
+    residency.Unpark(id);
+    // The folder may have given up copies, and got others, since.
+    for (SampleId s = 0; s < lengths.size() && tiered != nullptr; ++s) {
+      residency.SetInTier(id, s, tiered->Holds(s));
+    }
+  } else {
+    if (adding.sizer == nullptr) scheduler_.arena().Expect(largest);
+    residency.AddAs(id, std::move(tables));
+  }
+  residency.dataset(id).layout = catalog;
+  remote_.Set(id, shared ? adding.source.get() : nullptr);
   if (tiered != nullptr) {
-    scheduler_.residency().dataset(id).tier =
-        ShapeOf(*tiered, bytes, lengths.size(), growing != nullptr);
+    residency.dataset(id).tier = ShapeOf(*tiered, bytes, lengths.size(), grows);
     UpdateFolderRoom();
   }
   if (const auto share = early_shares_.find(id); share != early_shares_.end()) {
-    scheduler_.residency().SetShare(id, std::move(share->second));
+    residency.SetShare(id, std::move(share->second));
     early_shares_.erase(share);
   }
-  if (early != nullptr) AdoptEarly(id, *catalog, *early);
-  DatasetState state;
-  state.catalog = std::move(catalog);
-  state.source = std::move(source);
+  if (adding.early != nullptr && !adding.revived) AdoptEarly(id, *catalog, *adding.early);
+  DatasetState& state = datasets_[id];
+  state.catalog = catalog;
+  state.source = std::move(adding.source);
   state.tiered = tiered;
-  state.sizer = attached.release();
-  state.growing = std::move(growing);
+  state.sizer = adding.sizer;
+  state.growing = std::move(adding.growing);
   state.shared = shared;
   state.paid_samples = paid;
   state.mean_bytes = lengths.empty() ? 0 : bytes / lengths.size();
-  datasets_.push_back(std::move(state));
+  state.users = 1;
+  state.use = DatasetState::Use::kOpen;
+  added_.notify_all();
   WakeLoop();  // it polls the new source's descriptor from now on
-  return id;
+  return Status();
 }
 
 TierShape Engine::ShapeOf(const TieredSource& tiered, uint64_t bytes, uint64_t samples,
@@ -494,22 +583,35 @@ uint64_t Engine::TableBytes(bool growing, bool tiered, bool shared) {
          (tiered ? FolderStore::kBytesASample : 0) + (shared ? kClusterBytesASample : 0);
 }
 
-// In pieces, as samples of other data sets leave them; reads under way hold theirs to their end.
+// In pieces, as samples of other data sets leave them; reads under way hold theirs to their end,
+// and closed data sets their tables until nothing of them is left.
 Status Engine::SetTablesAside(uint64_t samples, uint64_t bytes, EarlySamples* early,
-                              MutexLock& lock) {
-  std::vector<ArenaAllocator::Block> blocks;
+                              std::vector<ArenaAllocator::Block>* blocks, MutexLock& lock) {
+  constexpr auto kPause = std::chrono::milliseconds(5);
   const uint64_t leave = LeastForStreams();
-  bool fits = scheduler_.SetAside(bytes, &blocks, leave);
-  // What was read early gives way to the tables of all samples, of which it may be a few.
-  while (!fits && early != nullptr) {
-    const std::vector<ArenaAllocator::Block> given = early->GiveUp(bytes + leave);
-    if (given.empty()) break;
-    scheduler_.ReturnAside(given);
-    fits = scheduler_.SetAside(bytes, &blocks, leave);
-  }
-  if (fits || (scheduler_.arena().MaySetAside(bytes, leave) &&
-               SetAsideSlowly(bytes, SteadyClock().Now() + kTablesWait, &blocks, lock))) {
-    return Status();
+  const Nanos until = SteadyClock().Now() + kTablesWait;
+  std::vector<Retired> gone;  // at most what is parked: not much, see RetireUnused
+  while (true) {
+    bool fits = scheduler_.SetAside(bytes, blocks, leave);
+    // What was read early gives way to the tables of all samples, of which it may be a few.
+    while (!fits && early != nullptr) {
+      const std::vector<ArenaAllocator::Block> given = early->GiveUp(bytes + leave);
+      if (given.empty()) break;
+      scheduler_.ReturnAside(given);
+      fits = scheduler_.SetAside(bytes, blocks, leave);
+    }
+    if (fits || (scheduler_.arena().MaySetAside(bytes, leave) &&
+                 SetAsideSlowly(bytes, until, blocks, lock))) {
+      return Status();
+    }
+    if (GiveBackParked(&gone)) continue;
+    const bool closing =
+        std::any_of(datasets_.begin(), datasets_.end(), [](const DatasetState& dataset) {
+          return dataset.use == DatasetState::Use::kClosing ||
+                 dataset.use == DatasetState::Use::kGivingBack;
+        });
+    if (!closing || SteadyClock().Now() >= until) break;
+    room_.wait_for(lock.native(), kPause);
   }
   return Status(Code::kResourceExhausted,
                 StrCat("the tables of ", samples, " samples need ", MiB(bytes),
@@ -574,9 +676,21 @@ void Engine::TakeLengths(DatasetId id, DatasetState& dataset) {
   lengths.reserve(found.size());
   for (Sizer::Found& f : found) {
     lengths.push_back({.sample = f.sample, .length = f.length, .ok = f.status.ok()});
+    // A copy is named by the file's time, which is known only now.
+    if (f.status.ok() && dataset.tiered != nullptr && dataset.tiered->Holds(f.sample)) {
+      scheduler_.residency().SetInTier(id, f.sample, true);
+    }
     if (!f.status.ok()) failures_.insert_or_assign({id, f.sample}, std::move(f.status));
   }
   scheduler_.OnLengths(id, lengths);
+  const Residency::Dataset& tables = scheduler_.residency().dataset(id);
+  if (tables.unsized == 0 && dataset.tiered != nullptr) {
+    uint64_t bytes = 0;
+    for (const Residency::Entry& e : tables.entries) bytes += e.length;
+    scheduler_.residency().dataset(id).tier =
+        ShapeOf(*dataset.tiered, bytes, tables.entries.size(), false);
+    cache_->store->AskedForAll(dataset.tiered->group());
+  }
   Collect();
   SignalProgress();
   NotifyDue();
@@ -587,13 +701,15 @@ Status Engine::WaitSized(DatasetId id) {
   std::shared_ptr<const Catalog> catalog;
   {
     MutexLock lock(mutex_);
-    if (id >= datasets_.size() || datasets_[id].sizer == nullptr) return Status();
+    if (!IsOpen(id) || datasets_[id].sizer == nullptr) return Status();
     catalog = datasets_[id].catalog;
+    ++datasets_[id].calls;
   }
-  FOREBAY_RETURN_IF_ERROR(catalog->WaitComplete());
+  const Status complete = catalog->WaitComplete();
   MutexLock lock(mutex_);
-  TakeLengths(id, datasets_[id]);
-  return Status();
+  --datasets_[id].calls;
+  if (complete.ok()) TakeLengths(id, datasets_[id]);
+  return complete;
 }
 
 // Piece by piece: what is had is not given back to look-ahead, which would read into it again.
@@ -674,7 +790,7 @@ std::optional<StreamId> Engine::TakeClosed() {
 
 Status Engine::SetPassing(DatasetId dataset) {
   const MutexLock lock(mutex_);
-  if (dataset >= datasets_.size()) {
+  if (!IsOpen(dataset)) {
     return Status(Code::kInvalidArgument, StrCat("there is no data set ", dataset));
   }
   scheduler_.residency().dataset(dataset).passing = true;
@@ -699,9 +815,9 @@ void Engine::StreamState::StartAt(uint64_t epoch, uint64_t position) {
 }
 
 Result<StreamId> Engine::Open(const StreamOptions& options) {
-  if (options.shape.dataset >= datasets_.size()) {
+  if (!IsOpen(options.shape.dataset)) {
     return Status(Code::kInvalidArgument,
-                  StrCat("data set ", options.shape.dataset, " does not exist"));
+                  StrCat("data set ", options.shape.dataset, " does not exist, or was closed"));
   }
   if (datasets_[options.shape.dataset].growing != nullptr &&
       !(options.declared && (options.shape.itemised || options.shape.serving))) {
@@ -769,8 +885,10 @@ void Engine::SetSourceWrap(SourceWrap wrap) {
 
 void Engine::SetShare(DatasetId dataset, std::vector<uint8_t> share) {
   MutexLock lock(mutex_);
-  if (dataset >= datasets_.size()) {
-    early_shares_[dataset] = std::move(share);
+  if (!IsOpen(dataset)) {
+    const bool adding =
+        dataset < datasets_.size() && datasets_[dataset].use == DatasetState::Use::kAdding;
+    if (adding) early_shares_[dataset] = std::move(share);
     return;
   }
   // Some may have been appended since the caller looked.
@@ -795,13 +913,13 @@ Result<StreamId> Engine::OpenServing(DatasetId dataset) {
 
 std::vector<std::byte> Engine::HeldBits(DatasetId dataset) const {
   MutexLock lock(mutex_);
-  if (dataset >= datasets_.size()) return {};
+  if (!IsOpen(dataset)) return {};
   return scheduler_.residency().dataset(dataset).HeldBits();
 }
 
 HeldChanges Engine::TakeHeldChanges(DatasetId dataset) {
   MutexLock lock(mutex_);
-  if (dataset >= datasets_.size()) return {};
+  if (!IsOpen(dataset)) return {};
   return scheduler_.residency().dataset(dataset).TakeHeldChanges();
 }
 
@@ -818,8 +936,10 @@ NodeRoom Engine::TierRoom() const {
     const uint64_t asked = static_cast<uint64_t>(memory_tier_.bytes.value());
     const uint64_t staging = std::min(usable / 2, std::max(kStaging, usable / 8));
     room.memory = asked == 0 ? usable - staging : std::min(asked, usable - usable / 8);
-    if (!datasets_.empty())
-      room.memory = std::min(room.memory, scheduler_.residency().keep_quota());
+    const bool any = std::any_of(datasets_.begin(), datasets_.end(), [](const DatasetState& d) {
+      return d.use == DatasetState::Use::kOpen;
+    });
+    if (any) room.memory = std::min(room.memory, scheduler_.residency().keep_quota());
     room.memory = less_margin(room.memory);
   }
   if (cache_ != nullptr) room.folder = less_margin(cache_->store->capacity_bytes());
@@ -843,12 +963,13 @@ std::vector<uint32_t> Engine::TierLengths(const Catalog& catalog) {
 
 std::vector<uint32_t> Engine::TierLengths(DatasetId dataset) const {
   const std::shared_ptr<const Catalog> catalog = shared_catalog(dataset);
+  if (catalog == nullptr) return {};
   return TierLengths(*catalog);
 }
 
 std::vector<SampleId> Engine::Upcoming(DatasetId dataset, size_t most) const {
   MutexLock lock(mutex_);
-  if (dataset >= datasets_.size()) return {};
+  if (!IsOpen(dataset)) return {};
   return scheduler_.lookahead().Upcoming(dataset, most);
 }
 
@@ -905,10 +1026,12 @@ Status Engine::CloseStream(StreamId id) {
   const Result<StreamState*> state = FindStream(id);
   if (!state) return state.error();
   if (!(*state)->open) return Status();
+  CountReads(datasets_[(*state)->options.shape.dataset], &(*state)->at_close);
   (*state)->open = false;
   closed_.push_back(id);
   std::erase(serving_, id);
   scheduler_.CloseStream(id);
+  if (datasets_[(*state)->options.shape.dataset].use == DatasetState::Use::kClosing) WakeLoop();
   Collect();
   SignalProgress();
   NotifyAll(**state);
@@ -921,6 +1044,7 @@ Status Engine::Seek(StreamId id, uint64_t epoch, uint64_t position) {
   const Result<StreamState*> found = FindStream(id);
   if (!found) return found.error();
   StreamState& state = **found;
+  if (!state.open) return Status(Code::kCancelled, "the stream was closed");
   if (!state.options.declared && position % state.options.sampler.world != 0) {
     return BadPosition(position, state.options.sampler.world);
   }
@@ -937,6 +1061,7 @@ Status Engine::Declare(StreamId id, uint64_t epoch, std::vector<SampleId> order,
   MutexLock lock(mutex_);
   const Result<StreamState*> state = FindStream(id);
   if (!state) return state.error();
+  if (!(*state)->open) return Status(Code::kCancelled, "the stream was closed");
   if (!(*state)->options.declared) {
     return Status(Code::kInvalidArgument, "this stream makes its own order from its sampler");
   }
@@ -1009,7 +1134,14 @@ void Engine::CountReads(const DatasetState& dataset, EpochStats* stats) {
 }
 
 void Engine::FillReads(const StreamState& state, EpochStats* stats) const {
-  CountReads(datasets_[state.options.shape.dataset], stats);
+  if (state.open) {
+    CountReads(datasets_[state.options.shape.dataset], stats);
+  } else {
+    stats->source_reads = state.at_close.source_reads;
+    stats->source_bytes = state.at_close.source_bytes;
+    stats->peer_reads = state.at_close.peer_reads;
+    stats->peer_bytes = state.at_close.peer_bytes;
+  }
   stats->source_reads -= state.at_start.source_reads;
   stats->source_bytes -= state.at_start.source_bytes;
   stats->peer_reads -= state.at_start.peer_reads;
@@ -1036,6 +1168,7 @@ Result<TakeKind> Engine::Ask(StreamId id, Nanos wait, LeaseId* fetch, SampleId s
   const Result<StreamState*> found = FindStream(id);
   if (!found) return found.error();
   StreamState& state = **found;
+  if (!state.open) return Status(Code::kCancelled, "the stream was closed");
   if (fetch != nullptr && sample >= datasets_[state.options.shape.dataset].catalog->size()) {
     return Status(Code::kInvalidArgument, StrCat("sample ", sample, " is not in the data set"));
   }
@@ -1145,6 +1278,10 @@ Status Engine::Release(LeaseId lease) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   MutexLock lock(mutex_);
   scheduler_.leases().Release(lease);
+  const bool closing = std::any_of(
+      datasets_.begin(), datasets_.end(),
+      [](const DatasetState& dataset) { return dataset.use == DatasetState::Use::kClosing; });
+  if (closing) WakeLoop();
   Collect();
   SignalProgress();
   return Status();
@@ -1203,7 +1340,9 @@ std::string Engine::WaitingFor(StreamId id) const {
   std::string what(kStallCauseNames[static_cast<size_t>(cause)]);
   if (Waits(scheduler_).FirstMissing(id, &dataset, &sample)) {
     const Catalog& catalog = *datasets_[dataset].catalog;
-    if (cause == StallCause::kPeer) {
+    if (cause == StallCause::kTier && cache_ != nullptr) {
+      what = StrCat("cache folder ", options_.cache_folder);
+    } else if (cause == StallCause::kPeer && datasets_[dataset].source != nullptr) {
       what += StrCat(" (node ", datasets_[dataset].source->Elsewhere(sample), ")");
     }
     what += StrCat(": ", JoinPath(catalog.root(), catalog.SampleName(sample)));
@@ -1310,8 +1449,13 @@ void Engine::Collect() {
   leases_.Set(scheduler_.leases().leases().size());
   source_limit_.held.Set(static_cast<uint64_t>(scheduler_.jobs().held_total()));
   changed_total_.Set(scheduler_.counters().changed);
+  changed_files_gauge_.Set(changed_count_);
   if (cache_ != nullptr) NoteCopies();
   memory_tier_.evicted_total.Set(scheduler_.counters().evicted);
+}
+
+std::string Engine::TenthsOfSeconds(Nanos time) {
+  return StrCat(time / kSecond, ".", time % kSecond / (100 * kMilli));
 }
 
 void Engine::NoteCopies() {
@@ -1321,7 +1465,7 @@ void Engine::NoteCopies() {
   cache_->metrics.held.Set(scheduler_.residency().bytes().storing);
   if (!scheduler_.stores().hangs() || !cache_warning_.empty()) return;
   cache_warning_ = StrCat("the cache folder ", options_.cache_folder, " has written nothing for ",
-                          scheduler_.stores().patience() / kSecond,
+                          TenthsOfSeconds(scheduler_.stores().patience()),
                           " s: training goes on without it, and what is not copied now is copied "
                           "in a later epoch");
   if (warn_) warn_(cache_warning_);
@@ -1346,6 +1490,7 @@ void Engine::RunPlanner(std::stop_token stop) {
     OrderAction work;
     SamplerSpec sampler;
     Sizer* sizer = nullptr;
+    std::shared_ptr<const Catalog> catalog;  // the sizer's: its data set may be closed meanwhile
     {
       MutexLock lock(mutex_);
       order_ready_.wait_for(lock.native(), std::chrono::nanoseconds(kSlice),
@@ -1355,9 +1500,11 @@ void Engine::RunPlanner(std::stop_token stop) {
       if (order_work_.empty()) continue;
       work = order_work_.front();
       order_work_.pop_front();
+      if (!streams_[work.stream].open) continue;
       const StreamOptions& options = streams_[work.stream].options;
       sampler = options.sampler;
       sizer = datasets_[options.shape.dataset].sizer;
+      catalog = datasets_[options.shape.dataset].catalog;
     }
     std::vector<SampleId> order = EpochOrder(sampler, work.epoch, work.first_position);
     if (sizer != nullptr) sizer->Follow(work.stream, work.generation, order);

@@ -29,6 +29,7 @@
 #include "catalog/catalog.h"
 #include "catalog/sizer.h"
 #include "core/cost_model.h"
+#include "core/place_watch.h"
 #include "core/reads_under_way.h"
 #include "core/sampler.h"
 #include "core/scheduler.h"
@@ -68,6 +69,7 @@ struct EngineOptions {
   // and jobs; empty: there is none. Catalogs without modification times do without.
   std::string cache_folder;
   uint64_t cache_bytes = 0;  // as FolderTierOptions::capacity_bytes
+  std::string cache_group;   // as FolderTierOptions::group
   Status Validate() const;
 };
 
@@ -99,6 +101,12 @@ using SourceWrap = std::function<Result<std::unique_ptr<Source>>(
     DatasetId dataset, std::shared_ptr<const Catalog> catalog, std::unique_ptr<Source> inner)>;
 
 enum class TakeKind : uint8_t { kBatch, kPending, kEndOfEpoch, kEndOfStream };
+
+// Files of one data set that were found changed since they were looked at.
+struct ChangedFilesOf {
+  uint64_t count = 0;
+  std::string last;  // the one that was found last, in words; empty: none
+};
 
 class EarlySamples;
 class Engine;
@@ -140,11 +148,29 @@ class Engine {
 
   // `source` null: a posix source over the catalog. `early`: what its scan has read already.
   // The catalog may still lack lengths: they are taken over as they become known, in the order in
-  // which streams need them. Where that cannot be (a cache folder, peers, another engine that reads
-  // the same catalog) the call waits for them.
+  // which streams need them. Where that cannot be (peers, another engine that reads the same
+  // catalog) the call waits for them.
+  //
+  // Whoever adds a data set is a user of it, until CloseDataset. `key`: equal data sets have the
+  // same; one that is open under it gets another user, and one that was closed lately is taken up
+  // again with what memory still keeps of it (then `source` is used, and `early` is not). Empty:
+  // always another one.
   Result<DatasetId> AddDataset(std::shared_ptr<const Catalog> catalog,
                                std::unique_ptr<Source> source = nullptr,
-                               EarlySamples* early = nullptr);
+                               EarlySamples* early = nullptr, const std::string& key = {});
+  // One user fewer. Open streams keep it as well, so that who only reads from a stream may close
+  // the data set as soon as that is open. Without users, and once its streams are closed, their
+  // batches released, and reads and copies under way have ended, the data set gives back all that
+  // it has: source, tables, its part of the budget, its number. What memory keeps of it stays for a
+  // while, where there is room for it beside everything that is open, for AddDataset with the same
+  // key.
+  Status CloseDataset(DatasetId dataset);
+  // One more user of the data set that is open under the key; nothing: none is. Never waits.
+  std::optional<DatasetId> UseDataset(const std::string& key);
+  // Whether AddDataset would find it. `parked`: also one that is closed.
+  bool KnowsDataset(const std::string& key, bool parked) const;
+  // Another key for a data set; where another one has that already, nothing happens.
+  void RenameDataset(const std::string& key, const std::string& to);
   // The same for a catalog that grows, which only this engine appends to from then on. Its streams
   // hand out single samples: they are itemised, or serve other nodes.
   Result<DatasetId> AddGrowing(std::shared_ptr<Catalog> catalog,
@@ -229,9 +255,13 @@ class Engine {
   uint64_t arena_bytes() const { return arena_.size(); }
   int arena_fd() const { return memfd_.get(); }
   uint64_t budget() const { return budget_; }
+  // Null: there is no such data set, or it was closed.
   std::shared_ptr<const Catalog> shared_catalog(DatasetId dataset) const;
   Registry& registry() { return registry_; }
+  // Numbers of data sets are below this; some may not be in use.
   size_t dataset_count() const;
+  // That have users, or are not given back yet.
+  size_t open_datasets() const;
   // For one driver that asks for many clients with no wait: after ArmProgress the descriptor
   // becomes readable once, as soon as anything happens that may end a pending Take or Fetch.
   int progress_fd() const { return progress_fd_.get(); }
@@ -252,8 +282,13 @@ class Engine {
   // That the cache folder hung or stopped taking copies, in a line each, with what to do; empty: it
   // never did. That another process writes to it is none.
   std::string CacheWarning() const;
-  // Is called for each line of CacheWarning() as soon as there is one, and must neither wait nor
-  // call back.
+  // Files that were found changed since they were looked at, in a line each, the first few; empty:
+  // none. What is read of them from then on is what they hold, and is not copied.
+  std::string ChangedFiles() const;
+  // The same of the data set that a stream reads.
+  ChangedFilesOf ChangedFiles(StreamId stream) const;
+  // Is called for each line of CacheWarning() and ChangedFiles() as soon as there is one, and must
+  // neither wait nor call back.
   void SetWarn(std::function<void(const std::string&)> warn);
   // What was mended when the cache folder was opened; mostly nothing.
   std::string CacheNote() const;
@@ -269,6 +304,25 @@ class Engine {
 
  private:
   struct DatasetState {
+    enum class Use : uint8_t {
+      kFree,        // the number may be used again from `free_at` on
+      kAdding,      // somebody is in Add with it
+      kOpen,        // has users
+      kClosing,     // has none; streams, batches, reads or copies are left
+      kParked,      // the memory tier has some of it, for who opens it again
+      kGivingBack,  // that is being given up
+    };
+    Use use = Use::kFree;
+    bool retiring = false;  // the source was told that it will not be read from any more
+    uint32_t users = 0;
+    uint32_t calls = 0;  // of functions that wait and use it then
+    std::string key;
+    Nanos parked_at = 0;
+    Nanos free_at = 0;
+    SampleId give_up_at = 0;
+    // What was set aside for it, and for what its source has.
+    std::vector<ArenaAllocator::Block> tables;
+    std::vector<ArenaAllocator::Block> source_tables;
     std::shared_ptr<const Catalog> catalog;  // shared with the loaders that named it
     std::unique_ptr<Source> source;
     TieredSource* tiered = nullptr;    // the source, where it reads through the cache folder
@@ -278,12 +332,15 @@ class Engine {
     uint64_t paid_samples = 0;         // growing: that the tables set aside are for
     std::vector<SampleId> to_drop;     // copies for the loop thread to drop
     std::set<SampleId> dropping;       // those, and what the folder has not dropped yet
+    std::set<SampleId> changed;        // that were read as something else than was looked at
+    std::string last_changed;          // of these, in words
     uint64_t mean_bytes = 0;
     uint64_t reads = 0;
     uint64_t read_bytes = 0;
     uint64_t peer_reads = 0;
     uint64_t peer_bytes = 0;
     // Loop thread only.
+    size_t flying = 0;  // reads in the backlog, and with the source
     std::deque<ReadAction> backlog;
     OriginModel source_model;
     OriginModel tier_model;
@@ -305,6 +362,7 @@ class Engine {
     Nanos last_ask = 0;
     Nanos blocked_since = -1;        // across calls: a caller may wait in short slices
     EpochStats at_start;             // the data set's reads when the epoch began
+    EpochStats at_close;             // and when the stream was closed
     uint64_t announced_changes = 0;  // serving: of Leases::Consumer::changes
     // Where it was opened or sought to: the scheduler counts batches from there.
     uint64_t start_epoch = 0;
@@ -318,6 +376,8 @@ class Engine {
     const std::shared_ptr<FolderStore> store;  // shared with the tiers of the data sets
     WriteBuffer buffer;
     TierMetrics metrics;
+    PlaceWatch watch;   // loop thread only
+    Nanos look_at = 0;  // loop thread only
   };
 
   explicit Engine(const EngineOptions& options, uint64_t budget, uint64_t arena_bytes);
@@ -334,8 +394,48 @@ class Engine {
   uint64_t LeastForStreams() const REQUIRES(mutex_);
   bool SetAsideSlowly(uint64_t bytes, Nanos until, std::vector<ArenaAllocator::Block>* blocks,
                       MutexLock& lock) REQUIRES(mutex_);
+  // What is to be added. `number` is its own from the start.
+  struct Adding {
+    std::shared_ptr<const Catalog> catalog;
+    std::shared_ptr<Catalog> growing;
+    std::unique_ptr<Source> source;
+    EarlySamples* early = nullptr;
+    Sizer* sizer = nullptr;
+    DatasetId number = 0;
+    bool revived = false;  // its tables are there
+  };
   Result<DatasetId> Add(std::shared_ptr<const Catalog> catalog, std::shared_ptr<Catalog> growing,
-                        std::unique_ptr<Source> source, EarlySamples* early);
+                        std::unique_ptr<Source> source, EarlySamples* early,
+                        const std::string& key);
+  // The open data set of that key, with another user; else a number for a new one, or that of a
+  // parked one.
+  std::optional<DatasetId> UseOrReserve(const std::string& key, const Catalog& catalog,
+                                        Adding* adding);
+  Status AddReserved(Adding& adding);
+  void Unreserve(const Adding& adding);
+  // A data set that is there to be used.
+  bool IsOpen(DatasetId dataset) const REQUIRES(mutex_) {
+    return dataset < datasets_.size() && (datasets_[dataset].use == DatasetState::Use::kOpen ||
+                                          datasets_[dataset].use == DatasetState::Use::kClosing);
+  }
+  // What a data set had that is destroyed without the lock.
+  struct Retired {
+    std::shared_ptr<const Catalog> catalog;
+    std::shared_ptr<Catalog> growing;
+    Residency::Dataset tables;
+    std::unique_ptr<Source> source;  // goes before the catalog, to which it refers
+  };
+  // Loop thread: whether nothing of it is left anywhere.
+  bool MayRetire(DatasetId id, const DatasetState& dataset) const REQUIRES(mutex_);
+  // Loop thread: data sets without users, and parked ones whose time is over.
+  void RetireUnused(Nanos now);
+  void Retire(DatasetId id, DatasetState& dataset, Nanos now, std::vector<Retired>* gone)
+      REQUIRES(mutex_);
+  // Looks at a part of it. True: that was the last.
+  bool GiveBack(DatasetId id, DatasetState& dataset, size_t most, Nanos now,
+                std::vector<Retired>* gone) REQUIRES(mutex_);
+  // False: none is.
+  bool GiveBackParked(std::vector<Retired>* gone) REQUIRES(mutex_);
   // The folder for a data set of so many bytes in so many samples.
   TierShape ShapeOf(const TieredSource& tiered, uint64_t bytes, uint64_t samples,
                     bool growing) const;
@@ -343,7 +443,8 @@ class Engine {
   static uint64_t GrowthStep(uint64_t samples);
   // What the tables take for each sample of the data set.
   static uint64_t TableBytes(bool growing, bool tiered, bool shared);
-  Status SetTablesAside(uint64_t samples, uint64_t bytes, EarlySamples* early, MutexLock& lock)
+  Status SetTablesAside(uint64_t samples, uint64_t bytes, EarlySamples* early,
+                        std::vector<ArenaAllocator::Block>* blocks, MutexLock& lock)
       REQUIRES(mutex_);
   Result<DatasetState*> FindGrowing(DatasetId dataset) REQUIRES(mutex_);
   std::optional<Appended> FindSamples(DatasetId id, const DatasetState& dataset,
@@ -363,6 +464,8 @@ class Engine {
   // kCancelled in a forked child.
   Status Alive() const;
   Status Start();
+  // By number, null where there is no source; loop thread.
+  void ListDatasets(std::vector<DatasetState*>* out) REQUIRES(mutex_);
   void RunLoop(std::stop_token stop);
   void RunPlanner(std::stop_token stop);
   void RunCopier(std::stop_token stop);
@@ -384,6 +487,14 @@ class Engine {
   void SubmitBacklog(DatasetState& dataset, ReadsUnderWay& under_way);
   // When to look again.
   Nanos HedgeHanging(std::span<DatasetState* const> datasets, ReadsUnderWay& under_way, Nanos now);
+  // Leaves the cache folder while its disk does not answer: what it has is read from the source,
+  // also what it was asked for already.
+  void WatchFolder(std::span<DatasetState* const> datasets, ReadsUnderWay& under_way, Nanos now);
+  Nanos FolderPatience(std::span<DatasetState* const> datasets,
+                       const ReadsUnderWay& under_way) const;
+  void LeaveFolder(Nanos silent);
+  static std::string TenthsOfSeconds(Nanos time);
+  void ReturnToFolder();
   // What was set since the last call holds from here on.
   void ApplyKnobs() REQUIRES(mutex_);
   // Collects actions after any event; wakes whoever has work.
@@ -392,6 +503,7 @@ class Engine {
   void WakeLoop();
   void FinishCopies();
   void NoteCopies() REQUIRES(mutex_);
+  void NoteChanged(DatasetState& dataset, const ReadAction& read) REQUIRES(mutex_);
   // Warns when the cache folder has stopped taking copies.
   void NoteStopped() REQUIRES(mutex_);
   Status OpenCache();
@@ -434,6 +546,7 @@ class Engine {
   Metric& samples_total_;
   Metric& sample_bytes_total_;
   Metric& changed_total_;
+  Metric& changed_files_gauge_;
   Metric& peer_reads_total_;
   Metric& peer_read_bytes_total_;
   Metric& arena_used_;
@@ -449,9 +562,10 @@ class Engine {
   HedgingMechanism hedging_;
   SourceLimitMechanism source_limit_;
 
-  std::unique_ptr<Cache> cache_;  // constant after Create; null: no cache folder
+  std::unique_ptr<Cache> cache_;      // constant after Create; null: no cache folder
+  std::shared_ptr<ReaderPool> pool_;  // constant after Create; shared with the posix sources
 
-  Mutex add_mutex_;  // one data set at a time; before mutex_
+  Mutex add_mutex_;  // before mutex_
   SourceWrap wrap_ GUARDED_BY(add_mutex_);
   std::atomic<bool> has_peers_{false};  // wrap_ is set
 
@@ -469,8 +583,9 @@ class Engine {
   std::string tuner_lines_ GUARDED_BY(mutex_);
   OwnedFd tuner_log_;  // constant after Start
   // Deques: references stay valid while others are added. The loop thread reads the entries it has
-  // seen under the lock without it; catalog and source never change after they are added.
+  // seen under the lock without it; catalog and source change only when it retires them itself.
   std::deque<DatasetState> datasets_ GUARDED_BY(mutex_);
+  std::condition_variable added_;  // a data set is not being added any more
   std::deque<StreamState> streams_ GUARDED_BY(mutex_);
   // Closed streams, oldest first. Every step looks at all streams: their number must not grow with
   // all that ever were.
@@ -491,6 +606,8 @@ class Engine {
   uint64_t copies_given_up_ GUARDED_BY(mutex_) = 0;  // that metrics know
   std::string cache_warning_ GUARDED_BY(mutex_);     // it hung
   std::string cache_stopped_ GUARDED_BY(mutex_);     // it takes no copies
+  std::string changed_lines_ GUARDED_BY(mutex_);
+  uint64_t changed_count_ GUARDED_BY(mutex_) = 0;
   std::function<void(const std::string&)> warn_ GUARDED_BY(mutex_);
   bool loop_awake_ GUARDED_BY(mutex_) = true;
   Nanos loop_until_ GUARDED_BY(mutex_) = 0;  // how long it sleeps for held reads

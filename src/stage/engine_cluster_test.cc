@@ -89,7 +89,7 @@ class EngineCluster : public ::testing::Test {
     engine_->SetSourceWrap(
         [this](DatasetId dataset, const std::shared_ptr<const Catalog>& catalog,
                std::unique_ptr<Source> inner) -> Result<std::unique_ptr<Source>> {
-          EXPECT_EQ(dataset, engine_->dataset_count());
+          EXPECT_EQ(engine_->shared_catalog(dataset), nullptr);  // it is not there yet
           EXPECT_EQ(catalog->size(), kSamples);
           if (!early_.empty()) engine_->SetShare(dataset, early_);
           return std::unique_ptr<Source>(new FakePeers(std::move(inner), remote_));

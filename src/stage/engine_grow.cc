@@ -19,11 +19,11 @@ Result<DatasetId> Engine::AddGrowing(std::shared_ptr<Catalog> catalog,
     return Status(Code::kInvalidArgument, StrCat("the data set of ", catalog->root(),
                                                  " does not grow: AddDataset takes it"));
   }
-  return Add(catalog, catalog, std::move(source), nullptr);
+  return Add(catalog, catalog, std::move(source), nullptr, {});
 }
 
 Result<Engine::DatasetState*> Engine::FindGrowing(DatasetId dataset) {
-  if (dataset >= datasets_.size() || datasets_[dataset].growing == nullptr) {
+  if (!IsOpen(dataset) || datasets_[dataset].growing == nullptr) {
     return Status(Code::kInvalidArgument,
                   StrCat("data set ", dataset, " does not exist, or does not grow"));
   }
@@ -37,7 +37,10 @@ Status Engine::AppendSamples(DatasetId id, std::span<const NewFile> files,
   const Result<DatasetState*> found = FindGrowing(id);
   if (!found) return found.error();
   DatasetState& dataset = **found;
-  FOREBAY_RETURN_IF_ERROR(PayForSamples(id, dataset, files, lock));
+  ++dataset.calls;
+  const Status paid = PayForSamples(id, dataset, files, lock);
+  --dataset.calls;
+  FOREBAY_RETURN_IF_ERROR(paid);
   const auto before = static_cast<SampleId>(dataset.growing->size());
   Status status;
   for (const NewFile& file : files) {
@@ -81,7 +84,9 @@ Status Engine::PayForSamples(DatasetId id, DatasetState& dataset, std::span<cons
   while (dataset.growing->size() + more > dataset.paid_samples) {
     const uint64_t missing = dataset.growing->size() + more - dataset.paid_samples;
     const uint64_t step = GrowthStep(missing);
-    FOREBAY_RETURN_IF_ERROR(SetTablesAside(step, step * each, nullptr, lock));
+    std::vector<ArenaAllocator::Block> blocks;
+    FOREBAY_RETURN_IF_ERROR(SetTablesAside(step, step * each, nullptr, &blocks, lock));
+    dataset.tables.insert(dataset.tables.end(), blocks.begin(), blocks.end());
     dataset.paid_samples += step;
   }
   return Status();
@@ -129,14 +134,17 @@ Status Engine::Invalidate(DatasetId id, SampleId first, uint32_t count) {
     return next == dataset.dropping.end() || *next >= end;
   };
   const Nanos until = SteadyClock().Now() + kDropWait;
-  while (!gone() && SteadyClock().Now() < until) {
+  ++dataset.calls;
+  // A folder that is left answers some time: who waits here may hold up others.
+  while (!gone() && !scheduler_.tier_left() && SteadyClock().Now() < until) {
     dropped_.wait_for(lock.native(), std::chrono::nanoseconds(kSlice), gone);
   }
+  --dataset.calls;
   if (gone()) return Status();
   return Status(Code::kUnavailable,
                 StrCat("the cache folder ", options_.cache_folder, " has not dropped its copy of ",
-                       dataset.catalog->ObjectPath(dataset.catalog->object(first)), " for ",
-                       kDropWait / kSecond, " s"));
+                       dataset.catalog->ObjectPath(dataset.catalog->object(first)),
+                       ": its disk does not answer"));
 }
 
 // True: there are copies to drop.
@@ -160,6 +168,7 @@ bool Engine::InvalidateRange(DatasetId id, DatasetState& dataset, SampleId first
 void Engine::DropCopies() {
   for (DatasetId id = 0; id < datasets_.size(); ++id) {
     DatasetState& dataset = datasets_[id];
+    if (dataset.to_drop.empty()) continue;
     std::vector<SampleId> later;
     for (const SampleId s : dataset.to_drop) {
       if (scheduler_.stores().Writing(id, s) || !dataset.tiered->Drop(s)) later.push_back(s);

@@ -29,6 +29,11 @@ constexpr Nanos kHidden = 20 * kMilli;
 // More than a request to a peer may take before the source is read instead.
 constexpr Nanos kPeerPatience = 5 * kSecond;
 
+// How long no copy may end while a consumer waits; it may be for memory that copies fill.
+constexpr Nanos kWaitedForCopies = 1500 * kMilli;
+// Reads that a cache folder has under way.
+constexpr size_t kFolderReads = 4;
+
 uint64_t RequestBytes(const ReadAction& read) {
   return read.request_bytes != 0 ? read.request_bytes : read.length;
 }
@@ -71,6 +76,7 @@ void Engine::Finished(DatasetState& dataset, const ReadAction& read, SourceDone&
     reads_total_.Add(1);
     read_bytes_total_.Add(bytes);
   }
+  if (done.status.ok() && done.changed) NoteChanged(dataset, read);
   const size_t requests = scheduler_.reads().requests();
   scheduler_.OnReadDone(read, done.status.ok(), done.crc, from);
   meter_.OnBytes(read.length);
@@ -145,8 +151,10 @@ bool Engine::ReapInto(std::span<DatasetState* const> datasets, ReadsUnderWay& un
   std::array<ReadsUnderWay::Read, kReapAtOnce> reads;
   bool busy = false;
   for (size_t d = 0; d < datasets.size(); ++d) {
+    if (datasets[d] == nullptr) continue;
     DatasetState& dataset = *datasets[d];
     const size_t n = dataset.source->Reap(done);
+    dataset.flying -= n;
     std::vector<TieredSource::Ended> copies;
     std::vector<SampleId> dropped;
     if (dataset.tiered != nullptr) {
@@ -162,6 +170,9 @@ bool Engine::ReapInto(std::span<DatasetState* const> datasets, ReadsUnderWay& un
     };
     for (size_t i = 0; i < n; ++i) {
       reads[i] = under_way.Remove(done[i].tag);
+      // What the folder has was not looked for: it is not known to lack the sample.
+      const bool passed = dataset.tiered != nullptr && dataset.tiered->PassedBy(i);
+      if (passed) reads[i].action.origin = Origin::kSource;
       const ReadAction& read = reads[i].action;
       if (options_.verify) crcs[i] = Crc32c({arena_.data() + read.offset, read.length});
       Learn(dataset, reads[i], done[i], from(i));
@@ -190,24 +201,32 @@ bool Engine::StoreDue(std::span<DatasetState* const> datasets, bool* arrived) {
     uint32_t reserved = 0;
     bool refused = false;
     bool held = false;
+    bool changed = false;
   };
   std::vector<Copy> copies;
   {
     MutexLock lock(mutex_);
     StoreAction next;
     while (copies.size() < kStoreAtOnce && scheduler_.stores().First(&next)) {
-      if (next.dataset >= datasets.size()) break;
+      if (next.dataset >= datasets.size() || datasets[next.dataset] == nullptr) break;
       const std::optional<uint32_t> reserved =
           datasets[next.dataset]->tiered->ReserveCopy(next.length);
       if (!reserved) break;
       scheduler_.stores().Begin(next);
       copies.push_back({next, *reserved});
+      // Its name says another time than the bytes are of.
+      copies.back().changed = datasets[next.dataset]->changed.contains(next.sample);
     }
   }
   if (copies.empty()) return false;
   for (Copy& copy : copies) {
     const StoreAction& store = copy.action;
     TieredSource& tiered = *datasets[store.dataset]->tiered;
+    if (copy.changed) {
+      tiered.Abandon(copy.reserved);
+      copy.refused = true;
+      continue;
+    }
     copy.refused = !tiered.Store(copy.reserved, store.sample,
                                  {arena_.data() + store.offset, store.length}, store.crc);
     // Another data set, or the same file under another number, has put it there.
@@ -279,6 +298,89 @@ Nanos Engine::HedgeHanging(std::span<DatasetState* const> datasets, ReadsUnderWa
   return std::max(next, now + kLookSoonest);
 }
 
+Nanos Engine::FolderPatience(std::span<DatasetState* const> datasets,
+                             const ReadsUnderWay& under_way) const {
+  Nanos tail = 0;
+  Nanos source = 0;
+  const size_t depth = std::max<size_t>(1, under_way.depth(Origin::kSource));
+  MutexLock lock(mutex_);  // a data set that grows changes its mean
+  for (const DatasetState* dataset : datasets) {
+    if (dataset == nullptr || dataset->tiered == nullptr) continue;
+    tail = std::max(tail, dataset->tier_model.Tail(dataset->mean_bytes, kFolderReads));
+    if (!dataset->source_model.known()) continue;
+    source = std::max(source, dataset->source_model.Expect(dataset->mean_bytes, depth));
+  }
+  return PlaceWatch::Patience(tail, source);
+}
+
+void Engine::WatchFolder(std::span<DatasetState* const> datasets, ReadsUnderWay& under_way,
+                         Nanos now) {
+  PlaceWatch& watch = cache_->watch;
+  const Nanos patience = FolderPatience(datasets, under_way);
+  const Nanos since = cache_->store->SilentSince();
+  const Nanos silent = since == 0 ? 0 : now - std::max(since, under_way.resumed());
+  if (hedging_.one_in.value() != 0 && watch.Suspects(now, silent, patience)) LeaveFolder(silent);
+  if (watch.ProbeDue(now)) {
+    watch.OnProbeSent();
+    cache_->store->StartProbe();
+  }
+  if (watch.left()) {
+    const std::optional<Nanos> took = cache_->store->TakeProbe();
+    if (took && watch.OnProbeAnswered(now, *took, patience)) ReturnToFolder();
+  }
+  {
+    MutexLock lock(mutex_);
+    const bool waits = scheduler_.stores().under_way() > 0 && Waits(scheduler_).AnyForSamples();
+    scheduler_.stores().SetPatience(waits ? kWaitedForCopies : SchedulerOptions().copy_patience);
+  }
+  if (!watch.left()) return;
+  for (const DatasetState* dataset : datasets) {
+    if (dataset == nullptr || dataset->tiered == nullptr) continue;
+    for (const uint64_t tag : dataset->tiered->AtTier()) {
+      ReadsUnderWay::Read& read = under_way.all()[tag];
+      if (read.lost) continue;
+      MutexLock lock(mutex_);
+      ReadAction second;
+      read.lost = scheduler_.reads().Raced(read.action);
+      if (read.lost || !scheduler_.Hedge(read.action, &second, true)) continue;
+      read.lost = true;
+      read.looked_at = true;
+      outbox_.push_back(second);
+    }
+  }
+}
+
+void Engine::LeaveFolder(Nanos silent) {
+  cache_->metrics.passed_by.Set(1);
+  cache_->store->PassBy(true);
+  MutexLock lock(mutex_);
+  if (cache_warning_.empty()) {
+    cache_warning_ = StrCat("the cache folder ", options_.cache_folder, " has not answered for ",
+                            TenthsOfSeconds(silent),
+                            " s: what it has is read from the source until its disk answers again; "
+                            "repair the disk, or name another folder");
+    if (warn_) warn_(cache_warning_);
+  }
+  scheduler_.SetTierLeft(true);
+  Collect();
+  NotifyDue();
+}
+
+void Engine::ReturnToFolder() {
+  cache_->metrics.passed_by.Set(0);
+  cache_->store->PassBy(false);
+  MutexLock lock(mutex_);
+  scheduler_.SetTierLeft(false);
+  Collect();
+}
+
+void Engine::ListDatasets(std::vector<DatasetState*>* out) {
+  out->clear();
+  for (DatasetState& dataset : datasets_) {
+    out->push_back(dataset.source == nullptr ? nullptr : &dataset);
+  }
+}
+
 void Engine::RunLoop(std::stop_token stop) {
   std::vector<DatasetState*> datasets;
   std::vector<pollfd> fds;
@@ -290,15 +392,19 @@ void Engine::RunLoop(std::stop_token stop) {
   Nanos held_until = kNeverReady;  // reads that wait for their share
   while (!stop.stop_requested()) {
     bool arrived = false;
+    RetireUnused(SteadyClock().Now());
     {
       MutexLock lock(mutex_);
-      datasets.clear();
-      for (DatasetState& dataset : datasets_) datasets.push_back(&dataset);
+      ListDatasets(&datasets);
     }
     under_way.Tick(SteadyClock().Now());
     bool busy = ReapInto(datasets, under_way, &arrived);
     if (cache_ != nullptr) busy |= StoreDue(datasets, &arrived);
     Nanos now = SteadyClock().Now();
+    if (cache_ != nullptr && now >= cache_->look_at) {
+      cache_->look_at = now + kLookLatest;
+      WatchFolder(datasets, under_way, now);
+    }
     // Not while more has arrived: a read that waits to be reaped does not hang.
     if (!busy && now >= look_at) look_at = HedgeHanging(datasets, under_way, now);
     {
@@ -310,29 +416,36 @@ void Engine::RunLoop(std::stop_token stop) {
       if (cache_ != nullptr) DropCopies();
       unsized.clear();
       for (DatasetId id = 0; id < datasets_.size(); ++id) {
-        Sizer* const sizer = datasets_[id].sizer;
+        Sizer* const sizer = IsOpen(id) ? datasets_[id].sizer : nullptr;
         if (sizer == nullptr || scheduler_.residency().dataset(id).unsized == 0) continue;
         TakeLengths(id, datasets_[id]);
         unsized.emplace_back(sizer, scheduler_.residency().dataset(id).SizedAhead());
       }
       Collect();
       // Under the same lock: a read may name a data set added since the top of the loop.
-      for (size_t i = datasets.size(); i < datasets_.size(); ++i) datasets.push_back(&datasets_[i]);
+      ListDatasets(&datasets);
       reads.swap(outbox_);
       // From here on a consumer with new reads must wake us.
       loop_awake_ = !reads.empty() || busy;
       held_until = scheduler_.jobs().wake_at();
       loop_until_ = std::min(held_until, now + kSlice);
     }
-    for (const ReadAction& read : reads) datasets[read.dataset]->backlog.push_back(read);
+    for (const ReadAction& read : reads) {
+      datasets[read.dataset]->backlog.push_back(read);
+      ++datasets[read.dataset]->flying;
+    }
     reads.clear();
-    for (DatasetState* dataset : datasets) SubmitBacklog(*dataset, under_way);
+    for (DatasetState* dataset : datasets) {
+      if (dataset != nullptr) SubmitBacklog(*dataset, under_way);
+    }
     for (const auto& [sizer, ahead] : unsized) sizer->SetAhead(ahead);
     if (arrived) SignalProgress();
     if (busy) continue;
     fds.clear();
     fds.push_back({wake_fd_.get(), POLLIN, 0});
-    for (DatasetState* dataset : datasets) fds.push_back({dataset->source->event_fd(), POLLIN, 0});
+    for (DatasetState* dataset : datasets) {
+      if (dataset != nullptr) fds.push_back({dataset->source->event_fd(), POLLIN, 0});
+    }
     for (const auto& [sizer, ahead] : unsized) fds.push_back({sizer->event_fd(), POLLIN, 0});
     Nanos sleep = under_way.size() == 0
                       ? kSlice

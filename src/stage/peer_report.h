@@ -29,7 +29,7 @@ struct ClusterReport {
   uint32_t node = 0;   // this one
   uint32_t nodes = 0;  // of the job; 0: there are no peers
   bool coordinated = false;
-  std::string description;  // "4 nodes by torchrun's variables, ucx 1.13.1 (tcp) at 10.0.0.1:7421"
+  std::string description;  // "4 nodes by torchrun's variables, tcp at 10.0.0.1:7421"
   std::string health;       // why nothing new is known of the members, or, with 0 nodes, why there
                             // are no peers though they were meant to be; empty: all is well
   std::vector<PeerReport> peers;

@@ -10,8 +10,11 @@ namespace forebay {
 
 class SharedSources final : public RemoteSamples {
  public:
-  // In the order of the data sets. `source` outlives every call; null: nothing of it is remote.
-  void Add(const Source* source) { sources_.push_back(source); }
+  // `source` outlives every call until another is set; null: nothing of the data set is remote.
+  void Set(DatasetId d, const Source* source) {
+    if (d >= sources_.size()) sources_.resize(size_t{d} + 1);
+    sources_[d] = source;
+  }
   bool IsRemote(DatasetId d, SampleId s) const override {
     return d < sources_.size() && sources_[d] != nullptr && sources_[d]->Elsewhere(s) >= 0;
   }

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <climits>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -22,13 +20,6 @@ uint64_t Scatter(uint64_t x) {
   x ^= x >> 33;
   x *= 0xc4ceb9fe1a85ec53;
   return x ^ (x >> 33);
-}
-
-// The root itself when it cannot be resolved, as where it has just vanished.
-std::string RealPath(const std::string& root) {
-  const std::unique_ptr<char, decltype(&std::free)> real(::realpath(root.c_str(), nullptr),
-                                                         &std::free);
-  return real == nullptr ? root : std::string(real.get());
 }
 
 uint64_t GroupOf(std::string_view root) {
@@ -113,6 +104,10 @@ TierKey CopyNames::Of(SampleId sample) const {
   return NameIn(group_, folders_.empty() ? HashFolder(folder) : folders_[folder],
                 catalog_->ObjectName(extent.object), catalog_->ObjectSize(extent.object),
                 catalog_->ObjectTime(extent.object), extent.offset, extent.length);
+}
+
+uint32_t CopyNames::StampOfFile(SampleId sample) const {
+  return catalog_->stamps() == nullptr ? 0 : catalog_->ChangeStamp(catalog_->object(sample));
 }
 
 }  // namespace forebay

@@ -46,6 +46,8 @@ class CopyNames {
   // Of the data folder: what is listed, used and given up together.
   uint64_t group() const { return group_; }
   TierKey Of(SampleId sample) const;
+  // What a look of this process found beyond the name; 0: nothing. See Catalog::ChangeStamp.
+  uint32_t StampOfFile(SampleId sample) const;
 
  private:
   NameHash HashFolder(uint32_t folder) const;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -12,8 +13,9 @@
 
 namespace forebay {
 
-Result<FolderAdmin> FolderAdmin::Open(const std::string& folder, bool change) {
-  Result<OwnedFd> fd = OpenPrivateFolder(folder, "cache folder", false);
+Result<FolderAdmin> FolderAdmin::Open(const std::string& folder, bool change,
+                                      const std::string& group) {
+  Result<OwnedFd> fd = OpenPrivateFolder(folder, "cache folder", false, group);
   if (!fd) return fd.error();
   FolderAdmin admin(folder, *std::move(fd));
   const int at = admin.fd_.get();
@@ -89,17 +91,49 @@ Result<bool> FolderAdmin::Check(const TierKey& key, uint64_t* bytes) {
   const CopyEntry* copy = std::as_const(index_).Find(key);
   *bytes = 0;
   if (copy == nullptr || !copy->held()) return false;
-  if (buffer_.size() < copy->length) buffer_.resize(copy->length);
   TierKey at = key;
   at.group = index_.IdOf(*copy);
   int error = 0;
-  const CopyRead read =
-      ReadCopy(fd_.get(), at, *copy, std::span(buffer_).first(copy->length), &error);
+  const CopyRead read = CheckCopy(fd_.get(), at, *copy, &error);
   *bytes = copy->length;
   if (read == CopyRead::kFailed) {
     return ErrnoStatus(error, StrCat("read ", folder_, "/", NameOf(at, *copy).data()));
   }
   return read == CopyRead::kGood;
+}
+
+Result<FolderAdmin::Compared> FolderAdmin::Compare(const Catalog& catalog, const TierKey& key,
+                                                   SampleId sample, uint64_t* bytes) {
+  const CopyEntry* copy = std::as_const(index_).Find(key);
+  *bytes = 0;
+  if (copy == nullptr || !copy->held()) return Compared::kNone;
+  const Result<bool> good = Check(key, bytes);
+  if (!good) return good.error();
+  const Extent extent = catalog.extent(sample);
+  if (!*good || copy->length != extent.length) return Compared::kDiffers;
+  TierKey place = key;
+  place.group = index_.IdOf(*copy);
+  buffer_.resize(copy->length);
+  int error = 0;
+  if (ReadCopy(fd_.get(), place, *copy, buffer_, &error) != CopyRead::kGood) {
+    return Compared::kDiffers;
+  }
+  const std::string path = catalog.ObjectPath(extent.object);
+  const OwnedFd file = OpenRegularFile(path.c_str());
+  if (!file.valid()) return ErrnoStatus(errno, path);
+  std::vector<std::byte> found(extent.length);
+  size_t at = 0;
+  while (at < found.size()) {
+    const ssize_t n = ::pread(file.get(), found.data() + at, found.size() - at,
+                              static_cast<off_t>(extent.offset + at));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return ErrnoStatus(errno, path);
+    if (n == 0) break;
+    at += static_cast<size_t>(n);
+  }
+  *bytes += at;
+  const bool same = at == found.size() && found == buffer_;
+  return same ? Compared::kSame : Compared::kDiffers;
 }
 
 Status FolderAdmin::Append(const LogRecord& record) {

@@ -30,7 +30,9 @@ class FolderAdmin {
  public:
   // To change the folder takes its lock; kUnavailable names the process that has it. kNotFound: no
   // such folder, or no cache in it.
-  static Result<FolderAdmin> Open(const std::string& folder, bool change);
+  // `group`: as FolderTierOptions.
+  static Result<FolderAdmin> Open(const std::string& folder, bool change,
+                                  const std::string& group = "");
 
   // Not empty: the content is of another format, and only ClearAll can deal with it.
   const std::string& foreign() const { return foreign_; }
@@ -52,6 +54,11 @@ class FolderAdmin {
   std::string FileOf(const TierKey& key) const;
   // False: the copy is gone, torn or has a wrong checksum. `bytes` is what was read.
   Result<bool> Check(const TierKey& key, uint64_t* bytes);
+  // Compares the copy of a sample with its file, both read; kNone: there is no copy. An error is of
+  // the file.
+  enum class Compared : uint8_t { kNone, kSame, kDiffers };
+  Result<Compared> Compare(const Catalog& catalog, const TierKey& key, SampleId sample,
+                           uint64_t* bytes);
   Status Drop(const TierKey& key);
   Status Clear(uint64_t group);
   // Of whatever format, and what the file face has in it. Files that are not ours stay.

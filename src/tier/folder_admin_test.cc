@@ -1,11 +1,15 @@
 #include "tier/folder_admin.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <filesystem>
+#include <span>
 #include <string>
 
+#include "base/owned.h"
+#include "tier/folder_log.h"
 #include "tier/tier_testing.h"
 
 namespace forebay {
@@ -57,6 +61,32 @@ TEST(FolderAdminTest, ListsChecksDropsAndClears) {
   EXPECT_TRUE(folder.Files(".seg").empty());
   admin = FolderAdmin::Open(folder.path(), false);
   EXPECT_TRUE(admin->groups().empty()) << "the log says the same";
+}
+
+// A copy is checked in little memory, whatever length its record has.
+TEST(FolderAdminTest, ARecordOfAHugeCopyClaimsNoMemory) {
+  const TempFolder folder;
+  constexpr TierKey kKey{9, 1};
+  { ASSERT_TRUE(Put(*OpenFolder(folder.path()), kKey, Bytes(1000)).stored); }
+  {
+    const OwnedFd at(open(folder.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    auto log = FolderLog::Open(at.get(), true);
+    ASSERT_TRUE(log.has_value());
+    ASSERT_EQ(log->ReadNew([](std::span<const LogRecord>) {}), 0);
+    LogRecord record;
+    record.group = kKey.group;
+    record.name = kKey.name;
+    record.length = 0xf000'0000;
+    record.kind = LogRecord::Kind::kPacked;
+    ASSERT_EQ(log->Append(std::span(&record, 1)), 0);
+  }
+  auto admin = FolderAdmin::Open(folder.path(), false);
+  ASSERT_TRUE(admin.has_value());
+  const uint64_t before = ResidentBytes();
+  uint64_t bytes = 0;
+  const Result<bool> good = admin->Check(kKey, &bytes);
+  EXPECT_TRUE(good.has_value() && !*good);
+  EXPECT_LT(ResidentBytes(), before + (256 << 20)) << "it would be 4 GB";
 }
 
 TEST(FolderAdminTest, FoldersThatAreNone) {

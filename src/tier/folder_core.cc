@@ -1,5 +1,7 @@
 #include "tier/folder_core.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -31,6 +33,10 @@ FolderCore::FolderCore(const FolderTierOptions& options, OwnedFd folder, FolderL
 // ---- threads
 
 void FolderCore::RunReader() {
+  {
+    MutexLock lock(mutex_);
+    ++readers_;
+  }
   while (true) {
     Job job;
     {
@@ -39,20 +45,104 @@ void FolderCore::RunReader() {
       if (stopping_) break;
       job = std::move(gets_.front());
       gets_.pop_front();
-      ++job.port->running;
+      ++reading_;
+      if (job.port == nullptr && !job.watches) ++lost_;  // nobody waits for a probe
+      if (job.port != nullptr) ++job.port->running;
+      job.given_up = given_up_;
     }
-    TierDone done = Get(job.op);
+    TierDone done;
+    if (job.port == nullptr) {
+      Probe(job.op.key, job.watches);
+    } else {
+      done = Get(job.op);
+    }
     MutexLock lock(mutex_);
+    --reading_;
+    if ((job.port == nullptr && !job.watches) || job.given_up != given_up_) --lost_;
+    silent_since_ = SteadyClock().Now();
+    if (job.port == nullptr) continue;
     if (!done.status.ok()) ++stats_.errors;
-    job.port->done.push_back(std::move(done));
-    // With the lock held: the eventfd is readable exactly while completions wait.
-    if (job.port->done.size() == 1) {
-      const uint64_t one = 1;
-      (void)!write(job.port->event_fd.get(), &one, sizeof one);
-    }
+    Finish(*job.port, std::move(done));
     if (--job.port->running == 0) idle_.notify_all();
   }
   Leave();
+}
+
+void FolderCore::Finish(FolderPort& port, TierDone done) {
+  port.done.push_back(std::move(done));
+  // With the lock held: the eventfd is readable exactly while completions wait.
+  if (port.done.size() > 1) return;
+  const uint64_t one = 1;
+  (void)!write(port.event_fd.get(), &one, sizeof one);
+}
+
+// ---- a disk that does not answer
+
+Nanos FolderCore::SilentSince() const {
+  MutexLock lock(mutex_);
+  return Owed() == 0 ? 0 : silent_since_;
+}
+
+void FolderCore::PassBy(bool pass) {
+  MutexLock lock(mutex_);
+  passed_by_ = pass;
+  if (!pass) return;
+  calls_.notify_all();
+  ++given_up_;
+  lost_ = reading_;
+  for (const Job& job : gets_) {
+    if (job.port == nullptr) continue;
+    TierDone done;
+    done.tag = job.op.tag;
+    done.passed = true;
+    Finish(*job.port, std::move(done));
+  }
+  std::erase_if(gets_, [](const Job& job) { return job.port != nullptr || job.watches; });
+}
+
+bool FolderCore::QueueProbe() {
+  MutexLock lock(mutex_);
+  probe_took_.reset();
+  Job job;
+  job.op.key = probe_key_;
+  gets_.push_front(std::move(job));
+  reads_.notify_one();
+  return reading_ >= readers_;
+}
+
+void FolderCore::Watch() {
+  MutexLock lock(mutex_);
+  if (passed_by_ || stopping_ || !scanned_ || Owed() > 0) return;
+  silent_since_ = SteadyClock().Now();
+  Job job;
+  job.op.key = probe_key_;
+  job.watches = true;
+  gets_.push_back(std::move(job));
+  reads_.notify_one();
+}
+
+std::optional<Nanos> FolderCore::TakeProbe() {
+  MutexLock lock(mutex_);
+  return std::exchange(probe_took_, std::nullopt);
+}
+
+// A failure is an answer, too: the reads that follow deal with it.
+void FolderCore::Probe(const TierKey& asked, bool watches) {
+  const Nanos start = SteadyClock().Now();
+  TierKey key = asked;
+  CopyEntry copy;
+  {
+    MutexLock lock(mutex_);
+    if (const CopyEntry* entry = index_.Find(key); entry != nullptr) copy = *entry;
+    if (copy.held()) key.group = index_.IdOf(copy);
+  }
+  if (copy.held()) TouchCopy(folder_.get(), key, copy);
+  // Where there is none, and where its bytes are in memory, the folder itself is asked.
+  struct statx found = {};
+  (void)statx(folder_.get(), "", AT_EMPTY_PATH | AT_STATX_FORCE_SYNC, STATX_BASIC_STATS, &found);
+  if (watches) return;
+  MutexLock lock(mutex_);
+  probe_took_ = SteadyClock().Now() - start;
 }
 
 void FolderCore::RunBackground() {
@@ -106,6 +196,15 @@ size_t FolderCore::Submit(FolderPort& port, std::span<const TierOp> ops, size_t 
       Enqueue(std::move(job));
       continue;
     }
+    if (passed_by_) {
+      TierDone done;
+      done.tag = op.tag;
+      done.passed = true;
+      Finish(port, std::move(done));
+      continue;
+    }
+    if (Owed() == 0) silent_since_ = SteadyClock().Now();
+    probe_key_ = op.key;
     gets_.push_back(std::move(job));
     reads_.notify_one();
   }
@@ -176,6 +275,12 @@ bool FolderCore::Has(const TierKey& key) {
   if (index_.Uses(key.group)) return index_.Need(key);
   const CopyEntry* entry = index_.Find(key);
   return entry != nullptr && entry->held();
+}
+
+uint32_t FolderCore::StampOfCopy(const TierKey& key) const {
+  MutexLock lock(mutex_);
+  const CopyEntry* entry = index_.Find(key);
+  return entry != nullptr && entry->held() ? entry->stamp : 0;
 }
 
 bool FolderCore::HasRoom(uint64_t bytes) const {

@@ -8,9 +8,11 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -42,6 +44,7 @@ struct AdoptedFile {
   const char* name = nullptr;
   uint64_t length = 0;
   bool linked = false;  // its name stays, until ReleaseCopy
+  uint32_t stamp = 0;   // of the file that it is a copy of; 0: not known
 };
 
 class FolderCore {
@@ -62,6 +65,19 @@ class FolderCore {
   bool Stop(Nanos at_most) EXCLUDES(mutex_);
   bool WaitScanned(Nanos at_most) EXCLUDES(mutex_);
 
+  // ---- a disk that does not answer, as FolderStore
+  size_t threads() const { return options_.threads; }
+  Nanos SilentSince() const EXCLUDES(mutex_);
+  void PassBy(bool pass) EXCLUDES(mutex_);
+  // True: every reader is in a read already.
+  bool QueueProbe() EXCLUDES(mutex_);
+  void Watch() EXCLUDES(mutex_);
+  bool passed_by() const EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return passed_by_;
+  }
+  std::optional<Nanos> TakeProbe() EXCLUDES(mutex_);
+
   // ---- tiers
   size_t Submit(FolderPort& port, std::span<const TierOp> ops, size_t most) EXCLUDES(mutex_);
   size_t Reap(FolderPort& port, std::span<TierDone> out) EXCLUDES(mutex_);
@@ -70,6 +86,7 @@ class FolderCore {
   void AskedForAll(uint64_t group) EXCLUDES(mutex_);
   void Unuse(uint64_t group) EXCLUDES(mutex_);
   bool Has(const TierKey& key) EXCLUDES(mutex_);
+  uint32_t StampOfCopy(const TierKey& key) const EXCLUDES(mutex_);
   bool HasRoom(uint64_t bytes) const EXCLUDES(mutex_);
   uint64_t used_bytes() const EXCLUDES(mutex_);
   uint64_t BytesFor(uint64_t copies, uint64_t bytes, bool as_files) const EXCLUDES(mutex_);
@@ -98,14 +115,21 @@ class FolderCore {
     What what = What::kDrop;
     AdoptedFile file = {};  // kAdopt; kReserve: its length
     bool reserved = false;  // kAdopt: room for it
+    // The file's, as the caller may have gone.
+    OwnedFd dir = {};
+    std::string name = {};
     bool done = false;
+    bool abandoned = false;  // nobody waits for it any more
     Status status = {};
   };
   struct Job {
     TierOp op;
-    FolderPort* port = nullptr;  // null: the store's own, or a call
-    Call* call = nullptr;        // the only one of its batch
-    bool taken = false;          // kDrop: the entry is busy for it already, and was `copy`
+    FolderPort* port = nullptr;  // null: the store's own, a call, or a probe
+    bool watches = false;        // a probe whose answer is owed, see Watch()
+    uint64_t given_up = 0;       // kGet: given_up_ when it began
+    std::shared_ptr<Call> call =
+        nullptr;         // the only one of its batch; shared with who waits for it
+    bool taken = false;  // kDrop: the entry is busy for it already, and was `copy`
     CopyEntry copy;
     TierDone done = {};
     uint64_t length() const { return call == nullptr ? op.bytes.size() : call->file.length; }
@@ -116,6 +140,11 @@ class FolderCore {
     CopyEntry copy;
     uint64_t charge = 0;  // of reserved_
   };
+
+  void Finish(FolderPort& port, TierDone done) REQUIRES(mutex_);
+  // Gets that are asked for and not given up, and what Watch() asked.
+  size_t Owed() const REQUIRES(mutex_) { return gets_.size() + reading_ - lost_; }
+  void Probe(const TierKey& key, bool watches) EXCLUDES(mutex_);
 
   uint64_t Block() const EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
@@ -147,7 +176,12 @@ class FolderCore {
   void ClearCopy(const TierKey& key, uint32_t length) REQUIRES(mutex_);
 
   // ---- calls (folder_links.cc)
-  Status Ask(Job job, Call* call) EXCLUDES(mutex_);
+  // kUnavailable: the folder is only read, or its disk does not answer. Then the call may be made
+  // later all the same.
+  Status Ask(Job job, const std::shared_ptr<Call>& call) EXCLUDES(mutex_);
+  // False: the log is not read by then.
+  bool AwaitScan(MutexLock& lock, std::chrono::steady_clock::time_point until) REQUIRES(mutex_);
+  Status Hangs() const;
   void RunCall(Job& job) EXCLUDES(mutex_);
   Status Unpack(TierKey key) EXCLUDES(mutex_);
   void EndCall(Job& job) REQUIRES(mutex_);
@@ -164,6 +198,9 @@ class FolderCore {
   void LoadAsWriter(Result<FolderLog> log, int error) EXCLUDES(mutex_);
   void LoadDone() EXCLUDES(mutex_);
   Result<FolderLog> NewLog() EXCLUDES(mutex_);
+  // After a power loss the log may lack what the folder holds, and name what it dropped: what no
+  // record speaks of goes, and the rest is made to fit.
+  void SweepAfterPowerLoss() EXCLUDES(mutex_);
   // Until it is the writer, or is to stop.
   void Follow() EXCLUDES(mutex_);
   void AnswerAsReader() REQUIRES(mutex_);
@@ -171,6 +208,9 @@ class FolderCore {
   void ReplaceIndex(FolderIndex fresh) REQUIRES(mutex_);
   bool TakeOver() EXCLUDES(mutex_);
   void Write() EXCLUDES(mutex_);
+  // One batch of what others have asked for, with `wait` once there is some. False: it is to end.
+  bool WriteBatch(bool wait) EXCLUDES(mutex_);
+  bool stopping() const EXCLUDES(mutex_);
   void AwaitBatch(MutexLock& lock) REQUIRES(mutex_);
   void Gather(MutexLock& lock) REQUIRES(mutex_);
   void RunBatch(std::span<Job> jobs) EXCLUDES(mutex_);
@@ -179,6 +219,7 @@ class FolderCore {
   struct Leaving {
     std::optional<uint64_t> group;
     std::vector<Job> copies;
+    std::vector<LogRecord> stamped = {};  // for the log: copies that were found to be right
   };
   size_t AdmitPuts(std::span<Job> jobs, std::vector<Pending>* admitted, Leaving* leaving)
       EXCLUDES(mutex_);
@@ -220,7 +261,9 @@ class FolderCore {
   // The background thread's own.
   FolderLock lock_;
   std::optional<FolderLog> log_;
-  bool lock_renewed_ = false;  // since the log was written
+  // The lock is a new one, or something is gone that the log names: the log is written anew before
+  // the next record.
+  bool log_behind_ = false;
   SegmentWriter segments_;
   uint64_t next_temporary_ = 0;
 
@@ -230,7 +273,15 @@ class FolderCore {
   std::condition_variable idle_;   // scan done, a thread left, or a port has nothing running
   std::condition_variable calls_;  // a call is done
   FolderIndex index_ GUARDED_BY(mutex_);
-  std::deque<Job> gets_ GUARDED_BY(mutex_);    // bounded by the ports
+  std::deque<Job> gets_ GUARDED_BY(mutex_);  // bounded by the ports, and a probe
+  size_t readers_ GUARDED_BY(mutex_) = 0;
+  size_t reading_ GUARDED_BY(mutex_) = 0;      // readers in a get or a probe
+  size_t lost_ GUARDED_BY(mutex_) = 0;         // of these, that nobody waits for
+  uint64_t given_up_ GUARDED_BY(mutex_) = 0;   // times that gets were
+  Nanos silent_since_ GUARDED_BY(mutex_) = 0;  // while Owed()
+  bool passed_by_ GUARDED_BY(mutex_) = false;
+  TierKey probe_key_ GUARDED_BY(mutex_);  // the last that was asked for
+  std::optional<Nanos> probe_took_ GUARDED_BY(mutex_);
   std::deque<Job> others_ GUARDED_BY(mutex_);  // bounded by the ports, and by damaged copies
   std::vector<std::pair<uint64_t, std::string>> uses_ GUARDED_BY(mutex_);
   size_t alive_ GUARDED_BY(mutex_) = 0;

@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <fstream>
+#include <memory>
 #include <set>
 #include <string>
 #include <utility>
@@ -113,6 +115,96 @@ TEST(FolderCrashTest, KilledWritersLeaveNoWrongByte) {
     EXPECT_EQ(tier->stats().damaged, 0u) << "seed " << seed;
   }
   EXPECT_GT(found, static_cast<size_t>(seeds));
+}
+
+// ---- what a power loss leaves: records are lost that files have, or had
+
+class FolderPowerLossTest : public testing::Test {
+ protected:
+  std::shared_ptr<FolderStore> OpenInBlocks(uint64_t capacity) const {
+    auto store = FolderStore::Open({.folder = cache(),
+                                    .capacity_bytes = capacity,
+                                    .file_bytes = 64 << 10,
+                                    .gather = 100 * kMicro});
+    EXPECT_TRUE(store.has_value()) << store.status().ToString();
+    EXPECT_TRUE((*store)->WaitScanned(kLong));
+    return *std::move(store);
+  }
+  void PutMany(const std::shared_ptr<FolderStore>& store, uint64_t from, uint64_t to) const {
+    auto tier = *FolderStore::MakeTier(store, 16);
+    for (uint64_t s = from; s < to; ++s) ASSERT_TRUE(Put(*tier, {9, s}).stored);
+  }
+  std::string cache() const { return folder_.path() + "/cache"; }
+  std::string Log() const { return cache() + "/index.log"; }
+  void StartTheMachineAnew() const {
+    std::ofstream(cache() + "/forebay.lock", std::ios::trunc) << "process 1 on host\nboot 00\n";
+  }
+
+  TempFolder folder_;
+};
+
+TEST_F(FolderPowerLossTest, WhatNoRecordSpeaksOfGoes) {
+  uint64_t synced = 0;
+  {
+    auto store = OpenInBlocks(64 << 20);
+    PutMany(store, 0, 40);
+    synced = fs::file_size(Log());
+  }
+  // The next job begins a new segment, and its records are lost.
+  { PutMany(OpenInBlocks(64 << 20), 40, 200); }
+  ASSERT_GT(fs::file_size(Log()), synced);
+  fs::resize_file(Log(), synced);
+  const uint64_t before = DiskUse(cache());
+  {
+    // The machine was not started anew: nobody looks.
+    auto store = OpenInBlocks(64 << 20);
+    PutMany(store, 1000, 1001);
+    EXPECT_GE(DiskUse(cache()), before);
+  }
+  StartTheMachineAnew();
+  auto store = OpenInBlocks(64 << 20);
+  PutMany(store, 1001, 1002);  // after the background thread has looked
+  EXPECT_TRUE(Soon([&] { return DiskUse(cache()) <= store->used_bytes(); })) << DiskUse(cache());
+  EXPECT_LT(DiskUse(cache()), before);
+  auto tier = *FolderStore::MakeTier(store, 16);
+  for (uint64_t s = 0; s < 40; ++s) EXPECT_TRUE(Hits(*tier, {9, s})) << s;
+  for (uint64_t s = 40; s < 200; ++s) EXPECT_FALSE(Hits(*tier, {9, s})) << s;
+  EXPECT_EQ(store->stats().damaged, 0u);
+}
+
+TEST_F(FolderPowerLossTest, ASegmentWithBytesThatNoRecordSpeaksOfIsGivenUp) {
+  uint64_t synced = 0;
+  {
+    auto store = OpenInBlocks(64 << 20);
+    PutMany(store, 0, 4);
+    synced = fs::file_size(Log());
+    PutMany(store, 4, 300);
+  }
+  fs::resize_file(Log(), synced);
+  StartTheMachineAnew();
+  auto store = OpenInBlocks(64 << 20);
+  PutMany(store, 1000, 1001);
+  EXPECT_TRUE(Soon([&] { return DiskUse(cache()) <= store->used_bytes(); })) << DiskUse(cache());
+}
+
+TEST_F(FolderPowerLossTest, WhatWasDroppedAndIsBackIsMadeToFit) {
+  constexpr uint64_t kSmaller = 1 << 20;
+  { PutMany(OpenInBlocks(64 << 20), 0, 200); }
+  StartTheMachineAnew();
+  auto store = OpenInBlocks(kSmaller);
+  EXPECT_TRUE(Soon([&] { return store->used_bytes() <= kSmaller; })) << store->used_bytes();
+  store->Drop({9, 0});  // after the background thread has done it
+  EXPECT_TRUE(Soon([&] { return DiskUse(cache()) <= kSmaller; })) << DiskUse(cache());
+}
+
+// Its records would count again as soon as the group had a folder.
+TEST_F(FolderPowerLossTest, AFolderThatIsGoneDoesNotComeBackWithItsRecords) {
+  { PutMany(OpenInBlocks(64 << 20), 0, 100); }
+  for (const auto& each : fs::directory_iterator(cache())) {
+    if (each.path().filename().string().size() == 16) fs::remove_all(each.path());
+  }
+  { PutMany(OpenInBlocks(64 << 20), 100, 101); }
+  EXPECT_EQ(NamedByTheLog(cache(), 9), std::vector<uint32_t>{100});
 }
 
 // Writes bytes into a new file; ends the process where it cannot.

@@ -63,10 +63,6 @@ class Listing {
   DIR* dir_ = nullptr;
 };
 
-int MakeFolder(int at, const char* name) {
-  return mkdirat(at, name, 0700) == 0 || errno == EEXIST ? 0 : errno;
-}
-
 // Moves past `n` bytes.
 void Advance(std::span<iovec>& parts, size_t n) {
   while (!parts.empty()) {
@@ -108,7 +104,7 @@ int MakeFoldersAbove(int folder, const CopyName& name) {
   for (const size_t slash : {size_t{16}, size_t{16 + 1 + 2}}) {
     CopyName above = name;
     above[slash] = '\0';
-    if (const int error = MakeFolder(folder, above.data()); error != 0) return error;
+    if (const int error = MakeTrustedFolder(folder, above.data()); error != 0) return error;
   }
   return 0;
 }
@@ -120,13 +116,14 @@ int Publish(int folder, const char* temporary, const CopyName& name) {
   return renameat(folder, temporary, folder, name.data()) == 0 ? 0 : errno;
 }
 
-// Whether the file's bytes are the copy's. -1: errno tells.
-int HasBytesOf(int fd, const CopyEntry& copy) {
+// Whether the file's bytes, from `start` on, are the copy's. -1: errno tells.
+int HasBytesOf(int fd, const CopyEntry& copy, uint64_t start) {
   const auto buffer = std::make_unique_for_overwrite<std::byte[]>(kCheckedAtOnce);
   uint32_t crc = 0;
   uint64_t at = 0;
   while (at < copy.length) {
-    const ssize_t n = pread(fd, buffer.get(), kCheckedAtOnce, static_cast<off_t>(at));
+    const ssize_t n = pread(fd, buffer.get(), std::min<uint64_t>(kCheckedAtOnce, copy.length - at),
+                            static_cast<off_t>(start + at));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return -1;
     if (n == 0) break;
@@ -199,7 +196,7 @@ CopyName NameOf(const TierKey& key, const CopyEntry& copy) {
 CopyRead ReadCopy(int folder, const TierKey& key, const CopyEntry& copy, std::span<std::byte> bytes,
                   int* error) {
   const CopyName name = NameOf(key, copy);
-  const OwnedFd fd = OpenPrivateFile(folder, name.data(), O_RDONLY);
+  const OwnedFd fd = OpenTrustedFile(folder, name.data(), O_RDONLY);
   if (!fd.valid()) {
     *error = errno;
     return WhyNotOpened(*error);
@@ -227,17 +224,42 @@ CopyRead ReadCopy(int folder, const TierKey& key, const CopyEntry& copy, std::sp
   return have == whole && Crc32c(bytes) == copy.crc ? CopyRead::kGood : CopyRead::kDamaged;
 }
 
+CopyRead CheckCopy(int folder, const TierKey& key, const CopyEntry& copy, int* error) {
+  const OwnedFd fd = OpenTrustedFile(folder, NameOf(key, copy).data(), O_RDONLY);
+  struct stat st {};
+  if (!fd.valid() || fstat(fd.get(), &st) != 0) {
+    *error = errno;
+    return WhyNotOpened(*error);
+  }
+  const auto size = static_cast<uint64_t>(st.st_size);
+  const uint64_t start = copy.packed ? copy.offset : 0;
+  if (copy.packed ? size < start + copy.length : size != copy.length) return CopyRead::kDamaged;
+  const int right = HasBytesOf(fd.get(), copy, start);
+  if (right < 0) *error = errno;
+  return right < 0 ? CopyRead::kFailed : right > 0 ? CopyRead::kGood : CopyRead::kDamaged;
+}
+
+void TouchCopy(int folder, const TierKey& key, const CopyEntry& copy) {
+  const OwnedFd fd = OpenTrustedFile(folder, NameOf(key, copy).data(), O_RDONLY);
+  std::array<std::byte, 4096> some;
+  if (!fd.valid()) return;
+  // From the disk, not from memory: a dead disk's pages may still be there.
+  const auto at = static_cast<off_t>(copy.packed ? copy.offset : 0);
+  (void)posix_fadvise(fd.get(), at, static_cast<off_t>(some.size()), POSIX_FADV_DONTNEED);
+  (void)!pread(fd.get(), some.data(), some.size(), at);
+}
+
 CopyRead LinkCopyOut(int folder, const TierKey& key, const CopyEntry& copy, bool check, int dir,
                      const char* name, int* error) {
   const CopyName own = FileName(key);
-  const OwnedFd fd = OpenPrivateFile(folder, own.data(), O_RDONLY);
+  const OwnedFd fd = OpenTrustedFile(folder, own.data(), O_RDONLY);
   struct stat opened {};
   if (!fd.valid() || fstat(fd.get(), &opened) != 0) {
     *error = errno;
     return WhyNotOpened(*error);
   }
   if (static_cast<uint64_t>(opened.st_size) != copy.length) return CopyRead::kDamaged;
-  const int right = check ? HasBytesOf(fd.get(), copy) : 1;
+  const int right = check ? HasBytesOf(fd.get(), copy, 0) : 1;
   if (right == 0) return CopyRead::kDamaged;
   struct stat linked {};
   if (right < 0 || linkat(folder, own.data(), dir, name, 0) != 0 ||
@@ -275,9 +297,9 @@ CopyName TemporaryName(uint64_t number) {
 
 OwnedFd MakeTemporary(int folder, const CopyName& name) {
   constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL;
-  OwnedFd file = OpenPrivateFile(folder, name.data(), kFlags);
-  if (file.valid() || errno != ENOENT || MakeFolder(folder, kWriting) != 0) return file;
-  return OpenPrivateFile(folder, name.data(), kFlags);
+  OwnedFd file = OpenTrustedFile(folder, name.data(), kFlags);
+  if (file.valid() || errno != ENOENT || MakeTrustedFolder(folder, kWriting) != 0) return file;
+  return OpenTrustedFile(folder, name.data(), kFlags);
 }
 
 int WriteBytes(int fd, std::span<const std::byte> bytes, uint64_t offset) {
@@ -305,7 +327,7 @@ void RemoveCopy(int folder, const TierKey& key, const CopyEntry& copy) {
     return;
   }
   if (copy.length == 0) return;
-  const OwnedFd fd = OpenPrivateFile(folder, name.data(), O_WRONLY);
+  const OwnedFd fd = OpenTrustedFile(folder, name.data(), O_WRONLY);
   if (!fd.valid()) return;
   (void)fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, copy.offset, copy.length);
 }
@@ -333,6 +355,51 @@ void RemoveGroup(int folder, uint64_t group) {
   (void)unlinkat(folder, name.data(), AT_REMOVEDIR);
 }
 
+namespace {
+
+// False: it is to stop.
+bool Judge(int folder, const char* name, FoundFile file,
+           const std::function<Sweep(const FoundFile&)>& judge) {
+  struct stat st {};
+  if (fstatat(folder, name, &st, AT_SYMLINK_NOFOLLOW) != 0) return true;
+  file.disk_bytes = static_cast<uint64_t>(st.st_blocks) * 512;
+  const Sweep what = judge(file);
+  if (what == Sweep::kRemove) (void)unlinkat(folder, name, 0);
+  return what != Sweep::kStop;
+}
+
+}  // namespace
+
+void SweepSegments(int folder, uint64_t group,
+                   const std::function<Sweep(const FoundFile&)>& judge) {
+  Listing below(folder, GroupName(group).data());
+  while (const char* entry = below.Next()) {
+    const std::string_view text = entry;
+    if (!text.ends_with(".seg")) continue;
+    const auto number = ParseHex<uint32_t>(text.substr(0, text.size() - 4), 8);
+    if (number && !Judge(below.fd(), entry, {.key = {}, .segment = *number}, judge)) return;
+  }
+}
+
+void SweepFiles(int folder, uint64_t group, const std::function<Sweep(const FoundFile&)>& judge) {
+  Listing below(folder, GroupName(group).data());
+  while (const char* entry = below.Next()) {
+    if (!ParseHex<uint32_t>(entry, 2)) continue;
+    {
+      Listing page(below.fd(), entry);
+      while (const char* file = page.Next()) {
+        const std::string_view name = file;
+        if (name.size() != 28 || !IsCopy(name)) continue;
+        const TierKey key = {.group = group,
+                             .name = *ParseHex<uint64_t>(name.substr(0, 16), 16),
+                             .check = *ParseHex<uint32_t>(name.substr(16, 8), 8)};
+        if (!Judge(page.fd(), file, {.key = key}, judge)) return;
+      }
+    }
+    (void)unlinkat(below.fd(), entry, AT_REMOVEDIR);  // if it is empty now
+  }
+}
+
 void RemoveLeftovers(int folder) {
   Listing left(folder, kWriting);
   while (const char* name = left.Next()) {
@@ -353,6 +420,21 @@ void RemoveRunFolder(int folder) {
   (void)unlinkat(folder, kRun, AT_REMOVEDIR);
 }
 
+std::string ForeignName(int folder) {
+  const auto there = [folder](const char* name) {
+    return faccessat(folder, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+  };
+  if (there(FolderLock::kName) || FolderLog::LooksLikeOne(folder)) return "";
+  for (const char* name : {FolderLog::kName, kWriting, kRun}) {
+    if (there(name)) return name;
+  }
+  Listing all(folder, ".");
+  while (const char* name = all.Next()) {
+    if (ParseHex<uint64_t>(name, 16)) return name;
+  }
+  return "";
+}
+
 bool HoldsOldFiles(int folder) {
   return IsFolder(folder, "copies") && faccessat(folder, "lock", F_OK, AT_SYMLINK_NOFOLLOW) == 0 &&
          faccessat(folder, "boot", F_OK, AT_SYMLINK_NOFOLLOW) == 0;
@@ -366,7 +448,7 @@ std::string OldFilesRemedy(const std::string& folder) {
 }
 
 int RemoveOldFiles(int folder) {
-  const OwnedFd lock = OpenPrivateFile(folder, "lock", O_RDWR);
+  const OwnedFd lock = OpenTrustedFile(folder, "lock", O_RDWR);
   if (lock.valid() && flock(lock.get(), LOCK_EX | LOCK_NB) != 0) return errno;
   RemoveSecondNames(folder, "copies");
   (void)unlinkat(folder, "copies", AT_REMOVEDIR);
@@ -389,20 +471,23 @@ std::vector<uint64_t> GroupFolders(int folder) {
 
 void TightenFolder(int folder) {
   struct stat st {};
-  if (fstat(folder, &st) != 0 || (st.st_mode & (S_IRWXG | S_IRWXO)) == 0) return;
+  const bool shared = TrustedGroup(folder).has_value();
+  const mode_t others = shared ? S_IRWXO : S_IRWXG | S_IRWXO;
+  if (fstat(folder, &st) != 0 || (st.st_mode & others) == 0) return;
+  const mode_t mode = shared ? 02770 : 0700;
   bool only_ours = true;
   Listing all(folder, ".");
   while (const char* name = all.Next()) {
     const std::string_view text = name;
     if (text == kWriting || text == kRun || ParseHex<uint64_t>(text, 16)) {
       const OwnedFd below(openat(all.fd(), name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
-      if (below.valid()) (void)fchmod(below.get(), 0700);
+      if (below.valid()) (void)fchmod(below.get(), mode);
     } else if (text != "." && text != ".." && text != FolderLock::kName &&
                text != FolderLog::kName) {
       only_ours = false;
     }
   }
-  if (only_ours) (void)fchmod(folder, 0700);
+  if (only_ours) (void)fchmod(folder, mode);
 }
 
 int SegmentWriter::Append(int folder, uint64_t group, std::span<iovec> parts, uint64_t bytes,
@@ -422,12 +507,12 @@ int SegmentWriter::Append(int folder, uint64_t group, std::span<iovec> parts, ui
     while (!made.fd.valid()) {
       if (*next > UINT16_MAX) return EMLINK;
       const CopyName name = SegmentName(group, *next);
-      made.fd = OpenPrivateFile(folder, name.data(), O_WRONLY | O_CREAT | O_EXCL);
+      made.fd = OpenTrustedFile(folder, name.data(), O_WRONLY | O_CREAT | O_EXCL);
       if (made.fd.valid()) break;
       if (errno == EEXIST) {
         ++*next;
       } else if (errno == ENOENT && !std::exchange(above, true)) {
-        if (const int error = MakeFolder(folder, GroupName(group).data()); error != 0) {
+        if (const int error = MakeTrustedFolder(folder, GroupName(group).data()); error != 0) {
           return error;
         }
       } else {

@@ -11,7 +11,9 @@
 // Groups have 16 hex digits, names 24 and segments 8. A key says in `group` where its copy lies.
 // Errors are errno values, 0 for none. Files have mode 0600 and folders 0700, whatever the source's
 // have; a copy with a second name has the mode that its giver chose. What is not a regular file of
-// this user, or what others may write to, is not read.
+// this user, or what others may write to, is not read. In a folder that a group shares on purpose
+// (FolderTierOptions::group) files have mode 0660 and folders 2770, and the group's files are as
+// good.
 #pragma once
 
 #include <sys/uio.h>
@@ -19,7 +21,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -45,6 +49,10 @@ enum class CopyRead { kGood, kDamaged, kGone, kFailed };
 // Fills `bytes`, which has the copy's length, and computes its checksum. kFailed: `error` tells.
 CopyRead ReadCopy(int folder, const TierKey& key, const CopyEntry& copy, std::span<std::byte> bytes,
                   int* error);
+// The same without the bytes, in little memory whatever length the log says.
+CopyRead CheckCopy(int folder, const TierKey& key, const CopyEntry& copy, int* error);
+// Reads a little of it, to see whether the disk answers.
+void TouchCopy(int folder, const TierKey& key, const CopyEntry& copy);
 
 // Gives a copy that has a file of its own a further name. With `check` its bytes are read and
 // compared with its checksum first. kFailed: `error` tells; EEXIST: the name is taken.
@@ -66,10 +74,23 @@ int WriteFile(int folder, const TierKey& key, std::span<const std::byte> bytes, 
 void RemoveCopy(int folder, const TierKey& key, const CopyEntry& copy);
 // Removes what looks like ours below a group's folder, of older formats too; leaves the rest.
 void RemoveGroup(int folder, uint64_t group);
+// Every file below a group's folder that has the name of a segment, or of a copy, with what it
+// takes of the disk, is shown to `judge`. A segment has no key.
+struct FoundFile {
+  std::optional<TierKey> key;
+  uint32_t segment = 0;
+  uint64_t disk_bytes = 0;
+};
+enum class Sweep : uint8_t { kKeep, kRemove, kStop };
+void SweepSegments(int folder, uint64_t group, const std::function<Sweep(const FoundFile&)>& judge);
+void SweepFiles(int folder, uint64_t group, const std::function<Sweep(const FoundFile&)>& judge);
 // What dead writers left: files half written, and second names, whose givers are dead, too.
 void RemoveLeftovers(int folder);
 // What is ours below run/, and run/ itself if nothing else is there.
 void RemoveRunFolder(int folder);
+// In a folder that never was a cache: something of the user's that has a name which the cache would
+// take, overwrite or empty. Empty: there is none, or the folder is a cache.
+std::string ForeignName(int folder);
 
 // Whether the folder holds copies of the file service of an older Forebay: lock, boot, copies/.
 bool HoldsOldFiles(int folder);

@@ -20,7 +20,7 @@ size_t FolderIndex::Home(uint64_t name) const {
   return static_cast<size_t>((name * 0x9e3779b97f4a7c15) >> 20) & (slots_.size() - 1);
 }
 
-size_t FolderIndex::Place(const TierKey& key) const {
+size_t FolderIndex::SlotOf(const TierKey& key) const {
   size_t at = Home(key.name);
   while (!slots_[at].empty() && slots_[at].Key() != key) at = (at + 1) & (slots_.size() - 1);
   return at;
@@ -28,7 +28,7 @@ size_t FolderIndex::Place(const TierKey& key) const {
 
 const CopyEntry* FolderIndex::Find(const TierKey& key) const {
   if (slots_.empty()) return nullptr;
-  const Slot& slot = slots_[Place(key)];
+  const Slot& slot = slots_[SlotOf(key)];
   return slot.empty() ? nullptr : &slot.entry;
 }
 
@@ -42,7 +42,7 @@ void FolderIndex::Resize(size_t slots) {
   taken_ = 0;
   for (const Slot& slot : old) {
     if (slot.empty() || slot.entry.length == CopyEntry::kAbsent) continue;
-    slots_[Place(slot.Key())] = slot;
+    slots_[SlotOf(slot.Key())] = slot;
     ++taken_;
   }
 }
@@ -57,8 +57,9 @@ CopyEntry* FolderIndex::Make(const TierKey& key) {
     Resize(std::max(wanted, slots_.size()));
     if ((taken_ + 1) * 8 > slots_.size() * 7) Resize(slots_.size() * 2);
   }
-  Slot& slot = slots_[Place(key)];
-  slot.name = key.name;
+  Slot& slot = slots_[SlotOf(key)];
+  slot.name_low = static_cast<uint32_t>(key.name);
+  slot.name_high = static_cast<uint32_t>(key.name >> 32);
   slot.check = key.check;
   slot.entry = CopyEntry{};
   ++taken_;
@@ -79,7 +80,6 @@ void FolderIndex::Count(const TierKey& key, const CopyEntry& copy) {
     if (++group.pages[PageOf(key)] == 1) used_ += Extra();
     return;
   }
-  if (group.segments.size() <= copy.segment) group.segments.resize(copy.segment + size_t{1});
   if (++group.segments[copy.segment].copies == 1) used_ += Extra();
   group.next_segment = std::max(group.next_segment, copy.segment + uint32_t{1});
 }
@@ -103,9 +103,10 @@ void FolderIndex::Uncount(const TierKey& key, const CopyEntry& copy) {
     segment.lost = 0;
     return;
   }
-  const uint64_t lost = SharedBytes(copy);
-  segment.lost += lost;
-  used_ += lost;
+  // Records may say that copies overlap: it is never more than the segment.
+  const uint64_t before = segment.lost;
+  segment.lost = std::min(before + SharedBytes(copy), kLargestSegment);
+  used_ += segment.lost - before;
 }
 
 uint64_t FolderIndex::SharedBytes(const CopyEntry& copy) const {
@@ -238,6 +239,14 @@ void FolderIndex::Apply(const LogRecord& record) {
       if (groups_[copy.group].id == record.group) (void)Set(key, copy);
       return;
     }
+    case LogRecord::Kind::kStamp: {
+      CopyEntry* entry = Find(key);
+      // Of these very bytes: the record of the copy that it belongs to may have been lost.
+      if (entry != nullptr && entry->held() && entry->crc == ValueOf(record) >> 32) {
+        entry->stamp = static_cast<uint32_t>(ValueOf(record));
+      }
+      return;
+    }
     case LogRecord::Kind::kDrop:
       Clear(key);
       return;
@@ -252,7 +261,7 @@ void FolderIndex::Apply(const LogRecord& record) {
     case LogRecord::Kind::kPath: {
       std::string& path = At(record.group).path;
       if (record.name == 0) path.clear();
-      path.append(PathPiece(record));
+      if (path.size() < kLongestPath) path.append(PathPiece(record));
       return;
     }
     case LogRecord::Kind::kLimit:
@@ -260,8 +269,9 @@ void FolderIndex::Apply(const LogRecord& record) {
       return;
     case LogRecord::Kind::kLost: {
       Group& group = At(record.group);
-      if (record.segment >= group.segments.size()) return;
-      Group::Segment& segment = group.segments[record.segment];
+      const auto found = group.segments.find(record.segment);
+      if (found == group.segments.end()) return;
+      Group::Segment& segment = found->second;
       if (segment.copies == 0 || block_ == 1) return;
       used_ -= segment.lost;
       segment.lost = std::min(ValueOf(record), kLargestSegment);
@@ -284,6 +294,15 @@ LogRecord FolderIndex::RecordOf(const TierKey& key, const CopyEntry& copy) const
   return record;
 }
 
+LogRecord FolderIndex::StampRecordOf(const TierKey& key, const CopyEntry& copy) const {
+  LogRecord record = LimitRecord(uint64_t{copy.crc} << 32 | copy.stamp);
+  record.name = key.name;
+  record.name_check = key.check;
+  record.group = IdOf(copy);
+  record.kind = LogRecord::Kind::kStamp;
+  return record;
+}
+
 void FolderIndex::Write(const FolderLog::Emit& emit) const {
   if (limit_ != 0) emit(LimitRecord(limit_));
   for (size_t i = 0; i < groups_.size(); ++i) {
@@ -303,12 +322,15 @@ void FolderIndex::Write(const FolderLog::Emit& emit) const {
   std::sort(order.begin(), order.end(),
             [this](uint32_t a, uint32_t b) { return slots_[a].entry.turn < slots_[b].entry.turn; });
   for (const uint32_t i : order) {
-    if (slots_[i].entry.held()) emit(RecordOf(slots_[i].Key(), slots_[i].entry));
+    const TierKey key = slots_[i].Key();
+    const CopyEntry copy = slots_[i].entry;  // `emit` may let others change it
+    if (!copy.held()) continue;
+    emit(RecordOf(key, copy));
+    if (copy.stamp != 0) emit(StampRecordOf(key, copy));
   }
   for (size_t i = 0; i < groups_.size(); ++i) {
-    for (size_t s = 0; s < groups_[i].segments.size(); ++s) {
-      const uint64_t lost = groups_[i].segments[s].lost;
-      if (lost > 0) emit(LostRecord(groups_[i].id, static_cast<uint16_t>(s), lost));
+    for (const auto& [number, segment] : groups_[i].segments) {
+      if (segment.lost > 0) emit(LostRecord(groups_[i].id, number, segment.lost));
     }
   }
 }
@@ -377,6 +399,30 @@ std::vector<TierKey> FolderIndex::LinkedSpare(uint64_t bytes) const {
   for (uint64_t freed = 0; freed < bytes && !all.empty(); all.pop_back()) {
     found.push_back(all.back().key);
     freed += Charge(Find(found.back())->length, false);
+  }
+  return found;
+}
+
+std::map<std::pair<uint64_t, uint16_t>, uint64_t> FolderIndex::SegmentBytes() const {
+  std::map<std::pair<uint64_t, uint16_t>, uint64_t> bytes;
+  for (const Slot& slot : slots_) {
+    if (slot.empty() || !slot.entry.held() || !slot.entry.packed) continue;
+    bytes[{groups_[slot.entry.group].id, slot.entry.segment}] += slot.entry.length;
+  }
+  for (const Group& group : groups_) {
+    for (const auto& [number, segment] : group.segments) {
+      if (segment.copies > 0) bytes[{group.id, number}] += segment.lost;
+    }
+  }
+  return bytes;
+}
+
+std::vector<TierKey> FolderIndex::KeysIf(const std::function<bool(const CopyEntry&)>& take) const {
+  std::vector<TierKey> found;
+  for (const Slot& slot : slots_) {
+    if (slot.empty() || !slot.entry.held() || !take(slot.entry)) continue;
+    found.push_back(slot.Key());
+    found.back().group = groups_[slot.entry.group].id;
   }
   return found;
 }

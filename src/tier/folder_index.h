@@ -1,4 +1,4 @@
-// What a cache folder holds, in memory: an entry of 32 bytes a copy in a hash table. Filled from
+// What a cache folder holds, in memory: an entry of 36 bytes a copy in a hash table. Filled from
 // the log; touches no file. Not safe for concurrent use.
 #pragma once
 
@@ -6,9 +6,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "tier/folder_log.h"
@@ -33,6 +36,7 @@ struct CopyEntry {
   uint32_t turn : 30 = 0;
   uint32_t linked : 1 = 0;   // has a second name, which somebody else removes first
   uint32_t checked : 1 = 0;  // its bytes were right, in this process
+  uint32_t stamp = 0;        // see TierOp
   bool held() const { return length <= kLongest; }
   // The same copy, in the same place.
   bool Same(const CopyEntry& other) const {
@@ -40,7 +44,7 @@ struct CopyEntry {
            segment == other.segment && group == other.group && packed == other.packed;
   }
 };
-static_assert(sizeof(CopyEntry) == 20);
+static_assert(sizeof(CopyEntry) == 24);
 
 class FolderIndex {
  public:
@@ -69,7 +73,8 @@ class FolderIndex {
       // Of dropped copies: blocks that they shared with others, which the disk still has.
       uint64_t lost = 0;
     };
-    std::vector<Segment> segments;
+    // By number: a log that names a high one claims no memory for those below it.
+    std::unordered_map<uint16_t, Segment> segments;
     // Copies with a file of their own, by the folder they lie in; empty while there are none.
     std::vector<uint32_t> pages;
   };
@@ -114,6 +119,8 @@ class FolderIndex {
   // The records that make this index again.
   void Write(const FolderLog::Emit& emit) const;
   LogRecord RecordOf(const TierKey& key, const CopyEntry& copy) const;
+  // What follows that one where the copy has a stamp.
+  LogRecord StampRecordOf(const TierKey& key, const CopyEntry& copy) const;
 
   // The group's number, which stays; made when there is none. The last one there can be is shared
   // by all that come later.
@@ -132,6 +139,10 @@ class FolderIndex {
   bool HasSpare() const;
   // Those that would be spare without their second name, longest ago first, until they are `bytes`.
   std::vector<TierKey> LinkedSpare(uint64_t bytes) const;
+  // What the packed copies of each segment take, by the group's id and the segment's number.
+  std::map<std::pair<uint64_t, uint16_t>, uint64_t> SegmentBytes() const;
+  // Copies that are held and that `take` takes.
+  std::vector<TierKey> KeysIf(const std::function<bool(const CopyEntry&)>& take) const;
   // What is held of a group, by name.
   std::vector<TierKey> Keys(uint64_t group) const;
 
@@ -145,13 +156,17 @@ class FolderIndex {
  private:
   static constexpr uint32_t kEmpty = CopyEntry::kAbsent + 1;
   struct Slot {
-    uint64_t name = 0;
+    // In two halves: a slot needs no alignment of eight bytes.
+    uint32_t name_low = 0;
+    uint32_t name_high = 0;
     uint32_t check = 0;
     CopyEntry entry{.length = kEmpty};
     bool empty() const { return entry.length == kEmpty; }
-    TierKey Key() const { return {.group = 0, .name = name, .check = check}; }
+    TierKey Key() const {
+      return {.group = 0, .name = uint64_t{name_high} << 32 | name_low, .check = check};
+    }
   };
-  static_assert(sizeof(Slot) == 32);
+  static_assert(sizeof(Slot) == 36);
   struct Candidate {
     uint64_t rank = 0;  // the lowest goes first
     TierKey key;
@@ -159,7 +174,7 @@ class FolderIndex {
 
   size_t Home(uint64_t name) const;
   // The slot that has the key, or the empty one where it would be. The table has an empty one.
-  size_t Place(const TierKey& key) const;
+  size_t SlotOf(const TierKey& key) const;
   void Resize(size_t slots);
   void Count(const TierKey& key, const CopyEntry& copy);
   void Uncount(const TierKey& key, const CopyEntry& copy);

@@ -5,12 +5,21 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <memory>
 #include <utility>
 
 #include "base/trusted_files.h"
 #include "tier/folder_core.h"
 
 namespace forebay {
+
+namespace {
+
+// How long a caller waits for the disk: others may wait for the caller.
+constexpr std::chrono::seconds kCallWait(10);
+
+}  // namespace
 
 // It is the two folders that cannot have one file, not the cache folder that fails.
 bool FolderCore::MayNotLink(int error) {
@@ -20,17 +29,35 @@ bool FolderCore::MayNotLink(int error) {
 
 // ---- callers
 
-Status FolderCore::Ask(Job job, Call* call) {
+bool FolderCore::AwaitScan(MutexLock& lock, std::chrono::steady_clock::time_point until) {
+  while (!scanned_ && !stopping_) {
+    if (idle_.wait_until(lock.native(), until) == std::cv_status::timeout) break;
+  }
+  return scanned_ || stopping_;
+}
+
+Status FolderCore::Hangs() const {
+  return Status(Code::kUnavailable, StrCat("the disk of the cache folder ", folder(),
+                                           " does not answer; what it has is not used now"));
+}
+
+Status FolderCore::Ask(Job job, const std::shared_ptr<Call>& call) {
+  const auto until = std::chrono::steady_clock::now() + kCallWait;
   MutexLock lock(mutex_);
-  while (!scanned_ && !stopping_) idle_.wait(lock.native());
+  if (!AwaitScan(lock, until)) return Hangs();
   if (!writer_ || stopping_) {
     return Status(Code::kUnavailable,
                   StrCat("the cache folder ", folder(), " is only read by this process"));
   }
+  if (passed_by_) return Hangs();
   job.call = call;
   Enqueue(std::move(job));
-  while (!call->done) calls_.wait(lock.native());
-  return call->status;
+  while (!call->done && !passed_by_) {
+    if (calls_.wait_until(lock.native(), until) == std::cv_status::timeout) break;
+  }
+  if (call->done) return call->status;
+  call->abandoned = true;
+  return Hangs();
 }
 
 Status FolderCore::LinkCopy(const TierKey& asked, uint64_t length, int dir, const char* name) {
@@ -41,13 +68,16 @@ Status FolderCore::LinkCopy(const TierKey& asked, uint64_t length, int dir, cons
     bool had = false;
     {
       MutexLock lock(mutex_);
-      while (!scanned_ && !stopping_) idle_.wait(lock.native());
+      if (!AwaitScan(lock, std::chrono::steady_clock::now() + kCallWait) || passed_by_) {
+        return Hangs();
+      }
       if (!writer_) {
         return Status(Code::kUnavailable,
                       StrCat("the cache folder ", folder(), " is only read by this process"));
       }
       index_.At(asked.group).used = true;
       if (!index_.Need(key)) return none;
+      probe_key_ = asked;
       copy = *index_.Find(key);
       key.group = index_.IdOf(copy);
       if (copy.length != length) {
@@ -59,10 +89,11 @@ Status FolderCore::LinkCopy(const TierKey& asked, uint64_t length, int dir, cons
       index_.SetLinked(key, true);  // it stays
     }
     if (copy.packed) {
-      Call call{.what = Call::What::kUnpack};
+      const auto call = std::make_shared<Call>();
+      call->what = Call::What::kUnpack;
       Job job;
       job.op.key = key;
-      const Status made = Ask(std::move(job), &call);
+      const Status made = Ask(std::move(job), call);
       if (made.ok()) continue;
       MutexLock lock(mutex_);
       if (!had) index_.SetLinked(key, false);
@@ -127,7 +158,7 @@ std::vector<TierKey> FolderCore::TakeUnlinks() {
 Status FolderCore::AdoptFile(const TierKey& key, const AdoptedFile& file, uint32_t crc,
                              bool reserved) {
   const Status status = [&] {
-    const OwnedFd fd = OpenPrivateFile(file.dir, file.name, O_RDONLY);
+    const OwnedFd fd = OpenTrustedFile(file.dir, file.name, O_RDONLY);
     struct stat st {};
     if (!fd.valid() || fstat(fd.get(), &st) != 0) {
       return ErrnoStatus(errno, StrCat("adopt ", file.name));
@@ -139,20 +170,32 @@ Status FolderCore::AdoptFile(const TierKey& key, const AdoptedFile& file, uint32
                   StrCat("adopt ", file.name, ": it has ", st.st_size, " bytes, not ", file.length,
                          ", or more than a copy can have"));
   }();
-  Call call{.what = Call::What::kAdopt, .file = file, .reserved = reserved};
+  const auto call = std::make_shared<Call>();
+  call->what = Call::What::kAdopt;
+  call->file = file;
+  call->reserved = reserved;
+  call->dir = OwnedFd(fcntl(file.dir, F_DUPFD_CLOEXEC, 0));
+  call->name = file.name;
+  call->file.dir = call->dir.get();
+  call->file.name = call->name.c_str();
   Job job;
   job.op.kind = TierOp::Kind::kPut;
   job.op.key = key;
   job.op.crc = crc;
-  const Status asked = status.ok() ? Ask(std::move(job), &call) : status;
-  if (reserved && !call.done) Unreserve(file.length);
+  job.op.stamp = file.stamp;
+  const Status asked = status.ok() ? Ask(std::move(job), call) : status;
+  MutexLock lock(mutex_);
+  if (reserved && !call->done && !call->abandoned) {
+    reserved_ -= std::min(reserved_, index_.ChargeAtMost(file.length, false));
+  }
   return asked;
 }
 
 Status FolderCore::Reserve(uint64_t length) {
-  Call call{.what = Call::What::kReserve};
-  call.file.length = length;
-  return Ask(Job(), &call);
+  const auto call = std::make_shared<Call>();
+  call->what = Call::What::kReserve;
+  call->file.length = length;
+  return Ask(Job(), call);
 }
 
 void FolderCore::Unreserve(uint64_t length) {
@@ -163,15 +206,20 @@ void FolderCore::Unreserve(uint64_t length) {
 void FolderCore::DropNow(const TierKey& key) {
   {
     MutexLock lock(mutex_);
-    while (!scanned_ && !stopping_) idle_.wait(lock.native());
+    (void)AwaitScan(lock, std::chrono::steady_clock::now() + kCallWait);
     if (!writer_) ClearCopy(key, CopyEntry::kAbsent);
     if (!writer_) return;
   }
-  Call call{.what = Call::What::kDrop};
+  const auto call = std::make_shared<Call>();
+  call->what = Call::What::kDrop;
   Job job;
   job.op.kind = TierOp::Kind::kDrop;
   job.op.key = key;
-  (void)Ask(std::move(job), &call);
+  if (Ask(std::move(job), call).ok()) return;
+  // The disk hangs: here nobody finds the copy any more, and its bytes go when the disk answers.
+  MutexLock lock(mutex_);
+  const CopyEntry* entry = index_.Find(key);
+  if (entry != nullptr && entry->held()) DropLater(key);
 }
 
 // ---- the background thread
@@ -206,6 +254,13 @@ void FolderCore::EndCall(Job& job) {
   if (call.what == Call::What::kAdopt && !job.done.stored) {
     call.status = job.done.status.ok() ? NoRoom(call.file.length) : job.done.status;
     if (job.done.status.ok() && !health_.ok()) call.status = health_;
+  }
+  // Who asked knows nothing of what was done.
+  if (call.abandoned && call.what == Call::What::kAdopt && job.done.stored) {
+    index_.SetLinked(job.op.key, false);
+  }
+  if (call.abandoned && call.what == Call::What::kReserve && call.status.ok()) {
+    reserved_ -= std::min(reserved_, index_.ChargeAtMost(call.file.length, false));
   }
   call.done = true;
   calls_.notify_all();

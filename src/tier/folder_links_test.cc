@@ -497,6 +497,29 @@ TEST_F(FolderLinksTest, WritingGoesOnWhenThereIsRoomAgain) {
   EXPECT_EQ(umount(mounted.c_str()), 0);
 }
 
+// A file where the group's folder should be.
+TEST_F(FolderLinksTest, WhatIsInTheWayIsNamedAndTriedAgain) {
+  Close();
+  const std::string cache = folder_.path() + "/other";
+  auto store = *FolderStore::Open(
+      {.folder = cache, .capacity_bytes = 64 << 20, .retry_every = kMilli, .gather = 100 * kMicro});
+  ASSERT_TRUE(store->WaitScanned(kLong));
+  auto tier = *FolderStore::MakeTier(store, 4);
+  const std::string stray = cache + "/0000000000000009";
+  for (const size_t bytes : {size_t{1000}, size_t{1} << 20}) {
+    WriteAt(stray, Bytes(10));
+    const TierDone done = Put(*tier, {9, bytes}, Bytes(bytes));
+    EXPECT_FALSE(done.stored);
+    EXPECT_EQ(done.status.ToString().find(cache) == std::string::npos, false)
+        << done.status.ToString();
+    fs::remove(stray);
+    EXPECT_TRUE(Soon([&] { return store->health().ok(); })) << store->health().ToString();
+    EXPECT_TRUE(Soon([&] { return Put(*tier, {9, bytes}, Bytes(bytes)).stored; }));
+    store->Drop({9, bytes});
+    fs::remove_all(stray);
+  }
+}
+
 TEST_F(FolderLinksTest, ManyThreadsLinkDropAndGet) {
   constexpr uint32_t kKeys = 12;
   const auto key = [](uint32_t i) { return TierKey{9, i}; };

@@ -14,8 +14,14 @@ class FolderLock {
 
   FolderLock() = default;
   // 0: held, until Unlock or the end of the process. EWOULDBLOCK: somebody else has it. EPERM: what
-  // has the lock's name is not a file of this user; it is left alone.
+  // has the lock's name is not a file of this user; it is left alone. A new lock is synced, with
+  // its name: it says that the folder is a cache, whatever else a power loss takes.
   int Take(int folder);
+  // Of one that was taken: whether somebody has called NoteSwept since the machine was started. If
+  // not, what was not synced may have been lost.
+  bool same_boot() const { return same_boot_; }
+  // The folder was searched for what a power loss left.
+  void NoteSwept();
   void Unlock();
   // False: somebody removed or replaced the lock's file, so that others may have made theirs, or
   // the file system has given the lock to somebody else.
@@ -27,7 +33,10 @@ class FolderLock {
   static std::string Holder(int folder);
 
  private:
+  void Write(bool swept);
+
   OwnedFd fd_;
+  bool same_boot_ = false;
 };
 
 }  // namespace forebay

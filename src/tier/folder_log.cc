@@ -16,7 +16,6 @@ namespace {
 
 constexpr std::array<char, 8> kMagic = {'F', 'B', 'I', 'N', 'D', 'E', 'X', '2'};
 constexpr size_t kPiece = 12;
-constexpr size_t kLongestPath = 4096;
 constexpr size_t kAtOnce = 8192;  // records: 320 KiB
 
 struct LogHeader {
@@ -109,7 +108,7 @@ std::string_view PathPiece(const LogRecord& record) {
 }
 
 Result<FolderLog> FolderLog::Open(int folder, bool write) {
-  OwnedFd fd = OpenPrivateFile(folder, kName, write ? O_RDWR : O_RDONLY);
+  OwnedFd fd = OpenTrustedFile(folder, kName, write ? O_RDWR : O_RDONLY);
   if (!fd.valid() && errno == EPERM) {
     return Status(Code::kDataLoss, StrCat(kName, " is not a regular file of this user"));
   }
@@ -124,15 +123,26 @@ Result<FolderLog> FolderLog::Open(int folder, bool write) {
   return FolderLog(std::move(fd));
 }
 
+bool FolderLog::LooksLikeOne(int folder) {
+  const OwnedFd fd = OpenTrustedFile(folder, kName, O_RDONLY);
+  if (!fd.valid()) return false;
+  std::array<char, sizeof(LogHeader)> head = {};
+  const ssize_t n = ReadAt(fd.get(), std::as_writable_bytes(std::span(head)), 0);
+  if (n < 0) return false;
+  const std::string_view read(head.data(), static_cast<size_t>(n));
+  return read.starts_with(std::string_view(kMagic.data(), kMagic.size() - 1)) ||
+         read.find_first_not_of('\0') == std::string_view::npos;
+}
+
 Result<FolderLog> FolderLog::Create(int folder, const std::function<void(const Emit&)>& fill) {
   constexpr int kFlags = O_RDWR | O_CREAT | O_EXCL;
   (void)unlinkat(folder, kTemporary, 0);
-  OwnedFd fd = OpenPrivateFile(folder, kTemporary, kFlags);
+  OwnedFd fd = OpenTrustedFile(folder, kTemporary, kFlags);
   if (!fd.valid() && errno == ENOENT) {
-    if (mkdirat(folder, "writing", 0700) != 0 && errno != EEXIST) {
-      return ErrnoStatus(errno, "mkdir writing");
+    if (const int error = MakeTrustedFolder(folder, "writing"); error != 0) {
+      return ErrnoStatus(error, "mkdir writing");
     }
-    fd = OpenPrivateFile(folder, kTemporary, kFlags);
+    fd = OpenTrustedFile(folder, kTemporary, kFlags);
   }
   if (!fd.valid()) return ErrnoStatus(errno, StrCat("open ", kTemporary));
   FolderLog log(std::move(fd));
@@ -179,7 +189,7 @@ int FolderLog::ReadNew(const std::function<void(std::span<const LogRecord>)>& ta
     }
     records_ += good.size();
     if (!good.empty()) take(good);
-    if (whole < group.size()) return 0;
+    if (whole < group.size() || bad >= kMostDamaged) return 0;
   }
 }
 

@@ -32,6 +32,8 @@ struct LogRecord {
     kPath,      // a piece of the group's path, for people: PathPiece
     kLimit,     // the folder's limit, for people: ValueOf, in bytes
     kLost,      // what a segment takes beside the copies in it: ValueOf, in bytes
+    kStamp,     // what the node knew of a copy's file beyond the name: ValueOf. Older programs pass
+                // it by
   };
   uint64_t name = 0;  // with `name_check`: what it is a copy of. kPath: number of the piece
   uint64_t group = 0;
@@ -51,7 +53,8 @@ LogRecord LimitRecord(uint64_t bytes);
 LogRecord LostRecord(uint64_t group, uint16_t segment, uint64_t bytes);
 // The number of the three.
 uint64_t ValueOf(const LogRecord& record);
-// As many pieces as the text takes, at most 4096 bytes of it.
+inline constexpr size_t kLongestPath = 4096;
+// As many pieces as the text takes, at most kLongestPath bytes of it.
 std::vector<LogRecord> PathRecords(uint64_t group, std::string_view path);
 std::string_view PathPiece(const LogRecord& record);
 
@@ -60,9 +63,15 @@ class FolderLog {
  public:
   static constexpr const char* kName = "index.log";
   static constexpr const char* kTemporary = "writing/index.tmp";
+  // Behind so many damaged records in a row no good one is looked for: the file is not ours, or has
+  // a length that was never written.
+  static constexpr uint64_t kMostDamaged = 1 << 20;
 
   // kNotFound: there is none. kDataLoss: the file is not such a log, or not this user's.
   static Result<FolderLog> Open(int folder, bool write);
+  // Whether the file begins as such a log does, of any version, or as one does whose first bytes
+  // were lost with the power: empty, or zeros.
+  static bool LooksLikeOne(int folder);
   // Writes a new log with the records that `fill` hands to its argument, and puts it in the place
   // of the old one, whole or not at all. `fill` is called once.
   using Emit = std::function<void(const LogRecord&)>;

@@ -234,6 +234,54 @@ TEST(FolderIndexTest, WhatIsNeededStaysAndTheRestIsSpare) {
 }
 
 // Names that come and go for ever do not make the table grow.
+// One record of 40 bytes claims no more than a few times as much, whatever it names.
+TEST(FolderIndexTest, ARecordOfAHighSegmentClaimsLittleMemory) {
+  const uint64_t before = ResidentBytes();
+  FolderIndex index;
+  for (uint64_t i = 0; i < 2000; ++i) {
+    LogRecord record;
+    record.kind = LogRecord::Kind::kPacked;
+    record.group = i;
+    record.name = i;
+    record.segment = 65535;
+    index.Apply(record);
+  }
+  EXPECT_EQ(index.copies(), 2000u);
+  EXPECT_LT(ResidentBytes(), before + (256 << 20)) << "1 MiB each would be 2 GiB";
+}
+
+// A log that names one place again and again: the room is that of a segment at most, also when it
+// is written anew.
+TEST(FolderIndexTest, ASegmentLosesNoMoreThanItCanHave) {
+  FolderIndex index(4096);
+  const auto put = [&index](uint64_t name) {
+    LogRecord record;
+    record.kind = LogRecord::Kind::kPacked;
+    record.group = 1;
+    record.name = name;
+    record.offset = 1;
+    record.length = 4000;
+    index.Apply(record);
+  };
+  put(1);
+  for (int i = 0; i < 1'200'000; ++i) put(2);  // 4.8 GB
+  FolderIndex again(4096);
+  index.Write([&again](const LogRecord& record) { again.Apply(record); });
+  EXPECT_EQ(again.used(), index.used());
+  EXPECT_LE(index.used(), (uint64_t{1} << 32) + 20'000);
+}
+
+TEST_F(FolderLogTest, WhatIsLongerThanAnyLogIsNotReadToItsEnd) {
+  (void)Make();
+  // Sparse, 4 TiB: it would be read for half an hour.
+  ASSERT_EQ(truncate(Path().c_str(), off_t{4} << 40), 0);
+  auto log = FolderLog::Open(fd_.get(), true);
+  ASSERT_TRUE(log.has_value());
+  EXPECT_EQ(log->ReadNew([](std::span<const LogRecord>) { FAIL(); }), 0);
+  EXPECT_EQ(log->Cut(), 0);
+  EXPECT_EQ(fs::file_size(Path()), sizeof(LogRecord));
+}
+
 TEST(FolderIndexTest, AbsentNamesAreForgotten) {
   FolderIndex index;
   CopyEntry entry;

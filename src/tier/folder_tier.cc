@@ -41,6 +41,7 @@ class FolderTier final : public Tier {
   int event_fd() const override { return port_.event_fd.get(); }
   size_t capacity() const override { return max_in_flight_; }
   bool Has(const TierKey& key) const override { return store_->Has(key); }
+  uint32_t StampOfCopy(const TierKey& key) const override { return store_->StampOfCopy(key); }
   bool HasRoom(uint64_t bytes) const override { return store_->core_->HasRoom(bytes); }
   uint64_t capacity_bytes() const override { return store_->capacity_bytes(); }
   uint64_t used_bytes() const override { return store_->used_bytes(); }
@@ -59,12 +60,19 @@ FolderStore::FolderStore(std::shared_ptr<FolderCore> core) : core_(std::move(cor
 
 Result<std::shared_ptr<FolderStore>> FolderStore::Open(const FolderTierOptions& options) {
   FOREBAY_RETURN_IF_ERROR(options.Validate());
-  Result<OwnedFd> opened = OpenPrivateFolder(options.folder, "cache folder", true);
+  Result<OwnedFd> opened = OpenPrivateFolder(options.folder, "cache folder", true, options.group);
   if (!opened) return opened.error();
   OwnedFd folder = *std::move(opened);
   if (HoldsOldFiles(folder.get()) &&
       faccessat(folder.get(), FolderLog::kName, F_OK, AT_SYMLINK_NOFOLLOW) != 0) {
     return Status(Code::kInvalidArgument, OldFilesRemedy(options.folder));
+  }
+  if (const std::string name = ForeignName(folder.get()); !name.empty()) {
+    return Status(Code::kInvalidArgument,
+                  StrCat("the cache folder ", options.folder, " has '", name,
+                         "', which Forebay did not make and would have to replace; name a folder "
+                         "of its own, such as ",
+                         options.folder, "/forebay, or remove it"));
   }
   TightenFolder(folder.get());
   Status health;
@@ -77,7 +85,7 @@ Result<std::shared_ptr<FolderStore>> FolderStore::Open(const FolderTierOptions& 
     health = FolderLock::Describe(error, options.folder, reads);
   } else {
     RemoveLeftovers(folder.get());  // whoever wrote these is dead: it would hold the lock
-    (void)mkdirat(folder.get(), "writing", 0700);
+    (void)MakeTrustedFolder(folder.get(), "writing");
   }
   auto core = std::make_shared<FolderCore>(options, std::move(folder), std::move(lock), health);
   std::shared_ptr<FolderStore> store(new FolderStore(core));
@@ -123,16 +131,37 @@ Result<std::unique_ptr<Tier>> FolderStore::MakeTier(std::shared_ptr<FolderStore>
 void FolderStore::Use(uint64_t group, const std::string& path) { core_->Use(group, path); }
 void FolderStore::AskedForAll(uint64_t group) { core_->AskedForAll(group); }
 void FolderStore::Unuse(uint64_t group) { core_->Unuse(group); }
+Nanos FolderStore::SilentSince() const { return core_->SilentSince(); }
+void FolderStore::Watch() { core_->Watch(); }
+bool FolderStore::passed_by() const { return core_->passed_by(); }
+void FolderStore::PassBy(bool pass) { core_->PassBy(pass); }
+
+void FolderStore::StartProbe() {
+  // Threads that hang for good are replaced, once each at most.
+  constexpr size_t kMostTimes = 2;
+  if (!core_->QueueProbe() || threads_.size() > kMostTimes * core_->threads()) return;
+  const std::shared_ptr<FolderCore> core = core_;
+  core->Started();
+  auto started = StartThread<std::thread>("forebay-tier", [core] { core->RunReader(); });
+  if (started) {
+    threads_.push_back(*std::move(started));
+  } else {
+    core->Leave();
+  }
+}
+
+std::optional<Nanos> FolderStore::TakeProbe() { return core_->TakeProbe(); }
 bool FolderStore::WaitScanned(Nanos at_most) const { return core_->WaitScanned(at_most); }
 bool FolderStore::Has(const TierKey& key) const { return core_->Has(key); }
+uint32_t FolderStore::StampOfCopy(const TierKey& key) const { return core_->StampOfCopy(key); }
 Status FolderStore::LinkCopy(const TierKey& key, uint64_t length, int dir, const char* name) {
   return core_->LinkCopy(key, length, dir, name);
 }
 void FolderStore::ReleaseCopy(const TierKey& key) { core_->ReleaseCopy(key); }
 std::vector<TierKey> FolderStore::TakeUnlinks() { return core_->TakeUnlinks(); }
 Status FolderStore::AdoptFile(const TierKey& key, int dir, const char* name, uint64_t length,
-                              uint32_t crc, bool reserved) {
-  return core_->AdoptFile(key, {dir, name, length, true}, crc, reserved);
+                              uint32_t crc, bool reserved, uint32_t stamp) {
+  return core_->AdoptFile(key, {dir, name, length, true, stamp}, crc, reserved);
 }
 bool FolderStore::Read(const TierKey& key, std::span<std::byte> bytes) {
   return core_->Get({.kind = TierOp::Kind::kGet, .key = key, .bytes = bytes}).hit;

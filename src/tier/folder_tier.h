@@ -8,14 +8,16 @@
 //   <folder>/run/...        of the file face: second names of copies, which programs open
 //
 // A copy counts once the log names it, and the log names it once its bytes are written: a process
-// that dies leaves whole copies and some bytes that nobody looks at. Nothing is synced to the disk.
-// After a power loss a copy may be torn; its checksum tells, and the sample is fetched from the
-// source again.
+// that dies leaves whole copies and some bytes that nobody looks at. Nothing is synced to the disk
+// but a new lock. After a power loss a copy may be torn; its checksum tells, before it is read and
+// before its first second name, and the sample is fetched from the source again. The first writer
+// of another start of the machine removes what no record speaks of.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
@@ -31,6 +33,9 @@ struct FolderTierOptions {
   // Made, with its parents, when it does not exist. One that exists is this user's, and nobody else
   // may write to it (OpenPrivateFolder).
   std::string folder;
+  // Not empty: a group, by name or number, whose members share the folder on purpose. Each of them
+  // chooses what the others read from it.
+  std::string group = {};
   // What the folder may take of the disk, in blocks, its log and folders included; `du` stays below
   // it. 0: four fifths of what the disk has free and the folder holds already.
   uint64_t capacity_bytes = 0;
@@ -58,9 +63,9 @@ class FolderCore;
 // Safe for concurrent use by multiple threads.
 class FolderStore {
  public:
-  // Memory that the store takes for each sample it holds: 32 bytes, in a table that is 7/16 to 7/8
+  // Memory that the store takes for each sample it holds: 36 bytes, in a table that is 7/16 to 7/8
   // full.
-  static constexpr size_t kBytesASample = 56;
+  static constexpr size_t kBytesASample = 64;
 
   // The log is read in the background; until that is done nothing is written. A folder that cannot
   // be written, or has another writer, is read until it can, or that writer has ended; health()
@@ -88,17 +93,37 @@ class FolderStore {
   // Ends one Use. When nobody uses the group any more its copies make room for others, but for
   // those that have a second name (LinkCopy).
   void Unuse(uint64_t group);
+  // ---- A disk that does not answer.
+  //
+  // Since when (SteadyClock) the disk owes an answer to a get of a tier or to Watch(); 0: it owes
+  // none.
+  Nanos SilentSince() const;
+  // For those who read copies by themselves, so that no get would tell of a disk that hangs: a
+  // thread reads a little of a copy, unless the disk owes an answer already or is passed by.
+  void Watch();
+  bool passed_by() const;
+  // Gets that no thread has begun, and those that come while it is passed by, are misses that were
+  // not looked for. Those that have begun are not waited for any more: they end when they can.
+  void PassBy(bool pass);
+  // One thread: looks whether the disk answers, by reading a little of a copy. Not before the last
+  // one was taken.
+  void StartProbe();
+  // How long it took to be answered; nothing: it is under way.
+  std::optional<Nanos> TakeProbe();
+
   // True: all content is known.
   bool WaitScanned(Nanos at_most) const;
 
   bool Has(const TierKey& key) const;
+  uint32_t StampOfCopy(const TierKey& key) const;
   // Whether it is held, without a claim to it.
   bool Holds(const TierKey& key) const { return Has({.name = key.name, .check = key.check}); }
   // Fills `bytes`, which have exactly the copy's length. Waits for the disk. False: a miss.
   bool Read(const TierKey& key, std::span<std::byte> bytes);
 
   // ---- Copies as files. These calls wait for the disk. Only the folder's writer can: elsewhere
-  // they are kUnavailable.
+  // they are kUnavailable, and so they are where the disk does not answer for ten seconds, or is
+  // passed by.
   //
   // Gives the copy the further name `name` in the folder `dir`, without a read of the source. Its
   // bytes are those that were put: unless this process wrote or read them, they are checked first.
@@ -120,9 +145,10 @@ class FolderStore {
   // Makes a complete file of this user, which lies on the same file system, a copy; nobody writes
   // to it any more. Its name stays, and counts as LinkCopy's. Ok too when the store has the copy
   // already: then the file is none of its (st_nlink tells). `reserved`: Reserve was called for it,
-  // which this ends. kResourceExhausted: no room for it.
+  // which this ends. `stamp`: the change time of the file that it is a copy of. kResourceExhausted:
+  // no room for it.
   Status AdoptFile(const TierKey& key, int dir, const char* name, uint64_t length, uint32_t crc,
-                   bool reserved = false);
+                   bool reserved = false, uint32_t stamp = 0);
   // Room for a file that somebody is about to write into this folder: what nobody needs is given up
   // for it. kResourceExhausted: there is none.
   Status Reserve(uint64_t length);

@@ -3,10 +3,8 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <linux/userfaultfd.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
@@ -15,12 +13,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -30,6 +31,7 @@
 #include "base/rng.h"
 #include "tier/folder_admin.h"
 #include "tier/folder_log.h"
+#include "tier/held_page_testing.h"
 #include "tier/tier_testing.h"
 
 namespace forebay {
@@ -200,6 +202,8 @@ TEST_F(FolderTierTest, AnOlderFormatIsCleared) {
   fs::create_directories(page);
   const OwnedFd fd(open((page + "/00000001.fb").c_str(), O_WRONLY | O_CREAT, 0600));
   ASSERT_EQ(write(fd.get(), "old", 3), 3);
+  // What tells a cache from a folder of the user's.
+  const OwnedFd lock(open((folder_.path() + "/forebay.lock").c_str(), O_WRONLY | O_CREAT, 0600));
   {
     auto store = OpenStore(folder_.path());
     EXPECT_TRUE(store->health().ok()) << store->health().ToString();
@@ -570,47 +574,6 @@ TEST_F(FolderTierTest, AFolderThatBecomesReadOnlyWhileItIsUsed) {
   EXPECT_TRUE(Hits(*tier, {9, 2}));
 }
 
-// A page that nobody has filled yet: whoever reads it waits for Fill.
-class HeldPage {
- public:
-  HeldPage() {
-    const int fd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
-    if (fd < 0) return;
-    fd_ = OwnedFd(fd);
-    uffdio_api api{};
-    api.api = UFFD_API;
-    page_ = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    uffdio_register range{};
-    range.range = {reinterpret_cast<uint64_t>(page_), kBytes};
-    range.mode = UFFDIO_REGISTER_MODE_MISSING;
-    ready_ = page_ != MAP_FAILED && ioctl(fd, UFFDIO_API, &api) == 0 &&
-             ioctl(fd, UFFDIO_REGISTER, &range) == 0;
-  }
-  ~HeldPage() {
-    if (page_ != MAP_FAILED) munmap(page_, kBytes);
-  }
-  HeldPage(const HeldPage&) = delete;
-  HeldPage& operator=(const HeldPage&) = delete;
-
-  bool ready() const { return ready_; }
-  std::span<std::byte> bytes() { return {static_cast<std::byte*>(page_), kBytes}; }
-  bool SomebodyWaits() {
-    pollfd waiting{fd_.get(), POLLIN, 0};
-    return poll(&waiting, 1, 60'000) == 1;
-  }
-  bool Fill() {
-    uffdio_zeropage zero{};
-    zero.range = {reinterpret_cast<uint64_t>(page_), kBytes};
-    return ioctl(fd_.get(), UFFDIO_ZEROPAGE, &zero) == 0;
-  }
-
- private:
-  static constexpr size_t kBytes = 4096;
-  OwnedFd fd_;
-  void* page_ = MAP_FAILED;
-  bool ready_ = false;
-};
-
 // As when the kernel lets a write wait because too many pages are dirty.
 TEST_F(FolderTierTest, AWriteThatHangsHoldsUpNobody) {
   auto tier = OpenFolder(folder_.path());
@@ -634,6 +597,138 @@ TEST_F(FolderTierTest, AWriteThatHangsHoldsUpNobody) {
   ASSERT_TRUE(held.Fill());
   for (const auto& [tag, done] : Collect(*tier, 21)) EXPECT_TRUE(done.stored) << tag;
   EXPECT_TRUE(tier->Has({9, 100}));
+}
+
+// ---- a disk that does not answer
+
+// Reads that hang, as many as there are threads for them: into memory that is not there yet.
+class HungReads {
+ public:
+  explicit HungReads(Tier& tier, uint64_t first_tag = 100) {
+    for (uint64_t i = 0; i < kThreads; ++i) {
+      if (!pages[i].ready()) return;
+      const TierOp get{
+          .tag = first_tag + i, .kind = Kind::kGet, .key = kPage, .bytes = pages[i].bytes()};
+      EXPECT_EQ(tier.Submit(std::span(&get, 1)), 1u);
+    }
+    for (HeldPage& page : pages) hung = page.SomebodyWaits();
+  }
+  void End() {
+    for (HeldPage& page : pages) EXPECT_TRUE(page.Fill());
+  }
+
+  static constexpr size_t kThreads = 4;
+  static constexpr TierKey kPage = {9, 77};
+  std::array<HeldPage, kThreads> pages;
+  bool hung = false;
+};
+
+TEST_F(FolderTierTest, ReadsThatHangArePassedBy) {
+  auto store = OpenStore(folder_.path());
+  auto tier = *FolderStore::MakeTier(store, 64);
+  Bytes page(4096, std::byte{7});
+  ASSERT_TRUE(Put(*tier, HungReads::kPage, page).stored);
+  ASSERT_TRUE(Put(*tier, kLarge, LargeBytes()).stored);
+  EXPECT_EQ(store->SilentSince(), 0) << "it owes nothing";
+  const Nanos before = SteadyClock().Now();
+  HungReads reads(*tier);
+  if (!reads.hung) GTEST_SKIP() << "NOT TESTED: userfaultfd: " << strerror(errno);
+  EXPECT_GE(store->SilentSince(), before);
+  Bytes large(LargeBytes().size());
+  const TierOp waits{.tag = 1, .kind = Kind::kGet, .key = kLarge, .bytes = large};
+  ASSERT_EQ(tier->Submit(std::span(&waits, 1)), 1u);
+
+  store->PassBy(true);
+  EXPECT_EQ(store->SilentSince(), 0) << "nobody waits for it";
+  const TierOp late{.tag = 2, .kind = Kind::kGet, .key = kLarge, .bytes = large};
+  ASSERT_EQ(tier->Submit(std::span(&late, 1)), 1u);
+  for (const auto& [tag, done] : Collect(*tier, 2)) {
+    EXPECT_FALSE(done.hit) << tag;
+    EXPECT_TRUE(done.passed && done.status.ok()) << tag;
+  }
+  EXPECT_EQ(store->stats().misses, 0u);
+  EXPECT_TRUE(tier->Has(kLarge)) << "its copy is there all the same";
+  EXPECT_TRUE(Put(*tier, {9, 5}).stored) << "the writer has a thread of its own";
+
+  // A thread in the place of those that hang sees that the disk answers, and goes on reading.
+  store->StartProbe();
+  std::optional<Nanos> took;
+  while (!(took = store->TakeProbe())) poll(nullptr, 0, 1);
+  store->PassBy(false);
+  EXPECT_TRUE(Get(*tier, kLarge, large).hit);
+  EXPECT_TRUE(large == LargeBytes());
+  EXPECT_EQ(store->SilentSince(), 0) << "those that were given up count no more";
+  reads.End();
+  for (const auto& [tag, done] : Collect(*tier, HungReads::kThreads)) EXPECT_TRUE(done.hit) << tag;
+  EXPECT_EQ(store->SilentSince(), 0);
+}
+
+// Programs read copies by themselves: no get of a tier tells that the disk hangs.
+TEST_F(FolderTierTest, ADiskThatNobodyAsksIsWatched) {
+  auto store = OpenStore(folder_.path());
+  auto tier = *FolderStore::MakeTier(store, 64);
+  Bytes page(4096, std::byte{7});
+  ASSERT_TRUE(Put(*tier, HungReads::kPage, page).stored);
+  store->Watch();
+  while (store->SilentSince() != 0) poll(nullptr, 0, 1);  // answered
+  HungReads reads(*tier);
+  if (!reads.hung) GTEST_SKIP() << "NOT TESTED: userfaultfd: " << strerror(errno);
+  // Nobody waits for these any more.
+  store->PassBy(true);
+  EXPECT_TRUE(store->passed_by());
+  store->Watch();
+  EXPECT_EQ(store->SilentSince(), 0) << "one that is passed by has probes";
+  store->PassBy(false);
+  EXPECT_EQ(store->SilentSince(), 0);
+  const Nanos before = SteadyClock().Now();
+  store->Watch();
+  const Nanos since = store->SilentSince();
+  EXPECT_GE(since, before);
+  store->Watch();
+  EXPECT_EQ(store->SilentSince(), since) << "one at a time";
+  EXPECT_FALSE(store->TakeProbe());
+  reads.End();
+  for (const auto& [tag, done] : Collect(*tier, HungReads::kThreads)) EXPECT_TRUE(done.hit) << tag;
+  while (store->SilentSince() != 0) poll(nullptr, 0, 1);
+  EXPECT_FALSE(store->TakeProbe()) << "that is for whoever started one";
+}
+
+// Who asks for a copy as a file waits for the writer, which hangs.
+TEST_F(FolderTierTest, CallsAreNotWaitedForWhileItIsPassedBy) {
+  auto store = OpenStore(folder_.path());
+  auto tier = *FolderStore::MakeTier(store, 64);
+  Bytes small = SmallBytes();
+  ASSERT_TRUE(Put(*tier, {9, 1}, small).stored);
+  HeldPage held;
+  if (!held.ready()) GTEST_SKIP() << "NOT TESTED: userfaultfd: " << strerror(errno);
+  const TierOp hangs{
+      .tag = 100, .kind = Kind::kPut, .key = {9, 100}, .bytes = held.bytes(), .crc = 0};
+  ASSERT_EQ(tier->Submit(std::span(&hangs, 1)), 1u);
+  ASSERT_TRUE(held.SomebodyWaits());
+  const OwnedFd dir(open(folder_.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  Status linked;
+  Status room;
+  std::thread links([&] { linked = store->LinkCopy({9, 1}, small.size(), dir.get(), "second"); });
+  std::thread reserves([&] { room = store->Reserve(1000); });
+  std::thread drops([&] { store->Drop({9, 1}); });
+  store->PassBy(true);
+  links.join();
+  reserves.join();
+  drops.join();
+  EXPECT_EQ(linked.code(), Code::kUnavailable) << linked.ToString();
+  EXPECT_EQ(room.code(), Code::kUnavailable) << room.ToString();
+  EXPECT_NE(room.message().find(folder_.path()), std::string::npos);
+  EXPECT_FALSE(tier->Has({9, 1})) << "dropped, as far as anybody can see";
+  ASSERT_TRUE(held.Fill());
+  EXPECT_TRUE(Collect(*tier, 1)[100].stored);
+  store->PassBy(false);
+  // What was asked for in vain has left nothing behind.
+  EXPECT_TRUE(store->Reserve(1000).ok());
+  store->Unreserve(1000);
+  EXPECT_FALSE(tier->Has({9, 1}));
+  EXPECT_TRUE(Put(*tier, {9, 1}, small).stored);
+  EXPECT_TRUE(store->LinkCopy({9, 1}, small.size(), dir.get(), "second").ok());
+  EXPECT_EQ(unlinkat(dir.get(), "second", 0), 0);
 }
 
 // Where a large sample does not fit any more, smaller ones still do.

@@ -1,8 +1,10 @@
 // Who may write to a cache folder, who may read it, and what lies in it that Forebay did not put
 // there.
 #include <fcntl.h>
+#include <grp.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -314,6 +316,182 @@ TEST_F(FolderTrustTest, AFolderBelowThatIsALinkIsNotFollowed) {
   Bytes large(LargeBytes().size());
   EXPECT_FALSE(Get(*tier, kSmall, small).hit);
   EXPECT_FALSE(Get(*tier, kLarge, large).hit);
+}
+
+// A folder that never was a cache keeps what it has, whatever its name.
+TEST_F(FolderTrustTest, WhatTheUserHasUnderOurNamesIsLeftAlone) {
+  for (const std::string name : {"index.log", "writing", "run", "00000000000000ab"}) {
+    fs::remove_all(cache());
+    fs::create_directory(cache());
+    ASSERT_EQ(chmod(cache().c_str(), 0755), 0);
+    const bool file = name == "index.log";
+    const std::string mine = file ? In(name) : In(name) + "/mine.tmp";
+    if (!file) fs::create_directory(In(name));
+    WriteText(mine, "my own notes");
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      const Status status = FolderStore::Open({.folder = cache()}).status();
+      EXPECT_EQ(status.code(), Code::kInvalidArgument) << status.ToString();
+      EXPECT_NE(status.message().find(cache()), std::string::npos) << status.message();
+      EXPECT_NE(status.message().find(name), std::string::npos) << status.message();
+    }
+    EXPECT_EQ(ReadText(mine), "my own notes");
+    EXPECT_EQ(ModeOf(cache()), 0755u);
+    EXPECT_FALSE(fs::exists(In("forebay.lock")));
+  }
+}
+
+// ---- a folder that a group shares on purpose
+
+// Another user of that group, in a process of its own: what `body` returns is its exit status.
+template <typename Body>
+int InChildAs(uid_t user, gid_t group, const Body& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(60);
+    umask(077);
+    if (setgroups(1, &group) != 0 || setgid(kStranger) != 0 || setuid(user) != 0) _exit(100);
+    _exit(body());
+  }
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+class FolderGroupTest : public FolderTrustTest {
+ protected:
+  static constexpr gid_t kTeam = 54321;
+  static constexpr uid_t kAlice = 50001;
+  static constexpr uid_t kBob = 50002;
+  const std::string kGroup = std::to_string(kTeam);
+
+  void SetUp() override {
+    FolderTrustTest::SetUp();
+    if (IsSkipped()) return;
+    // Where a team has its caches.
+    ASSERT_EQ(chown(folder_.path().c_str(), 0, kTeam), 0);
+    ASSERT_EQ(chmod(folder_.path().c_str(), 0770), 0);
+  }
+  std::shared_ptr<FolderStore> Open(const std::string& group) const {
+    auto store = FolderStore::Open({.folder = cache(),
+                                    .group = group,
+                                    .capacity_bytes = 64 << 20,
+                                    .block_bytes = 1,
+                                    .file_bytes = 64 << 10,
+                                    .gather = 100 * kMicro});
+    if (!store || !(*store)->WaitScanned(kLong)) return nullptr;
+    return *std::move(store);
+  }
+  // Puts what is missing and finds what is there. 0: both went well.
+  int PutOne(const TierKey& key, const Bytes& bytes, bool there) {
+    const auto store = Open(kGroup);
+    if (store == nullptr) return 1;
+    if (!store->health().ok()) return 2;
+    auto tier = *FolderStore::MakeTier(store, 4);
+    Bytes found(bytes.size());
+    const bool hit = Get(*tier, key, found).hit;
+    if (hit != there || (hit && found != bytes)) return 3;
+    return hit || Put(*tier, key, bytes).stored ? 0 : 4;
+  }
+};
+
+TEST_F(FolderGroupTest, MembersShareWhatTheyCopy) {
+  const auto put = [&](uid_t user, const TierKey& key, const Bytes& bytes, bool there) {
+    return InChildAs(user, kTeam, [&] { return PutOne(key, bytes, there); });
+  };
+  EXPECT_EQ(put(kAlice, kSmall, SmallBytes(), false), 0);
+  EXPECT_EQ(put(kAlice, kLarge, LargeBytes(), false), 0);
+  EXPECT_EQ(put(kBob, kSmall, SmallBytes(), true), 0);
+  EXPECT_EQ(put(kBob, kLarge, LargeBytes(), true), 0);
+  // Bob writes beside Alice, into folders that she made, and drops what is hers.
+  EXPECT_EQ(put(kBob, {9, 3}, SmallBytes(), false), 0);
+  EXPECT_EQ(put(kBob, {9, 4}, LargeBytes(), false), 0);
+  EXPECT_EQ(put(kAlice, {9, 3}, SmallBytes(), true), 0);
+  EXPECT_EQ(InChildAs(kBob, kTeam,
+                      [&] {
+                        auto admin = FolderAdmin::Open(cache(), true, kGroup);
+                        uint64_t bytes = 0;
+                        const bool fine = admin.has_value() && *admin->Check(kLarge, &bytes) &&
+                                          admin->Drop(kLarge).ok() && admin->Drop(kSmall).ok();
+                        return fine ? 0 : 1;
+                      }),
+            0);
+  EXPECT_EQ(put(kAlice, kLarge, LargeBytes(), false), 0);
+  // Whatever the umask was.
+  struct stat st {};
+  for (const auto& each : fs::recursive_directory_iterator(cache())) {
+    ASSERT_EQ(lstat(each.path().c_str(), &st), 0);
+    EXPECT_EQ(st.st_gid, kTeam) << each.path();
+    EXPECT_EQ(st.st_mode & 07777, each.is_directory() ? 02770u : 0660u) << each.path();
+  }
+  EXPECT_EQ(ModeOf(cache()), 02770u);
+  EXPECT_EQ(InChildAs(kBob, kStranger, [&] { return access(In("index.log").c_str(), R_OK) == 0; }),
+            0)
+      << "others cannot read it";
+}
+
+TEST_F(FolderGroupTest, OnlyThatGroupIsTrusted) {
+  ASSERT_EQ(InChildAs(kAlice, kTeam, [&] { return PutOne(kSmall, SmallBytes(), false); }), 0);
+  const auto code = [&](uid_t user, gid_t group, const std::string& asked) {
+    return InChildAs(user, group, [&] {
+      return static_cast<int>(
+          FolderStore::Open({.folder = cache(), .group = asked}).status().code());
+    });
+  };
+  const int denied = static_cast<int>(Code::kPermissionDenied);
+  EXPECT_EQ(code(kBob, kTeam, ""), denied) << "who does not say so trusts nobody";
+  EXPECT_EQ(code(kAlice, kTeam, ""), denied) << "not even the owner";
+  EXPECT_EQ(code(kBob, kStranger, kGroup), denied) << "not a member";
+  EXPECT_EQ(code(kBob, kTeam, "no-such-group-here"), static_cast<int>(Code::kInvalidArgument));
+  // Root is anybody.
+  const auto status = [&](const std::string& asked) {
+    return FolderStore::Open({.folder = cache(), .group = asked}).status();
+  };
+  EXPECT_TRUE(status(kGroup).ok()) << status(kGroup).ToString();
+  EXPECT_EQ(status("65534").code(), Code::kPermissionDenied) << "another group's";
+  for (const mode_t mode : {02772, 02777, 0700, 02750, 03770}) {
+    ASSERT_EQ(chmod(cache().c_str(), mode), 0);
+    EXPECT_EQ(status(kGroup).code(), Code::kPermissionDenied) << mode;
+    EXPECT_NE(status(kGroup).message().find("chgrp"), std::string::npos);
+    EXPECT_EQ(ModeOf(cache()), mode) << "left as it was";
+  }
+  ASSERT_EQ(chmod(cache().c_str(), 02775), 0);
+  EXPECT_TRUE(status(kGroup).ok());
+  EXPECT_EQ(ModeOf(cache()), 02770u) << "closed to others";
+}
+
+// What a stranger could put in its place, were the folder open for a moment.
+TEST_F(FolderGroupTest, FilesThatAreNotTheGroupsAreNotRead) {
+  ASSERT_EQ(InChildAs(kAlice, kTeam, [&] { return PutOne(kLarge, LargeBytes(), false); }), 0);
+  const std::string copy = folder_.Files(".bin").front();
+  const auto reads = [&] {
+    const auto store = Open(kGroup);
+    Bytes found(LargeBytes().size());
+    return store != nullptr && store->Read(kLarge, found);
+  };
+  const auto again = [&] {
+    EXPECT_EQ(InChildAs(kAlice, kTeam, [&] { return PutOne(kLarge, LargeBytes(), false); }), 0);
+  };
+  EXPECT_TRUE(reads());
+  ASSERT_EQ(chmod(copy.c_str(), 0662), 0);
+  EXPECT_FALSE(reads()) << "others may write to it";
+  again();
+  ASSERT_EQ(chown(copy.c_str(), kBob, kStranger), 0);
+  EXPECT_FALSE(reads()) << "another group's";
+  again();
+  const std::string elsewhere = folder_.path() + "/elsewhere";
+  fs::rename(copy, elsewhere);
+  fs::create_symlink(elsewhere, copy);
+  EXPECT_FALSE(reads()) << "a link";
+}
+
+// A lock that somebody removed, or a log whose first bytes went with the power, is no reason.
+TEST_F(FolderTrustTest, ACacheThatLostItsLockOrItsLogIsStillOne) {
+  Fill();
+  fs::remove(In("forebay.lock"));
+  EXPECT_TRUE(GetsBoth(*OpenFolder(cache())));
+  fs::remove(In("forebay.lock"));
+  std::ofstream(In("index.log"), std::ios::trunc) << std::string(100, '\0');
+  EXPECT_NE(OpenFolder(cache()), nullptr);
 }
 
 }  // namespace

@@ -9,7 +9,11 @@
 #include <cerrno>
 #include <chrono>
 #include <ctime>
+#include <map>
+#include <set>
+#include <utility>
 
+#include "base/trusted_files.h"
 #include "tier/folder_core.h"
 
 namespace forebay {
@@ -18,11 +22,25 @@ namespace {
 constexpr size_t kMostAtOnce = 256;       // jobs of one batch
 constexpr int64_t kUseEvery = 60;         // seconds between notes that a group is used
 constexpr size_t kMostSpare = 64;         // copies that leave at once
-constexpr uint64_t kSlackRecords = 4096;  // of a log, beside two for each copy
+constexpr uint64_t kSlackRecords = 4096;  // of a log, beside three for each copy
 
 // What may be mended while the program runs.
 bool MayPassLater(int error) {
-  return error == ENOSPC || error == EDQUOT || error == EROFS || error == EIO || error == EACCES;
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+    case EROFS:
+    case EIO:
+    case EACCES:
+    case EPERM:    // something of another user is in the way,
+    case ENOTDIR:  // or a file where a folder should be,
+    case EISDIR:   // or a folder where a file should be
+    case EEXIST:
+    case ENOTEMPTY:
+      return true;
+    default:
+      return false;
+  }
 }
 
 }  // namespace
@@ -95,14 +113,17 @@ void FolderCore::LoadAsWriter(Result<FolderLog> log, int error) {
   bool tidy = false;
   {
     MutexLock lock(mutex_);
+    bool forgot = false;
     for (const FolderIndex::Group& group : index_.groups()) {
       if (group.copies > 0 && !std::binary_search(folders.begin(), folders.end(), group.id)) {
         index_.Forget(group.id);
+        forgot = true;
       }
     }
     if (log) {
-      tidy = error == 0 && log->damaged() == 0 &&
-             log->records() <= 2 * index_.copies() + kSlackRecords;
+      // Records of what was forgotten would count again once the group has a folder.
+      tidy = error == 0 && log->damaged() == 0 && !forgot &&
+             log->records() <= 3 * index_.copies() + kSlackRecords;
       if (log->damaged() > 0) {
         note_ = StrCat(log->damaged(), " records of the cache folder ", folder(),
                        " were damaged: the samples are fetched again");
@@ -148,6 +169,77 @@ Result<FolderLog> FolderCore::NewLog() {
     mutex_.Unlock();
   };
   return FolderLog::Create(folder_.get(), fill);
+}
+
+void FolderCore::SweepAfterPowerLoss() {
+  // More than the blocks that copies share; a disk may also keep some room behind a file's end.
+  constexpr uint64_t kSegmentSlack = 64 << 10;
+  // Files between two looks at what others wait for.
+  constexpr size_t kFilesAtOnce = 32;
+  if (lock_.same_boot() || !MayTouch()) return;
+  std::vector<Job> drops;
+  const auto drop = [&](const TierKey& key) {
+    Job& job = drops.emplace_back();
+    job.op.kind = TierOp::Kind::kDrop;
+    job.op.key = key;
+  };
+  const std::vector<uint64_t> groups = GroupFolders(folder_.get());
+  // Segments first: nothing is written meanwhile, so those that are not known are nobody's.
+  std::map<std::pair<uint64_t, uint16_t>, uint64_t> segments;
+  {
+    MutexLock lock(mutex_);
+    segments = index_.SegmentBytes();
+  }
+  std::set<std::pair<uint64_t, uint16_t>> torn;
+  for (const uint64_t group : groups) {
+    SweepSegments(folder_.get(), group, [&](const FoundFile& file) {
+      const std::pair<uint64_t, uint16_t> number(group, static_cast<uint16_t>(file.segment));
+      const auto found = segments.find(number);
+      if (found == segments.end() || file.segment > UINT16_MAX) return Sweep::kRemove;
+      // It has bytes that no record speaks of.
+      if (file.disk_bytes > found->second + kSegmentSlack) torn.insert(number);
+      return Sweep::kKeep;
+    });
+  }
+  {
+    MutexLock lock(mutex_);
+    for (const TierKey& key : index_.KeysIf([&](const CopyEntry& copy) NO_THREAD_SAFETY_ANALYSIS {
+           return copy.packed && torn.contains({index_.IdOf(copy), copy.segment});
+         })) {
+      drop(key);
+    }
+  }
+  // Copies that were dropped, but for the log. Blocks that they share with others stay taken.
+  do {
+    for (Job& job : drops) Drop(job);
+    drops.clear();
+    MutexLock lock(mutex_);
+    uint64_t excess = Used() > Limit() ? Used() - Limit() : 0;
+    for (const TierKey& key : index_.KeysIf([&](const CopyEntry& copy) NO_THREAD_SAFETY_ANALYSIS {
+           if (excess == 0 || copy.linked) return false;
+           excess -= std::min(excess, index_.Charge(copy.length, copy.packed));
+           return true;
+         })) {
+      drop(key);
+    }
+  } while (!drops.empty());
+  // There may be a million files, and each takes a look at the disk: others do not wait for all of
+  // them.
+  size_t seen = 0;
+  bool stopped = false;
+  for (const uint64_t group : groups) {
+    SweepFiles(folder_.get(), group, [&](const FoundFile& file) {
+      if (++seen % kFilesAtOnce == 0) stopped = !WriteBatch(false) || stopping();
+      if (stopped) return Sweep::kStop;
+      MutexLock lock(mutex_);
+      const CopyEntry* copy = std::as_const(index_).Find(*file.key);
+      const bool known =
+          copy != nullptr && copy->held() && !copy->packed && index_.IdOf(*copy) == group;
+      return known ? Sweep::kKeep : Sweep::kRemove;
+    });
+    if (stopped) return;
+  }
+  if (MayTouch()) lock_.NoteSwept();
 }
 
 // ---- following another writer
@@ -237,7 +329,7 @@ bool FolderCore::TakeOver() {
   }
   lock_ = std::move(taken);
   RemoveLeftovers(folder_.get());
-  (void)mkdirat(folder_.get(), "writing", 0700);
+  (void)MakeTrustedFolder(folder_.get(), "writing");
   {
     MutexLock lock(mutex_);
     ReplaceIndex(std::move(fresh));
@@ -255,48 +347,57 @@ bool FolderCore::TakeOver() {
 // ---- writing
 
 void FolderCore::Write() {
-  std::vector<Job> batch;
-  while (true) {
-    std::vector<std::pair<uint64_t, std::string>> uses;
-    bool retry = false;
-    {
-      MutexLock lock(mutex_);
-      AwaitBatch(lock);
-      if (stopping_ && others_.empty() && uses_.empty()) return;
-      retry = MayRetry() && SteadyClock().Now() >= retry_at_;
-      uses.swap(uses_);
-      uint64_t bytes = 0;
-      while (!others_.empty() && batch.size() < kMostAtOnce && bytes < options_.batch_bytes) {
-        // A call comes after all that was asked before it, and before all that is asked later.
-        if (others_.front().call != nullptr && !batch.empty()) break;
-        batch.push_back(std::move(others_.front()));
-        others_.pop_front();
-        bytes += batch.back().op.bytes.size();
-        if (batch.back().port != nullptr) ++batch.back().port->running;
-        if (batch.back().call != nullptr) break;
-      }
-      queued_bytes_ -= bytes;
-      urgent_ = urgent_ && !others_.empty();
-    }
-    if (retry) Retry();
-    if (!uses.empty()) NoteUses(std::move(uses));
-    RunBatch(batch);
-    TidyLog();
-    MutexLock lock(mutex_);
-    for (Job& job : batch) {
-      if (!job.done.status.ok()) ++stats_.errors;
-      if (job.call != nullptr) EndCall(job);
-      if (job.port == nullptr) continue;
-      job.done.tag = job.op.tag;
-      job.port->done.push_back(std::move(job.done));
-      if (job.port->done.size() == 1) {
-        const uint64_t one = 1;
-        (void)!write(job.port->event_fd.get(), &one, sizeof one);
-      }
-      if (--job.port->running == 0) idle_.notify_all();
-    }
-    batch.clear();
+  SweepAfterPowerLoss();
+  while (WriteBatch(true)) {
   }
+}
+
+bool FolderCore::stopping() const {
+  MutexLock lock(mutex_);
+  return stopping_;
+}
+
+bool FolderCore::WriteBatch(bool wait) {
+  std::vector<Job> batch;
+  std::vector<std::pair<uint64_t, std::string>> uses;
+  bool retry = false;
+  {
+    MutexLock lock(mutex_);
+    if (wait) AwaitBatch(lock);
+    if (others_.empty() && uses_.empty() && (stopping_ || !wait)) return !stopping_;
+    retry = MayRetry() && SteadyClock().Now() >= retry_at_;
+    uses.swap(uses_);
+    uint64_t bytes = 0;
+    while (!others_.empty() && batch.size() < kMostAtOnce && bytes < options_.batch_bytes) {
+      // A call comes after all that was asked before it, and before all that is asked later.
+      if (others_.front().call != nullptr && !batch.empty()) break;
+      batch.push_back(std::move(others_.front()));
+      others_.pop_front();
+      bytes += batch.back().op.bytes.size();
+      if (batch.back().port != nullptr) ++batch.back().port->running;
+      if (batch.back().call != nullptr) break;
+    }
+    queued_bytes_ -= bytes;
+    urgent_ = urgent_ && !others_.empty();
+  }
+  if (retry) Retry();
+  if (!uses.empty()) NoteUses(std::move(uses));
+  RunBatch(batch);
+  TidyLog();
+  MutexLock lock(mutex_);
+  for (Job& job : batch) {
+    if (!job.done.status.ok()) ++stats_.errors;
+    if (job.call != nullptr) EndCall(job);
+    if (job.port == nullptr) continue;
+    job.done.tag = job.op.tag;
+    job.port->done.push_back(std::move(job.done));
+    if (job.port->done.size() == 1) {
+      const uint64_t one = 1;
+      (void)!write(job.port->event_fd.get(), &one, sizeof one);
+    }
+    if (--job.port->running == 0) idle_.notify_all();
+  }
+  return true;
 }
 
 // In a stream of puts the thread sleeps until enough of them wait, or for a moment; a batch then
@@ -400,6 +501,18 @@ size_t FolderCore::AdmitPuts(std::span<Job> jobs, std::vector<Pending>* admitted
     if (job.op.kind == TierOp::Kind::kDrop) return i;
     if (const CopyEntry* entry = index_.Find(job.op.key);
         entry != nullptr && entry->length != CopyEntry::kAbsent) {
+      if (entry->held() && writing_ && job.op.stamp != 0 && job.op.stamp != entry->stamp) {
+        if (entry->crc != job.op.crc || entry->length != job.length()) {
+          // Its file has other bytes under the same name: it makes room for them.
+          Job& old = leaving->copies.emplace_back();
+          old.op.kind = TierOp::Kind::kDrop;
+          old.op.key = job.op.key;
+          return i;
+        }
+        CopyEntry* same = index_.Find(job.op.key);
+        same->stamp = job.op.stamp;
+        leaving->stamped.push_back(index_.StampRecordOf(job.op.key, *same));
+      }
       job.done.stored = entry->held();
       continue;
     }
@@ -427,6 +540,7 @@ size_t FolderCore::AdmitPuts(std::span<Job> jobs, std::vector<Pending>* admitted
     put.copy.packed = packed;
     put.copy.length = static_cast<uint32_t>(job.length());
     put.copy.crc = job.op.crc;
+    put.copy.stamp = job.op.stamp;
     put.copy.checked = 1;
     put.copy.linked = job.call != nullptr && job.call->file.linked;
   }
@@ -452,6 +566,8 @@ bool FolderCore::ChooseLeaving(uint64_t charge, Leaving* leaving) {
 }
 
 void FolderCore::Remove(Leaving& leaving) {
+  // Without it the copy is compared once more.
+  if (!leaving.stamped.empty() && MayTouch()) (void)AppendLog(leaving.stamped);
   if (leaving.group) Evict(*leaving.group);
   for (Job& job : leaving.copies) Drop(job);
 }
@@ -497,7 +613,7 @@ void FolderCore::Evict(uint64_t group) {
   forget.group = group;
   forget.kind = LogRecord::Kind::kForget;
   if (MayTouch()) {
-    (void)AppendLog(std::span(&forget, 1));
+    if (AppendLog(std::span(&forget, 1)) != 0) log_behind_ = true;
     segments_.Seal(group);
     RemoveGroup(folder_.get(), group);
   }
@@ -573,6 +689,9 @@ void FolderCore::Publish(std::span<Pending> puts) {
     MutexLock lock(mutex_);
     for (const Pending& put : puts) {
       records.push_back(index_.RecordOf(put.job->op.key, put.copy));
+      if (put.copy.stamp != 0) {
+        records.push_back(index_.StampRecordOf(put.job->op.key, put.copy));
+      }
     }
   }
   if (const int error = AppendLog(records); error != 0) {
@@ -658,7 +777,7 @@ void FolderCore::Drop(Job& job) {
     drop.name_check = key.check;
     drop.group = key.group;
     drop.kind = LogRecord::Kind::kDrop;
-    (void)AppendLog(std::span(&drop, 1));
+    if (AppendLog(std::span(&drop, 1)) != 0) log_behind_ = true;
     RemoveCopy(folder_.get(), key, job.copy);
   }
   {
@@ -672,7 +791,7 @@ void FolderCore::Drop(Job& job) {
 void FolderCore::RemoveEmpty(const TierKey& key, const CopyEntry& copy) {
   {
     MutexLock lock(mutex_);
-    const FolderIndex::Group& group = index_.At(key.group);
+    FolderIndex::Group& group = index_.At(key.group);
     if (copy.packed ? group.segments[copy.segment].copies > 0 : group.pages[key.name >> 56] > 0) {
       return;
     }
@@ -691,7 +810,7 @@ void FolderCore::RemoveEmpty(const TierKey& key, const CopyEntry& copy) {
 void FolderCore::TidyLog() {
   {
     MutexLock lock(mutex_);
-    if (!writing_ || !log_ || log_->records() <= 2 * index_.copies() + kSlackRecords) return;
+    if (!writing_ || !log_ || log_->records() <= 3 * index_.copies() + kSlackRecords) return;
   }
   if (HoldLock() != 0) return;
   Result<FolderLog> log = NewLog();
@@ -707,7 +826,7 @@ int FolderCore::HoldLock() {
   FolderLock lock;
   if (const int error = lock.Take(folder_.get()); error != 0) return error;
   lock_ = std::move(lock);
-  lock_renewed_ = true;
+  log_behind_ = true;
   return 0;
 }
 
@@ -725,11 +844,11 @@ bool FolderCore::MayTouch() {
 int FolderCore::AppendLog(std::span<LogRecord> records) {
   if (!log_) return EIO;
   if (const int error = HoldLock(); error != 0) return error;
-  if (lock_renewed_ || !log_->Linked()) {
+  if (log_behind_ || !log_->Linked()) {
     Result<FolderLog> log = NewLog();
-    if (!log) return ENOENT;
+    if (!log) return EIO;  // it is tried again
     log_ = *std::move(log);
-    lock_renewed_ = false;
+    log_behind_ = false;
   }
   const int error = log_->Append(records);
   MutexLock lock(mutex_);

@@ -55,6 +55,11 @@ class MemoryTier final : public Tier {
     MutexLock lock(mutex_);
     return copies_.contains({key.name, key.check});
   }
+  uint32_t StampOfCopy(const TierKey& key) const override {
+    MutexLock lock(mutex_);
+    const auto found = copies_.find({key.name, key.check});
+    return found == copies_.end() ? 0 : found->second.stamp;
+  }
   bool HasRoom(uint64_t bytes) const override {
     MutexLock lock(mutex_);
     return bytes <= capacity_bytes_ - used_;
@@ -75,11 +80,21 @@ class MemoryTier final : public Tier {
   struct Copy {
     std::vector<std::byte> bytes;
     uint32_t crc = 0;
+    uint32_t stamp = 0;
   };
 
   TierDone Execute(const TierOp& op) REQUIRES(mutex_) {
     TierDone done{.tag = op.tag};
-    const auto found = copies_.find({op.key.name, op.key.check});
+    auto found = copies_.find({op.key.name, op.key.check});
+    if (op.kind == TierOp::Kind::kPut && found != copies_.end() && op.stamp != 0 &&
+        op.stamp != found->second.stamp) {
+      if (op.crc == found->second.crc) {
+        found->second.stamp = op.stamp;
+      } else {
+        Forget(found);
+        found = copies_.end();
+      }
+    }
     switch (op.kind) {
       case TierOp::Kind::kPut:
         done.stored = found != copies_.end() || Store(op);
@@ -112,7 +127,7 @@ class MemoryTier final : public Tier {
       return false;
     }
     copies_.emplace(std::pair(op.key.name, op.key.check),
-                    Copy{{op.bytes.begin(), op.bytes.end()}, op.crc});
+                    Copy{{op.bytes.begin(), op.bytes.end()}, op.crc, op.stamp});
     used_ += op.bytes.size();
     ++stats_.writes;
     return true;

@@ -33,12 +33,16 @@ struct TierOp {
   std::span<std::byte> bytes;  // valid until the completion is reaped; kPut only reads it
   uint32_t crc = 0;            // kPut: CRC-32C of bytes, as the source computed it
   bool as_file = false;        // kPut: in a file of its own, however short; a hint
+  // kPut: stands for what this node knows of the source's file beyond the name; 0: nothing. A copy
+  // that is held with another stamp gets this one if its bytes are the same; else it is replaced.
+  uint32_t stamp = 0;
 };
 
 struct TierDone {
   uint64_t tag = 0;
   Status status = {};   // not ok: the store failed; else as a miss, or as not stored
   bool hit = false;     // kGet: bytes are those that were put. A miss leaves them undefined.
+  bool passed = false;  // kGet without a hit: it was not looked for, as the store does not answer
   bool stored = false;  // kPut: the tier holds the key. False: full, or it takes no writes.
   uint32_t crc = 0;     // kGet with a hit: CRC-32C of bytes
 };
@@ -73,6 +77,8 @@ class Tier {
   // True: a kGet submitted now most likely hits. Who asks, for a group that is in use, needs the
   // copy: it stays, if it can.
   virtual bool Has(const TierKey& key) const = 0;
+  // The stamp that the copy was last put with; 0: none, or there is no copy.
+  virtual uint32_t StampOfCopy(const TierKey& key) const = 0;
   // True: a kPut of so many bytes submitted now is most likely stored. Spares a caller the copy.
   virtual bool HasRoom(uint64_t bytes) const = 0;
   virtual uint64_t capacity_bytes() const = 0;

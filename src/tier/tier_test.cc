@@ -87,6 +87,43 @@ TEST_P(TierTest, APutOfAHeldKeyChangesNothing) {
   EXPECT_TRUE(Hits(*tier, key));
 }
 
+TEST_P(TierTest, AnotherStampComparesAndReplaces) {
+  const TierKey key{7, 3};
+  const auto put = [&](Tier& tier, Bytes bytes, uint32_t stamp) {
+    const TierOp op{.tag = 1,
+                    .kind = TierOp::Kind::kPut,
+                    .key = key,
+                    .bytes = bytes,
+                    .crc = Crc32c(bytes),
+                    .stamp = stamp};
+    return DoOne(tier, op).stored;
+  };
+  for (const size_t size : {size_t{5000}, size_t{600} << 10}) {  // packed, and a file
+    auto tier = Make();
+    (void)Drop(*tier, key);
+    Bytes bytes(size, std::byte{1});
+    EXPECT_EQ(tier->StampOfCopy(key), 0u);
+    EXPECT_TRUE(put(*tier, bytes, 0));
+    EXPECT_EQ(tier->StampOfCopy(key), 0u);
+    EXPECT_TRUE(put(*tier, bytes, 11));
+    EXPECT_EQ(tier->StampOfCopy(key), 11u) << "the same bytes";
+    EXPECT_EQ(tier->stats().writes, 1u);
+    EXPECT_TRUE(put(*tier, Bytes(size, std::byte{2}), 0));
+    EXPECT_TRUE(Get(*tier, key, bytes).hit);
+    EXPECT_EQ(bytes.back(), std::byte{1}) << "nothing is known that says otherwise";
+    EXPECT_TRUE(put(*tier, Bytes(size, std::byte{2}), 12));
+    EXPECT_EQ(tier->StampOfCopy(key), 12u);
+    EXPECT_TRUE(Get(*tier, key, bytes).hit);
+    EXPECT_EQ(bytes.back(), std::byte{2});
+    if (GetParam().name != "folder") continue;
+    tier = nullptr;
+    tier = Make();
+    EXPECT_EQ(tier->StampOfCopy(key), 12u) << "it is in the log";
+    EXPECT_TRUE(Get(*tier, key, bytes).hit);
+    EXPECT_EQ(bytes.back(), std::byte{2});
+  }
+}
+
 TEST_P(TierTest, FullIsAValue) {
   auto tier = Make(64 << 10);
   EXPECT_EQ(tier->capacity_bytes(), 64u << 10);

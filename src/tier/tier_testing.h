@@ -8,6 +8,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <string>
@@ -174,6 +175,15 @@ inline uint64_t DiskUse(const std::string& path) {
   uint64_t sum = 0;
   for (const auto& [inode, count] : blocks) sum += count * 512;
   return sum;
+}
+
+// What this process has in memory.
+inline uint64_t ResidentBytes() {
+  std::ifstream statm("/proc/self/statm");
+  uint64_t total = 0;
+  uint64_t resident = 0;
+  statm >> total >> resident;
+  return resident * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
 }
 
 // What other threads or processes are about to do.

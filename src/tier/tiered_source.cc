@@ -55,6 +55,8 @@ TierMetrics::TierMetrics(Mechanism& mechanism)
       skipped(mechanism.AddCounter("forebay_tier_skipped_writes_total",
                                    "Samples not copied into the cache folder because it hung")),
       used(mechanism.AddGauge("forebay_tier_used_bytes", "Bytes the cache folder holds")),
+      passed_by(mechanism.AddGauge("forebay_tier_passed_by",
+                                   "1 while the cache folder does not answer and is not asked")),
       under_way(mechanism.AddGauge("forebay_tier_copies_under_way",
                                    "Copies that wait to be written, or are being written")),
       held(mechanism.AddGauge("forebay_tier_held_bytes",
@@ -116,12 +118,13 @@ size_t TieredSource::Submit(std::span<const SourceRead> reads) {
   for (const SourceRead& read : reads.first(taken)) {
     const uint32_t index = free_.back();
     free_.pop_back();
-    slots_[index] = {read, now};
+    slots_[index] = {.read = read, .start = now};
     const TierKey key = names_.Of(read.sample);
-    if (!read.skip_tier && tier_->Has(key)) {
+    if (!read.skip_tier && tier_->Has(key) && !Doubtful(read.sample, key)) {
       const TierOp get{
           .tag = index, .kind = TierOp::Kind::kGet, .key = key, .bytes = read.dest, .crc = 0};
-      if (tier_->Submit(std::span(&get, 1)) == 1) continue;
+      slots_[index].at_tier = tier_->Submit(std::span(&get, 1)) == 1;
+      if (slots_[index].at_tier) continue;
     }
     to_inner_.push_back({.tag = index,
                          .sample = read.sample,
@@ -136,8 +139,10 @@ size_t TieredSource::Submit(std::span<const SourceRead> reads) {
 
 size_t TieredSource::Reap(std::span<SourceDone> out) {
   from_tier_.clear();
+  passed_by_.clear();
   size_t taken = ReapTier(out);
   from_tier_.resize(taken, true);
+  passed_by_.resize(taken, false);
   FlushInner();
   taken += ReapInner(out.subspan(taken));
   from_tier_.resize(taken, false);
@@ -165,9 +170,11 @@ size_t TieredSource::ReapTier(std::span<SourceDone> out) {
         continue;
       }
       const auto index = static_cast<uint32_t>(done.tag);
-      const Slot& slot = slots_[index];
+      Slot& slot = slots_[index];
+      slot.at_tier = false;
       if (!done.hit) {
-        metrics_.misses.Add(1);
+        slot.passed_by = done.passed;
+        if (!done.passed) metrics_.misses.Add(1);
         to_inner_.push_back({.tag = index,
                              .sample = slot.read.sample,
                              .dest = slot.read.dest,
@@ -193,9 +200,18 @@ size_t TieredSource::ReapInner(std::span<SourceDone> out) {
     const auto index = static_cast<uint32_t>(done.tag);
     const SourceRead& read = slots_[index].read;
     done.tag = read.tag;
+    passed_by_.push_back(slots_[index].passed_by);
     free_.push_back(index);
   }
   return taken;
+}
+
+std::vector<uint64_t> TieredSource::AtTier() const {
+  std::vector<uint64_t> tags;
+  for (const Slot& slot : slots_) {
+    if (slot.at_tier) tags.push_back(slot.read.tag);
+  }
+  return tags;
 }
 
 void TieredSource::FlushInner() {
@@ -221,7 +237,7 @@ bool TieredSource::Store(uint32_t reserved, SampleId sample, std::span<const std
   const TierKey key = names_.Of(sample);
   const size_t size = bytes.size();
   Write& write = writes_[reserved];
-  if (!tier_->Has(key) && tier_->HasRoom(size)) {
+  if (tier_->Has(key) ? Doubtful(sample, key) : tier_->HasRoom(size)) {
     write.sample = sample;
     write.bytes = std::make_unique_for_overwrite<std::byte[]>(size);
     if (size > 0) std::memcpy(write.bytes.get(), bytes.data(), size);
@@ -230,7 +246,8 @@ bool TieredSource::Store(uint32_t reserved, SampleId sample, std::span<const std
                      .key = key,
                      .bytes = {write.bytes.get(), size},
                      .crc = crc,
-                     .as_file = as_files_};
+                     .as_file = as_files_,
+                     .stamp = names_.StampOfFile(sample)};
     if (tier_->Submit(std::span(&put, 1)) == 1) return true;
     metrics_.skipped.Add(1);
   }

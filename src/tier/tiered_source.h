@@ -71,6 +71,8 @@ struct TierMetrics {
   Metric& writes;
   Metric& skipped;
   Metric& used;
+  // Whoever leaves the folder sets this.
+  Metric& passed_by;
   // Whoever keeps samples in memory until they are copied sets these.
   Metric& under_way;
   Metric& held;
@@ -97,21 +99,32 @@ class TieredSource final : public Source {
   size_t capacity() const override { return slots_.size(); }
   std::string Describe() const override;
   int32_t Elsewhere(SampleId sample) const override { return inner_->Elsewhere(sample); }
+  void Retire() override { inner_->Retire(); }
 
   // Whether completion `i` of the last Reap came from the tier.
   bool FromTier(size_t i) const { return from_tier_[i]; }
+  // Whether the tier was passed by for it: where its copy is was not looked for.
+  bool PassedBy(size_t i) const { return passed_by_[i]; }
+  // Tags of the reads that the tier has and has not ended.
+  std::vector<uint64_t> AtTier() const;
   // Of its copies.
   uint64_t group() const { return names_.group(); }
   // Whether the tier has the sample, as far as is known.
-  bool Holds(SampleId sample) const { return tier_->Has(names_.Of(sample)); }
+  bool Holds(SampleId sample) const {
+    const TierKey key = names_.Of(sample);
+    return tier_->Has(key) && !Doubtful(sample, key);
+  }
 
   // ---- Copies. They are made of the source's own memory: the sample's is free after Store.
   //
   // Room for one of so many bytes, for one Store; nothing when there is none until others end.
   std::optional<uint32_t> ReserveCopy(size_t bytes);
   // False: the tier has it, or has no room for it; else it will be in TakeEnded once. `bytes` has
-  // the length that was reserved.
+  // the length that was reserved. A copy that is not believed is compared with them, and stays if
+  // it is the same.
   bool Store(uint32_t reserved, SampleId sample, std::span<const std::byte> bytes, uint32_t crc);
+  // Instead of Store: the room is free again.
+  void Abandon(uint32_t reserved) { FreeWrite(reserved); }
   struct Ended {
     SampleId sample = 0;
     bool stored = false;  // the tier has it
@@ -132,6 +145,8 @@ class TieredSource final : public Source {
   struct Slot {
     SourceRead read;
     Nanos start = 0;
+    bool at_tier = false;
+    bool passed_by = false;
   };
   struct Write {
     std::unique_ptr<std::byte[]> bytes;
@@ -141,6 +156,13 @@ class TieredSource final : public Source {
 
   TieredSource(std::unique_ptr<Source> inner, std::unique_ptr<Tier> tier, CopyNames names,
                WriteBuffer& buffer, TierMetrics& metrics, bool as_files, WakeFd wake);
+  // The file was changed since its copy was made, in some way that its name does not tell: the copy
+  // is not believed until it was compared with what the source has.
+  bool Doubtful(SampleId sample, const TierKey& key) const {
+    const uint32_t now = names_.StampOfFile(sample);
+    const uint32_t then = now == 0 ? 0 : tier_->StampOfCopy(key);
+    return then != 0 && then != now;
+  }
   size_t ReapTier(std::span<SourceDone> out);
   size_t ReapInner(std::span<SourceDone> out);
   void FlushInner();
@@ -158,6 +180,7 @@ class TieredSource final : public Source {
   std::vector<Write> writes_;
   std::vector<uint32_t> free_writes_;
   std::vector<bool> from_tier_;  // of the last Reap
+  std::vector<bool> passed_by_;  // of the last Reap
   std::vector<Ended> ended_;
   std::vector<SampleId> dropped_;
   WakeFd wake_;

@@ -1,10 +1,11 @@
 // Measures a link as peers use it, beside ucx_perftest's ucp_am_bw:
 //
-//   forebay-linkperf serve ADDRESS                      answers one client, then ends
-//   forebay-linkperf push|pull|ping ADDRESS [SIZE [COUNT [WINDOW]]]
-//   forebay-linkperf here [SIZE [COUNT [WINDOW]]]       both ends in this process, one after
+//   forebay-linkperf [KIND] serve ADDRESS                  answers one client, then ends
+//   forebay-linkperf [KIND] push|pull|ping ADDRESS [SIZE [COUNT [WINDOW]]]
+//   forebay-linkperf [KIND] here [SIZE [COUNT [WINDOW]]]   both ends in this process, one after
 //   another
 //
+// KIND: tcp, which it is where nothing is said, tls (with a key that everybody knows), or ucx.
 // push: payloads one way, WINDOW at once, as ucp_am_bw does. pull: each is asked for first. ping:
 // one empty message at a time, there and back. One line of JSON for each.
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "transport/choose.h"
 #include "transport/transport.h"
 
 namespace forebay {
@@ -30,6 +32,7 @@ struct Order {
 enum Kind : uint32_t { kPush, kPull, kPing, kAsk, kData, kDone };
 
 struct Measure {
+  std::string transport = "tcp";
   std::string mode = "push";
   size_t size = 112640;
   uint64_t count = 20000;
@@ -41,10 +44,13 @@ std::span<const std::byte> Bytes(const Order& order) { return std::as_bytes(std:
 // Keeps the transport and its memory.
 class Side : public TransportHandler {
  public:
-  Status Open(const std::string& listen) {
+  Status Open(const std::string& kind, const std::string& listen) {
     memory_.resize(kPlaces * kMostBytes);
+    const TransportOptions options{
+        .listen = listen, .connect_wait = 10 * kSecond, .tls_key = std::string(32, 'k')};
+    std::string trust;
     Result<std::unique_ptr<Transport>> made =
-        MakeUcxTransport({.listen = listen, .connect_wait = 10 * kSecond}, *this);
+        MakeTransport(*ParseTransportKind(kind), options, *this, &trust);
     if (!made) return made.error();
     transport_ = std::move(*made);
     return transport_->Register(memory_);
@@ -59,7 +65,7 @@ class Side : public TransportHandler {
   Transport& transport() { return *transport_; }
   const Status& why() const { return why_; }
 
-  void OnOpen(ConnectionId, bool) override {}
+  void OnOpen(ConnectionId id, bool) override { transport_->SetProven(id); }
   void OnClosed(ConnectionId, const Status& why) override {
     why_ = why;
     ended_ = true;
@@ -130,6 +136,7 @@ class Client final : public Side {
   }
 
   void OnOpen(ConnectionId to, bool) override {
+    transport_->SetProven(to);
     // The first ones find everything cold.
     total_ = std::max<uint64_t>(measure_.count / 10, 1);
     Begin(to);
@@ -201,8 +208,8 @@ int Ask(const Measure& measure, const std::string& address) {
   // From any address of this machine; for one of its own, the same interface.
   const std::string host = address.substr(0, address.rfind(':'));
   Client client(measure);
-  Status open = client.Open(StrCat(host, ":0"));
-  if (!open.ok()) open = client.Open("0.0.0.0:0");
+  Status open = client.Open(measure.transport, StrCat(host, ":0"));
+  if (!open.ok()) open = client.Open(measure.transport, "0.0.0.0:0");
   if (!open.ok()) return Fail(open);
   const Result<double> seconds = client.Seconds(address);
   if (!seconds) return Fail(seconds.error());
@@ -223,7 +230,7 @@ int Here(Measure measure) {
   for (const char* mode : {"push", "pull", "ping"}) {
     measure.mode = mode;
     Server server;
-    const Status open = server.Open("127.0.0.1:0");
+    const Status open = server.Open(measure.transport, "127.0.0.1:0");
     if (!open.ok()) return Fail(open);
     const std::string address = server.transport().address();
     std::thread thread([&] { server.Run(); });
@@ -243,6 +250,11 @@ bool Number(std::string_view text, N* out, N most) {
 
 int Main(std::vector<std::string> arguments) {
   Measure measure;
+  if (!arguments.empty() &&
+      (arguments.front() == "tcp" || arguments.front() == "tls" || arguments.front() == "ucx")) {
+    measure.transport = arguments.front();
+    arguments.erase(arguments.begin());
+  }
   const std::string mode = arguments.empty() ? "" : arguments.front();
   const bool here = mode == "here";
   const size_t numbers = here ? 1 : 2;
@@ -254,9 +266,10 @@ int Main(std::vector<std::string> arguments) {
       !given(0, &measure.size, size_t{1} << 20) || !given(1, &measure.count, uint64_t{1} << 40) ||
       !given(2, &measure.window, uint64_t{64})) {
     std::fprintf(stderr,
-                 "usage: forebay-linkperf serve ADDRESS\n"
-                 "       forebay-linkperf push|pull|ping ADDRESS [SIZE [COUNT [WINDOW]]]\n"
-                 "       forebay-linkperf here [SIZE [COUNT [WINDOW]]]\n");
+                 "usage: forebay-linkperf [tcp|tls|ucx] serve ADDRESS\n"
+                 "       forebay-linkperf [tcp|tls|ucx] push|pull|ping ADDRESS [SIZE [COUNT "
+                 "[WINDOW]]]\n"
+                 "       forebay-linkperf [tcp|tls|ucx] here [SIZE [COUNT [WINDOW]]]\n");
     return 2;
   }
   if (here) return Here(measure);
@@ -265,7 +278,7 @@ int Main(std::vector<std::string> arguments) {
     return Ask(measure, arguments[1]);
   }
   Server server;
-  const Status open = server.Open(arguments[1]);
+  const Status open = server.Open(measure.transport, arguments[1]);
   if (!open.ok()) return Fail(open);
   std::printf("%s\n", server.transport().address().c_str());
   std::fflush(stdout);

@@ -4,8 +4,9 @@
 // when the header has come, so bytes land where they are used (straight in the arena where the
 // fabric can), and learns when the last of them is there: nobody reads a buffer before that.
 //
-// Two implementations pass one conformance suite: UCX (its own library, loaded when it is needed)
-// and loopback (in one process, for tests, with faults on demand).
+// Three implementations pass one conformance suite: TCP of our own (tcp_transport.cc), UCX (its own
+// library, loaded when it is needed) and loopback (in one process, for tests, with faults on
+// demand).
 #pragma once
 
 #include <cstddef>
@@ -61,7 +62,7 @@ class Transport {
 
   // What others give to Connect: "10.0.0.1:7711".
   virtual std::string address() const = 0;
-  // For logs and reports: "ucx 1.13 (tcp)".
+  // For logs and reports: "tcp", "ucx 1.13 (tcp)".
   virtual std::string Describe() const = 0;
   // Memory that payloads come from and go to is registered once, where the fabric profits; other
   // memory works too. It must outlive the transport.
@@ -69,6 +70,12 @@ class Transport {
 
   // Returns at once; OnOpen or OnClosed follows, at the latest after the options' connect_wait.
   virtual Result<ConnectionId> Connect(const std::string& address) = 0;
+  // The other side has proven who it is. Before that a transport that strangers can reach takes
+  // short messages without payload only, and closes the connection after connect_wait, or sooner
+  // where there are many such.
+  virtual void SetProven(ConnectionId connection) { static_cast<void>(connection); }
+  // How many were closed so that somebody else had made and nobody had proven.
+  virtual uint64_t strangers() const { return 0; }
   // OnClosed follows. What is under way is ended.
   virtual void Close(ConnectionId connection) = 0;
   // The header is copied; the payload must stay as it is until OnSent(tag), which comes exactly
@@ -89,8 +96,20 @@ class Transport {
 struct TransportOptions {
   std::string listen;  // "10.0.0.1:0": address and port (0: any free one)
   Nanos connect_wait = 5 * kSecond;
+  std::string tls_key = {};  // TLS: 32 bytes that only those who may connect know
   Status Validate() const;
 };
+
+// Needs nothing but Linux. `handler` must outlive the transport.
+Result<std::unique_ptr<Transport>> MakeTcpTransport(const TransportOptions& options,
+                                                    TransportHandler& handler);
+
+// The same, encrypted: TLS 1.3 with options.tls_key for a pre-shared key. kUnavailable, with the
+// remedy in words, where this build has no OpenSSL 3.
+Result<std::unique_ptr<Transport>> MakeTlsTransport(const TransportOptions& options,
+                                                    TransportHandler& handler);
+// Whether it would find it: "OpenSSL 3.0.15".
+Result<std::string> TlsVersion();
 
 // kUnavailable, with the remedy in words, where the library libforebay_ucx.so or UCX itself is
 // missing. `handler` must outlive the transport.

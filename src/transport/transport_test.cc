@@ -27,6 +27,7 @@
 #include "base/owned.h"
 #include "transport/loopback.h"
 #include "transport/socket_address.h"
+#include "transport/tcp_stream.h"
 
 namespace {
 
@@ -74,6 +75,7 @@ class Recorder : public TransportHandler {
   void OnOpen(ConnectionId connection, bool accepted) override {
     EXPECT_FALSE(closed.contains(connection));
     EXPECT_TRUE(opened.emplace(connection, accepted).second) << "opened twice";
+    if (transport != nullptr) transport->SetProven(connection);
     if (accepted) {
       peer = connection;
     }
@@ -119,6 +121,7 @@ class Recorder : public TransportHandler {
     if (on_sent) on_sent(connection, tag);
   }
 
+  Transport* transport = nullptr;  // takes everybody for proven; null: nobody
   std::map<ConnectionId, bool> opened;
   std::map<ConnectionId, Status> closed;
   std::vector<std::string> messages;
@@ -167,6 +170,25 @@ class UcxFabric final : public Fabric {
   std::string Nowhere() const override { return "127.0.0.1:9"; }
 };
 
+class TcpFabric final : public Fabric {
+ public:
+  // `kind`: tcp; tls; tls_socket, as where the kernel encrypts.
+  explicit TcpFabric(std::string kind) : kind_(std::move(kind)) {}
+  Result<std::unique_ptr<Transport>> Make(const std::string&, TransportHandler& handler,
+                                          Nanos connect_wait) override {
+    const TransportOptions options{.listen = "127.0.0.1:0", .connect_wait = connect_wait};
+    if (kind_ == "tcp") return MakeTcpTransport(options, handler);
+    Result<std::unique_ptr<tcp::StreamMaker>> streams =
+        tcp::MakeTlsStreams(std::string(32, 'k'), kind_ == "tls_socket");
+    if (!streams) return streams.error();
+    return tcp::MakeStreamTransport(options, handler, *std::move(streams));
+  }
+  std::string Nowhere() const override { return "127.0.0.1:9"; }
+
+ private:
+  const std::string kind_;
+};
+
 // A transport with its recorder; names are those of the loopback network.
 struct EndPoint {
   Recorder recorder;
@@ -195,6 +217,10 @@ class TransportTest : public testing::TestWithParam<const char*> {
       const Result<std::string> version = UcxVersion();
       if (!version) GTEST_SKIP() << version.error().message();
       fabric_ = std::make_unique<UcxFabric>();
+    } else if (std::string(GetParam()) != "loopback") {
+      const Result<std::string> version = TlsVersion();
+      if (!version && std::string(GetParam()) != "tcp") GTEST_SKIP() << version.error().message();
+      fabric_ = std::make_unique<TcpFabric>(GetParam());
     } else {
       fabric_ = std::make_unique<LoopbackFabric>();
     }
@@ -205,6 +231,7 @@ class TransportTest : public testing::TestWithParam<const char*> {
     Result<std::unique_ptr<Transport>> made = fabric_->Make(name, end->recorder, connect_wait);
     EXPECT_TRUE(made.has_value()) << made.status().ToString();
     if (made) end->transport = std::move(*made);
+    end->recorder.transport = end->transport.get();
     return end;
   }
 
@@ -235,7 +262,8 @@ class TransportTest : public testing::TestWithParam<const char*> {
   std::unique_ptr<Fabric> fabric_;
 };
 
-INSTANTIATE_TEST_SUITE_P(, TransportTest, testing::Values("loopback", "ucx"),
+INSTANTIATE_TEST_SUITE_P(, TransportTest,
+                         testing::Values("loopback", "tcp", "tls", "tls_socket", "ucx"),
                          [](const auto& one) { return std::string(one.param); });
 
 TEST_P(TransportTest, OpensOnBothSides) {
@@ -589,11 +617,14 @@ const std::string mmap_code = Code16(reinterpret_cast<void*>(&::mmap));
 const std::string munmap_code = Code16(reinterpret_cast<void*>(&::munmap));
 
 // The other end is a process of its own.
-class UcxProcessTest : public testing::Test {
+class TransportProcessTest : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    const Result<std::string> version = UcxVersion();
-    if (!version) GTEST_SKIP() << version.error().message();
+    const bool ucx = std::string(GetParam()) == "ucx";
+    if (const Result<std::string> version = ucx ? UcxVersion() : Result<std::string>("");
+        !version) {
+      GTEST_SKIP() << version.error().message();
+    }
     int fds[2];
     ASSERT_EQ(::pipe2(fds, O_CLOEXEC), 0);
     const OwnedFd from(fds[0]);
@@ -601,8 +632,8 @@ class UcxProcessTest : public testing::Test {
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, to.get(), 1);
-    std::string program = LINKPERF, mode = "serve", listen = "127.0.0.1:0";
-    char* arguments[] = {program.data(), mode.data(), listen.data(), nullptr};
+    std::string program = LINKPERF, transport = GetParam(), mode = "serve", listen = "127.0.0.1:0";
+    char* arguments[] = {program.data(), transport.data(), mode.data(), listen.data(), nullptr};
     const int error = ::posix_spawn(&child_, LINKPERF, &actions, nullptr, arguments, environ);
     posix_spawn_file_actions_destroy(&actions);
     ASSERT_EQ(error, 0);
@@ -611,7 +642,10 @@ class UcxProcessTest : public testing::Test {
     const ssize_t got = ::read(from.get(), address, sizeof address - 1);
     ASSERT_GT(got, 1);
     const std::string at(address, static_cast<size_t>(got) - 1);
-    end_.transport = std::move(*MakeUcxTransport({.listen = "127.0.0.1:0"}, end_.recorder));
+    const TransportOptions options{.listen = "127.0.0.1:0"};
+    end_.transport = std::move(ucx ? *MakeUcxTransport(options, end_.recorder)
+                                   : *MakeTcpTransport(options, end_.recorder));
+    end_.recorder.transport = end_.transport.get();
     const Result<ConnectionId> id = end_.transport->Connect(at);
     ASSERT_TRUE(id.has_value());
     id_ = *id;
@@ -647,7 +681,10 @@ class UcxProcessTest : public testing::Test {
   ConnectionId id_ = 0;
 };
 
-TEST_F(UcxProcessTest, AKilledPeerEndsItsConnectionWithoutAWord) {
+INSTANTIATE_TEST_SUITE_P(, TransportProcessTest, testing::Values("tcp", "ucx"),
+                         [](const auto& one) { return std::string(one.param); });
+
+TEST_P(TransportProcessTest, AKilledPeerEndsItsConnectionWithoutAWord) {
   testing::internal::CaptureStdout();
   testing::internal::CaptureStderr();
   for (uint64_t i = 0; i < 200; ++i) Ask(512 << 10, i);
@@ -661,7 +698,7 @@ TEST_F(UcxProcessTest, AKilledPeerEndsItsConnectionWithoutAWord) {
   EXPECT_EQ(testing::internal::GetCapturedStdout(), "");
 }
 
-TEST_F(UcxProcessTest, CloseDoesNotWaitForAPeerThatHasStopped) {
+TEST_P(TransportProcessTest, CloseDoesNotWaitForAPeerThatHasStopped) {
   for (uint64_t i = 0; i < 32; ++i) Ask(512 << 10, i);
   EXPECT_TRUE(Run([&] { return end_.recorder.payloads.size() > 2; }));
   ::kill(child_, SIGSTOP);
@@ -678,7 +715,7 @@ TEST_F(UcxProcessTest, CloseDoesNotWaitForAPeerThatHasStopped) {
   EXPECT_TRUE(end_.recorder.sending.empty());
 }
 
-TEST_F(UcxProcessTest, AForkedChildLeavesTheConnectionToItsParent) {
+TEST_P(TransportProcessTest, AForkedChildLeavesTheConnectionToItsParent) {
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
@@ -693,7 +730,7 @@ TEST_F(UcxProcessTest, AForkedChildLeavesTheConnectionToItsParent) {
   EXPECT_TRUE(end_.recorder.closed.empty());
 }
 
-TEST_F(UcxProcessTest, LeavesSignalsAndLibcAlone) {
+TEST_P(TransportProcessTest, LeavesSignalsAndLibcAlone) {
   for (const int signal : {SIGSEGV, SIGILL, SIGBUS, SIGFPE, SIGHUP}) {
     struct sigaction action {};
     ASSERT_EQ(::sigaction(signal, nullptr, &action), 0);

@@ -180,16 +180,18 @@ bool DecodeAny(const Frame& frame) {
   as(LendReply());
   as(GiveBack());
   as(Stalled());
+  as(CloseDataset());
   return status.ok();
 }
 
 template <typename Message>
 class MessageTest : public ::testing::Test {};
 
-using Messages = ::testing::Types<Hello, HelloReply, StatusReply, OpenStream, OpenStreamReply,
-                                  Declare, Seek, CloseStream, Take, Fetch, Loan, Release, Served,
-                                  OpenDataset, OpenDatasetReply, Query, Text, Stats, StatsReply,
-                                  SetKnobs, Nudge, SetPolicy, Lend, LendReply, GiveBack, Stalled>;
+using Messages =
+    ::testing::Types<Hello, HelloReply, StatusReply, OpenStream, OpenStreamReply, Declare, Seek,
+                     CloseStream, Take, Fetch, Loan, Release, Served, OpenDataset, OpenDatasetReply,
+                     Query, Text, Stats, StatsReply, SetKnobs, Nudge, SetPolicy, Lend, LendReply,
+                     GiveBack, Stalled, CloseDataset>;
 TYPED_TEST_SUITE(MessageTest, Messages);
 
 TYPED_TEST(MessageTest, ComesBackAsItWent) {
@@ -284,6 +286,7 @@ TEST(Frame, GoldenBytes) {
 46420200180002000800000000000000080706050403020101f1f2f3f4f5f6f7
 46420200190002000800000000000000080706050403020101f1f2f3f4f5f6f7
 464202001a0002000d00000000000000080706050403020101f1f2f30203f1f2f3f4f5f6f7
+464202001b0002000400000000000000080706050403020101f1f2f3
 )");
 }
 

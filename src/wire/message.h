@@ -2,7 +2,7 @@
 //
 // A client says Hello first; the HelloReply carries the arena's descriptor. Every request is
 // answered by its reply or by a StatusReply with the same request number; Release, Served, Nudge,
-// GiveBack and Stalled have no answer.
+// GiveBack, Stalled and CloseDataset have no answer.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 namespace forebay::wire {
 
 // Changes with the meaning of any message; both sides must have the same.
-inline constexpr uint32_t kProtocol = 4;
+inline constexpr uint32_t kProtocol = 6;
 
 enum class Type : uint16_t {
   kHello = 1,
@@ -44,8 +44,9 @@ enum class Type : uint16_t {
   kLendReply,
   kGiveBack,
   kStalled,
+  kCloseDataset,
 };
-inline constexpr Type kLastType = Type::kStalled;
+inline constexpr Type kLastType = Type::kCloseDataset;
 
 struct Hello {
   static constexpr Type kType = Type::kHello;
@@ -234,6 +235,16 @@ struct OpenDatasetReply {
   }
 };
 
+// Once for each OpenDataset that was answered with a number. Streams over it stay.
+struct CloseDataset {
+  static constexpr Type kType = Type::kCloseDataset;
+  uint32_t dataset = 0;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.dataset);
+  }
+};
+
 // Answered by a Text.
 struct Query {
   static constexpr Type kType = Type::kQuery;
@@ -241,7 +252,10 @@ struct Query {
   static constexpr uint8_t kPrometheus = 1;  // metrics as Prometheus text
   static constexpr uint8_t kWaitingFor = 2;  // what `stream` waits for, in words
   static constexpr uint8_t kPolicy = 3;      // the node's policy as JSON; empty: none is in force
-  static constexpr uint8_t kKinds = 4;
+  // How many files of `stream`'s data set changed since they were looked at, a blank, and the last
+  // one in words.
+  static constexpr uint8_t kChangedFiles = 4;
+  static constexpr uint8_t kKinds = 5;
   uint8_t what = 0;
   uint32_t stream = 0;
   template <typename Self, typename Io>

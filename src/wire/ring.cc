@@ -130,7 +130,7 @@ std::byte* RingWriter::Slot(uint32_t number) const {
   return mapping_.data() + sizeof(RingHeader) + (number % shape_.slots) * shape_.SlotBytes();
 }
 
-Status RingWriter::Look() {
+Status RingWriter::ReadPosition() {
   const uint32_t head = header().head.load(std::memory_order_seq_cst);
   // Modulo 2^32; the client can only go on, and not beyond what was published.
   if (head - head_ > tail_ - head_) return Nonsense("more entries taken than published");

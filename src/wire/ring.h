@@ -95,7 +95,7 @@ class RingWriter {
   int fd() const { return memory_.get(); }
 
   // Reads what the client did; the numbers below are as of then. kDataLoss when it cannot be.
-  Status Look();
+  Status ReadPosition();
   uint32_t outstanding() const { return tail_ - head_; }  // published and not taken
   uint32_t free_slots() const { return shape_.slots - outstanding(); }
   bool wanted() const;

@@ -55,7 +55,7 @@ TEST(RingTest, EntriesComeInOrderThroughManyRounds) {
   uint32_t taken = 0;
   Taken out;
   while (taken < 1000) {
-    ASSERT_TRUE(ring.writer.Look().ok());
+    ASSERT_TRUE(ring.writer.ReadPosition().ok());
     ASSERT_EQ(ring.writer.outstanding(), published - taken);
     for (uint64_t n = rng.Below(ring.writer.free_slots() + 1); n > 0; --n, ++published) {
       PublishNumber(ring.writer, published, published % 6);
@@ -160,7 +160,7 @@ TEST(RingTest, ARewindTakesBackWhatWasNotTaken) {
   for (uint32_t i = 0; i < 5; ++i) PublishNumber(ring.writer, i, 1);
   Taken out;
   ASSERT_TRUE(Take(ring.reader, &out));
-  ASSERT_TRUE(ring.writer.Look().ok());
+  ASSERT_TRUE(ring.writer.ReadPosition().ok());
   EXPECT_EQ(ring.writer.outstanding(), 4u);
   ring.writer.Rewind();
   EXPECT_FALSE(Take(ring.reader, &out));
@@ -186,7 +186,7 @@ TEST(RingTest, NonsenseInTheMemoryEndsInAnError) {
       std::memcpy(mapping.data() + (rng.Below(2) == 0 ? at : at % 256), &value, 8);
     }
     std::vector<uint64_t> leases;
-    const bool looked = ring.writer.Look().ok();
+    const bool looked = ring.writer.ReadPosition().ok();
     const bool popped = ring.writer.PopReleases(&leases).ok();
     refused += looked && popped ? 0 : 1;
     EXPECT_LE(ring.writer.outstanding(), ring.writer.shape().slots);
@@ -228,7 +228,7 @@ TEST(RingTest, ThousandsOfEntriesBetweenTwoThreads) {
     std::vector<uint64_t> leases;
     while (released < kEntries) {
       ring.writer.Awake();
-      ASSERT_TRUE(ring.writer.Look().ok());
+      ASSERT_TRUE(ring.writer.ReadPosition().ok());
       leases.clear();
       ASSERT_TRUE(ring.writer.PopReleases(&leases).ok());
       for (const uint64_t lease : leases) ASSERT_EQ(lease, released++);

@@ -130,6 +130,9 @@ class DeviceFeed:
         self._charge()
         return self._feed.stats()
 
+    def files_changed(self) -> tuple[int, str]:
+        return self._feed.files_changed()
+
     def waiting_for(self) -> str:
         return self._feed.waiting_for()
 

@@ -17,6 +17,7 @@ import numpy as np
 from .. import _forebay
 from .._errors import ArgumentError, CorruptError
 from ..engine import Engine
+from .units import whole_number
 
 if TYPE_CHECKING:
     from .. import transforms as tr
@@ -25,6 +26,9 @@ _log = logging.getLogger("forebay")
 
 KINDS = ("image", "npy", "npz")
 _LOOKED_AT = 100  # samples, for one whose type and shape can be read
+MAX_PIXELS = 178_956_970
+"""Where PIL raises DecompressionBombError."""
+_MOST_PIXELS = 1 << 28
 DTYPES = ("uint8", "float32", "float16", "bfloat16")
 
 
@@ -44,6 +48,7 @@ class Decoding:
     channels_last: bool = False
     fast: bool = False
     skip: bool = False
+    max_pixels: int = MAX_PIXELS
 
     @staticmethod
     def of(
@@ -54,6 +59,7 @@ class Decoding:
         channels_last: bool,
         fast: bool,
         on_error: str,
+        max_pixels: int | None = None,
     ) -> Decoding:
         from .. import transforms
 
@@ -66,9 +72,10 @@ class Decoding:
             raise ArgumentError(f"on_error is {on_error!r}; it takes 'raise' or 'skip'")
         skip = on_error == "skip"
         if kind != "image":
-            if transform is not None or dtype is not None or channels_last or fast:
+            given = (transform, dtype, max_pixels) != (None, None, None)
+            if given or channels_last or fast:
                 raise ArgumentError(
-                    "transform=, dtype=, channels_last= and fast= are for images; "
+                    "transform=, dtype=, channels_last=, fast= and max_pixels= are for images; "
                     f"decode={decode!r} hands arrays out as they are stored"
                 )
             return Decoding(kind=kind, array_name=name, skip=skip)
@@ -95,6 +102,9 @@ class Decoding:
             channels_last=channels_last,
             fast=fast,
             skip=skip,
+            max_pixels=whole_number(
+                "max_pixels", MAX_PIXELS if max_pixels is None else max_pixels, 1, _MOST_PIXELS
+            ),
         )
 
     def pipeline_arguments(self) -> dict[str, Any]:
@@ -106,6 +116,7 @@ class Decoding:
             layout="hwc" if self.channels_last else "chw",
             fast=self.fast,
             skip=self.skip,
+            max_pixels=self.max_pixels,
         )
 
 
@@ -201,9 +212,14 @@ class StreamFeed(NativeFeed):
     def __init__(self, engine: Engine, dataset: int, arguments: dict, contiguous: bool) -> None:
         super().__init__(engine, arguments)
         self.native = engine.native
-        self.stream = self.native.open_stream(
-            _forebay.StreamOptions(dataset, contiguous=contiguous, **arguments)
-        )
+        self._dataset: int | None = dataset  # is this feed's to close
+        try:
+            self.stream = self.native.open_stream(
+                _forebay.StreamOptions(dataset, contiguous=contiguous, **arguments)
+            )
+        except BaseException:
+            self.native.close_dataset(dataset)
+            raise
         engine.tell_changes()
 
     def _take(self, wait: float, held: Held) -> None:
@@ -219,11 +235,17 @@ class StreamFeed(NativeFeed):
     def stats(self) -> list[dict]:
         return self.native.stats(self.stream)
 
+    def files_changed(self) -> tuple[int, str]:
+        return self.native.files_changed(self.stream)
+
     def waiting_for(self) -> str:
         return self.native.waiting_for(self.stream)
 
     def close(self) -> None:
         self.native.close_stream(self.stream)
+        dataset, self._dataset = self._dataset, None
+        if dataset is not None:
+            self.native.close_dataset(dataset)
 
 
 class PipelineFeed(NativeFeed):
@@ -239,6 +261,24 @@ class PipelineFeed(NativeFeed):
     ) -> None:
         """``catalog`` is needed for arrays only."""
         super().__init__(engine, arguments)
+        self._owner = engine.native
+        self._dataset: int | None = dataset  # is this feed's to close
+        try:
+            self._start(engine, dataset, arguments, decoding, catalog)
+        except BaseException:
+            self._owner.close_dataset(dataset)
+            raise
+        self._skipped = 0
+        engine.tell_changes()
+
+    def _start(
+        self,
+        engine: Engine,
+        dataset: int,
+        arguments: dict,
+        decoding: Decoding,
+        catalog: _forebay.Catalog | None,
+    ) -> None:
         if decoding.kind == "image":
             more = decoding.pipeline_arguments()
         else:
@@ -263,8 +303,6 @@ class PipelineFeed(NativeFeed):
                 "and all after it run in Python on finished batches. Put the one that fixes the "
                 "size before it"
             ) from None
-        self._skipped = 0
-        engine.tell_changes()
 
     def _take(self, wait: float, held: Held) -> None:
         try:
@@ -291,12 +329,18 @@ class PipelineFeed(NativeFeed):
     def stats(self) -> list[dict]:
         return self.native.stats()
 
+    def files_changed(self) -> tuple[int, str]:
+        return self.native.files_changed()
+
     def waiting_for(self) -> str:
         return self.native.waiting_for()
 
     def close(self) -> None:
         self._tell_skipped()
         self.native.stop()
+        dataset, self._dataset = self._dataset, None
+        if dataset is not None:
+            self._owner.close_dataset(dataset)
 
 
 def _check_rest(chosen: tr.Translation) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from .. import _forebay
 from .._errors import ChangedError
+from .own_writes import Written
 
 _log = logging.getLogger("forebay")
 _real_open = builtins.open
@@ -176,9 +177,16 @@ class Reader:
     """Opens samples through an engine."""
 
     def __init__(
-        self, place: Place, numbers: Mapping[str, int], folder: str, waits: WorkerWaits, slot: int
+        self,
+        place: Place,
+        numbers: Mapping[str, int],
+        folder: str,
+        waits: WorkerWaits,
+        slot: int,
+        written: Written,
     ) -> None:
         self._place = place
+        self._written = written
         self._numbers = numbers
         self._folder = folder
         self._waits = waits
@@ -229,6 +237,8 @@ class Reader:
         number = self._numbers.get(path) if isinstance(path, str) else None
         if number is not None and not os.path.isabs(path) and os.getcwd() != self._folder:
             return None  # another file by now
+        if number is not None and self._written[number]:
+            return None  # what the engine has is older
         return number
 
     def fetch(self, number: int) -> bytes | None:
@@ -271,22 +281,27 @@ class Reader:
 
 
 def start_worker(
-    place: Place, numbers: Mapping[str, int], folder: str, waits: WorkerWaits, slot: int
+    place: Place,
+    numbers: Mapping[str, int],
+    folder: str,
+    waits: WorkerWaits,
+    slot: int,
+    written: Written,
 ) -> Reader | None:
     """Attaches this process to the engine; None, with one line in the log, when that fails.
 
     `numbers` are the samples by path; relative ones start in `folder`. What is waited for goes to a
-    slot of `waits`.
+    slot of `waits`. Files that were `written` to are not the engine's any more.
     """
     try:
-        return Reader(place, numbers, folder, waits, slot)
+        return Reader(place, numbers, folder, waits, slot, written)
     except Exception as error:  # noqa: BLE001 - whatever it is, training goes on without us
         _log.warning("forebay: worker %d reads from the source: %s", os.getpid(), str(error))
         return None
 
 
 # Readers in force in this process, in any thread; replaced as a whole, under the lock.
-_active: tuple[Reader, ...] = ()
+_active: tuple[intercepting, ...] = ()
 _lock = threading.Lock()
 _before: tuple[Any, Any] = (builtins.open, io.open)  # what _open stands in for
 
@@ -305,7 +320,10 @@ def _open(
     if mode in _READ_MODES and buffering != 0 and closefd and opener is None:
         text = "b" not in mode
         if text or (encoding is None and errors is None and newline is None):
-            for reader in reversed(_active):
+            for each in reversed(_active):
+                reader = each.reader
+                if reader is None or not each.inside:
+                    continue
                 number = reader.sample(file)
                 content = None if number is None else reader.fetch(number)
                 if content is None:
@@ -325,20 +343,31 @@ def open_here(file: Any, mode: str, **kwargs: Any) -> Any:
 
 
 class intercepting:  # noqa: N801 - used as a statement
-    """builtins.open and io.open go through `reader` inside, in every thread."""
+    """builtins.open and io.open go through `reader` while `inside`, in every thread.
+
+    A signal handler may raise before __exit__ has begun: whoever cannot have that sets `inside` to
+    False as well, which is no call. What is left behind then is cleared by the next one.
+    """
 
     def __init__(self, reader: Reader | None) -> None:
-        self._reader = reader
+        self.reader = reader
+        self.inside = False
 
     def __enter__(self) -> None:
         global _active, _before
-        if self._reader is None:
+        if self.reader is None:
             return
         with _lock:
-            if not _active:
-                _before = (builtins.open, io.open)
+            others = tuple(each for each in _active if each.inside)
+            if not others:
+                # What an interrupted one has left in place is not what was before.
+                _before = (
+                    _before[0] if builtins.open is _open else builtins.open,
+                    _before[1] if io.open is _open else io.open,
+                )
                 builtins.open = io.open = _open  # type: ignore[assignment]
-            _active = (*_active, self._reader)
+            self.inside = True
+            _active = (*others, self)
 
     def __exit__(
         self,
@@ -347,13 +376,12 @@ class intercepting:  # noqa: N801 - used as a statement
         traceback: TracebackType | None,
     ) -> None:
         global _active
-        if self._reader is None:
+        if self.reader is None:
             return
+        self.inside = False
         with _lock:
             # Threads leave in any order; each takes out its own.
-            left = list(_active)
-            left.remove(self._reader)
-            _active = tuple(left)
+            _active = tuple(each for each in _active if each.inside)
             if not _active:
                 _restore()
 

@@ -17,11 +17,11 @@ _AT_ONCE = 256  # copies checked between two steps of the progress bar
 _MOST_PASSES = 100
 
 
-def _open(folder: str, change: bool = False) -> CacheFolder:
+def _open(folder: str, group: str | None, change: bool = False) -> CacheFolder:
     if not os.path.isdir(folder):
         raise MissingError(f"{folder} is not a folder; name the one given as cache_dir=")
     try:
-        return CacheFolder.open(folder, change)
+        return CacheFolder.open(folder, change, group or "")
     except StorageError as error:  # another process has the lock
         raise StorageError(
             f"{error}\nwait for it to end (a daemon goes 5 s after its last run or loader, "
@@ -70,7 +70,7 @@ def _select(cache: CacheFolder, wanted: str | None) -> list[dict]:
 
 
 def run_ls(arguments: argparse.Namespace) -> int:
-    cache = _ours(_open(arguments.folder), arguments.folder)
+    cache = _ours(_open(arguments.folder, arguments.cache_group), arguments.folder)
     datasets = _select(cache, None)
     print(os.path.abspath(arguments.folder))
     former = former_bytes = 0
@@ -113,7 +113,11 @@ def run_warm(arguments: argparse.Namespace) -> int:
     written, before = 0, -1
     for _ in range(_MOST_PASSES):
         engine = Engine(
-            memory=arguments.memory, keep=False, cache_dir=folder, cache_bytes=arguments.size
+            memory=arguments.memory,
+            keep=False,
+            cache_dir=folder,
+            cache_bytes=arguments.size,
+            cache_group=arguments.cache_group,
         )
         if engine.cache_status:
             raise StorageError(
@@ -135,14 +139,14 @@ def run_warm(arguments: argparse.Namespace) -> int:
         del loader, engine
         skipped = metrics["forebay_tier_skipped_writes_total"]
         # What a disk that hung made it skip is there in another pass, whose other reads are local.
-        written, _ = CacheFolder.open(folder).held(catalog)
+        written, _ = _open(folder, arguments.cache_group).held(catalog)
         if problem:
             raise StorageError(f"{problem}\nheld so far: {written:,} of {_samples(total)}")
         if skipped == 0 or written == before:
             break
         before = written
     took = time.monotonic() - start
-    size = format_bytes(CacheFolder.open(folder).held(catalog)[1])
+    size = format_bytes(_open(folder, arguments.cache_group).held(catalog)[1])
     print(f"{catalog.root}: {written:,} of {_samples(total)} in {folder}, {size}, in {took:.1f} s")
     if written < total:
         if skipped:
@@ -155,10 +159,27 @@ def run_warm(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _compare(cache: CacheFolder, path: str) -> tuple[list[tuple[int, int]], int]:
+    """The copies that are not what their files hold, and how much was read to know it. Copies of
+    files that changed since, or are gone, have other names: nobody reads them any more.
+    """
+    catalog, _, _ = Catalog.open(path)
+    differ: list[tuple[int, int]] = []
+    held = read = 0
+    with counting(f"comparing with {path}") as progress:
+        for first in range(0, len(catalog), _AT_ONCE):
+            found, count, size = cache.compare(catalog, first, _AT_ONCE)
+            differ += found
+            held, read = held + count, read + size
+            progress(min(len(catalog), first + _AT_ONCE), len(catalog))
+    print(f"  {path}: {_samples(held)} compared with the source, {len(differ):,} differ")
+    return differ, read
+
+
 def run_verify(arguments: argparse.Namespace) -> int:
     folder = arguments.folder
     try:
-        cache = _ours(_open(folder, change=not arguments.dry_run), folder)
+        cache = _ours(_open(folder, arguments.cache_group, not arguments.dry_run), folder)
     except StorageError as error:
         raise StorageError(f"{error}; or: forebay cache verify {folder} --dry-run") from None
     datasets = _select(cache, arguments.dataset)
@@ -175,6 +196,10 @@ def run_verify(arguments: argparse.Namespace) -> int:
                 read += size
                 done += len(samples[first : first + _AT_ONCE])
                 progress(done, total)
+            if arguments.source and each["path"]:
+                differ, size = _compare(cache, each["path"])
+                wrong = sorted({*wrong, *differ})
+                read += size
             bad += len(wrong)
             if wrong:
                 print(f"  {_name(each)}: {len(wrong):,} of {_samples(len(samples))} damaged")
@@ -192,7 +217,7 @@ def run_verify(arguments: argparse.Namespace) -> int:
 
 def run_clear(arguments: argparse.Namespace) -> int:
     folder = arguments.folder
-    cache = _open(folder, change=True)
+    cache = _open(folder, arguments.cache_group, True)
     if arguments.dataset is not None:
         chosen = _select(_ours(cache, folder), arguments.dataset)
     else:

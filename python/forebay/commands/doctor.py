@@ -98,7 +98,7 @@ def parts() -> list[Part]:
         "slow storage for the demo and the benchmarks" if usable
         else "demo and benchmarks emulate slow storage inside the loaders, less exactly",
     ))  # fmt: skip
-    found.append(_peers())
+    found += _peers()
     etcd = shutil.which("etcd") is not None
     found.append(Part(
         "etcd", "works" if etcd else "missing", "" if etcd else "no etcd in PATH",
@@ -137,18 +137,19 @@ def parts() -> list[Part]:
 class Link:
     """What a transport carries between two ends on this machine, over its loopback device."""
 
-    transport: str  # "ucx 1.13.1 (tcp)"
+    transport: str  # "tcp", "ucx 1.13.1 (tcp)"
     bytes: int
     bytes_per_s: float  # of payloads of so many bytes, asked for many at once
     round_trip_s: float  # of an empty message
 
 
-def measure_transport(size: int = 110 << 10, count: int = 2000) -> Link:
-    """Measures UCX in a process of its own; OSError says why it cannot be used."""
+def measure_transport(kind: str = "tcp", size: int = 110 << 10, count: int = 2000) -> Link:
+    """Measures one (tcp, tls, ucx) in a process of its own; OSError says why it cannot be used."""
     program = Path(_forebay.__file__).parent / "forebay-linkperf"
     done = subprocess.run(
-        [str(program), "here", str(size), str(count)], capture_output=True, text=True, timeout=60
-    )
+        [str(program), kind, "here", str(size), str(count)],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
     if done.returncode != 0:
         raise OSError(done.stderr.strip().removeprefix("forebay-linkperf: "))
     lines = {line["mode"]: line for line in map(json.loads, done.stdout.splitlines())}
@@ -156,22 +157,34 @@ def measure_transport(size: int = 110 << 10, count: int = 2000) -> Link:
     return Link(pull["transport"], size, pull["bytes_per_s"], lines["ping"]["us"] / 1e6)
 
 
-def _peers() -> Part:
-    cost = "every node reads from storage for itself; none reads from its peers' memory"
-    if not (Path(_forebay.__file__).parent / "libforebay_ucx.so").exists():
-        installed = _library("libucp.so.0")
-        detail = "installed here, not used" if installed else "built where libucx-dev is found"
-        return Part("UCX", "not built in", detail, cost)
-    try:
-        link = measure_transport()
-    except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
-        return Part("UCX", "missing", str(error), cost)
-    return Part(
-        "UCX", "works",
-        f"{link.transport} over this machine's loopback device: {format_bytes(link.bytes)} a read, "
-        f"{format_bytes(link.bytes_per_s)}/s; there and back in {_time(link.round_trip_s)}",
-        "reads from peers' memory",
-    )  # fmt: skip
+def _peers() -> list[Part]:
+    """What nodes can talk by: TCP, which is what they use, TLS, and UCX."""
+    costs = {
+        "tcp": "every node reads from storage for itself; none reads from its peers' memory",
+        "tls": "nodes cannot encrypt what they send each other (FOREBAY_PEER_TRANSPORT=tls)",
+        "ucx": "nodes do not use RDMA; they talk over TCP",
+    }
+    found = []
+    for kind, cost in costs.items():
+        name = {"tcp": "peers", "tls": "TLS of peers", "ucx": "UCX"}[kind]
+        if kind == "ucx" and not Path(_forebay.__file__).with_name("libforebay_ucx.so").exists():
+            installed = _library("libucp.so.0")
+            detail = "installed here, not used" if installed else "built where libucx-dev is found"
+            found.append(Part(name, "not built in", detail, cost))
+            continue
+        try:
+            link = measure_transport(kind)
+        except (OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
+            found.append(Part(name, "missing", str(error), cost))
+            continue
+        found.append(Part(
+            name, "works",
+            f"{link.transport} over this machine's loopback device: {format_bytes(link.bytes)} a "
+            f"read, {format_bytes(link.bytes_per_s)}/s; there and back in "
+            f"{_time(link.round_trip_s)}",
+            "reads from peers' memory",
+        ))  # fmt: skip
+    return found
 
 
 def _memory_total() -> int:

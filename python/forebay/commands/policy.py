@@ -17,7 +17,7 @@ examples:
   forebay policy check site.toml                what it means, or what is wrong with it
   forebay policy check site.toml --job resnet   which rule holds for a job of that name
   forebay policy set site.toml                  for the jobs of this node
-  forebay policy set site.toml --etcd http://10.0.0.5:2379     for all nodes of a cluster
+  forebay policy set site.toml --etcd https://10.0.0.5:2379    for all nodes of a cluster
   forebay policy show
 
 docs/policies.md describes the file.
@@ -102,7 +102,7 @@ def _daemon(folder: str | None) -> _forebay.SharedEngine:
         raise UnsupportedError(
             "no daemon is running on this node, so no policy is in force: start the training "
             "first (forebayd comes with it, and forgets its policy when it goes), or put the "
-            "policy into the cluster's etcd with --etcd http://host:2379"
+            "policy into the cluster's etcd with --etcd https://host:2379"
         ) from None
 
 
@@ -179,7 +179,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         each.add_argument("--json", action="store_true", help="the canonical form instead")
     for each in (put, show):
         each.add_argument(
-            "--etcd", metavar="URLS", help="of a cluster, as http://a:2379,http://b:2379"
+            "--etcd", metavar="URLS", help="of a cluster, as https://a:2379,https://b:2379"
         )
         each.add_argument(
             "--prefix", default="/forebay/", help="of the cluster's keys (default /forebay/)"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import re
 import shlex
@@ -121,6 +122,52 @@ def sources_of(given: Sequence[str], command: Sequence[str]) -> tuple[list[str],
     for path in named:
         sources += [each for each in as_source(path) if each not in sources]
     return sources, not given
+
+
+_MOST_LINKS = 16
+_MOST_LOOKED_AT = 10_000  # names of a folder
+
+
+def _links_in(folder: str) -> Iterator[str]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in itertools.islice(entries, _MOST_LOOKED_AT):
+            with contextlib.suppress(OSError):
+                if entry.is_symlink() and entry.is_dir():
+                    yield entry.path
+
+
+def linked_sources(sources: Sequence[str], command: Sequence[str]) -> list[str]:
+    """Other names by which the program may reach the data folders: links to them, or to folders
+    above or below, where it stands, beside its scripts, and among its arguments and variables.
+    """
+    here = os.getcwd()
+    scripts = {os.path.dirname(os.path.abspath(a)) for a in command if os.path.isfile(a)}
+    named = [text for a in command[1:] for text in (a, a.partition("=")[2])]
+    named += [value for value in os.environ.values() if value.startswith("/")]
+    links: list[str] = []
+    for text in named:
+        # Any part of a path may be a link.
+        path = os.path.abspath(text) if text and ".." not in text.split("/") else "/"
+        while path != "/":
+            if os.path.islink(path) and os.path.isdir(path):
+                links.append(path)
+            path = os.path.dirname(path)
+    for folder in (here, *sorted(scripts - {here})):
+        links += _links_in(folder)
+    found: list[str] = []
+    for link in dict.fromkeys(links):
+        real = os.path.realpath(link)
+        for source in sources:
+            if source == real or real.startswith(source + "/"):
+                alias = link
+            elif source.startswith(real.rstrip("/") + "/"):
+                alias = link + source[len(real.rstrip("/")) :]
+            else:
+                continue
+            covered = any(alias == s or alias.startswith(s + "/") for s in (*sources, *found))
+            if not covered and ":" not in alias and "\n" not in alias:
+                found.append(alias)
+    return found[:_MOST_LINKS]
 
 
 # ---- the program's environment
@@ -270,6 +317,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     given, names = named_sources(arguments.source)
     sources, guessed = sources_of(given, command)
+    sources += linked_sources(sources, command)
     if arguments.cache:
         check_outside(os.path.realpath(arguments.cache), sources)
     cache_bytes = parse_bytes(arguments.cache_size, "--cache-size") or None

@@ -17,10 +17,4 @@ if(FOREBAY_HAVE_UCX)
       add_dependencies(${target} forebay_ucx)
     endif()
   endforeach()
-  if(TARGET forebay_transport_test)
-    # The process at the other end that is killed.
-    add_dependencies(forebay_transport_test forebay-linkperf)
-    target_compile_definitions(forebay_transport_test
-                               PRIVATE LINKPERF="$<TARGET_FILE:forebay-linkperf>")
-  endif()
 endif()
