@@ -16,6 +16,8 @@ constexpr double kWorthIt = 0.25;
 // A step down is fine when the rate stays so near the best.
 constexpr double kAsGood = 0.975;
 constexpr double kPlainly = 0.88;  // and has plainly failed when it falls below this
+// Beyond this share of hits it is the cache folder whose rate counts.
+constexpr double kHitsOnly = 0.95;
 constexpr double kStepDown = 0.8;
 constexpr double kStepUp = 1.25;
 // Reads beyond demand x latency, so that a buffer that was drained fills again.
@@ -81,9 +83,15 @@ ForebayTuner::Window ForebayTuner::Close(const TuneObservation& seen) const {
   const auto reads = static_cast<double>(seen.reads - from_.reads);
   const auto bytes = static_cast<double>(seen.read_bytes - from_.read_bytes);
   w.reads = reads / w.seconds;
+  // How many hits of the cache folder come in between is chance, and says nothing about storage.
+  const auto hits = static_cast<double>(seen.hits - from_.hits);
+  const bool hits_only = hits > kHitsOnly * reads;
+  const double far = hits_only ? reads : reads - hits;
+  const double far_bytes =
+      hits_only ? bytes : bytes - static_cast<double>(seen.hit_bytes - from_.hit_bytes);
   // Sizes vary: storage that is short of operations gives an even number, storage that is short of
   // bandwidth even bytes. Half of each is steadier than either.
-  w.rate = (w.reads + bytes / ReadBytes() / w.seconds) / 2;
+  w.rate = (far + far_bytes / ReadBytes()) / w.seconds / 2;
   if (reads > 0) {
     w.latency = static_cast<double>(seen.latency_ns - from_.latency_ns) / reads / kSecondNs;
   }

@@ -12,6 +12,22 @@ std::unique_ptr<Tuner> MakeTuner(const TuneOptions& options) {
   return std::make_unique<ForebayTuner>(options);
 }
 
+void TuneMeter::OnRequest(int64_t latency_ns, Origin from) {
+  ++seen_.reads;
+  const auto latency = static_cast<uint64_t>(latency_ns > 0 ? latency_ns : 1);
+  seen_.latency_ns += latency;
+  if (from == Origin::kTier) {
+    ++seen_.hits;
+  } else if (latency_low_ == 0 || latency < latency_low_) {
+    latency_low_ = latency;
+  }
+}
+
+void TuneMeter::OnBytes(uint64_t bytes, Origin from) {
+  seen_.read_bytes += bytes;
+  if (from == Origin::kTier) seen_.hit_bytes += bytes;
+}
+
 void TuneMeter::OnTake(uint64_t bytes, uint64_t ready_bytes) {
   ++seen_.takes;
   seen_.consumed_bytes += bytes;

@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include "core/actions.h"
+
 namespace forebay {
 
 // Counters grow from 0; the others are values of the moment.
@@ -16,8 +18,11 @@ struct TuneObservation {
   int64_t now_ns = 0;
   uint64_t reads = 0;  // requests that source and cache folder have answered
   uint64_t read_bytes = 0;
-  uint64_t latency_ns = 0;      // of those requests, added up
-  uint64_t latency_low_ns = 0;  // the least since the last observation; 0: nothing was answered
+  uint64_t latency_ns = 0;  // of those requests, added up
+  uint64_t hits = 0;        // of them, answered by the cache folder
+  uint64_t hit_bytes = 0;
+  // The least that the source took since the last observation; 0: it has answered nothing.
+  uint64_t latency_low_ns = 0;
   uint64_t consumed_bytes = 0;  // handed to consumers
   uint64_t takes = 0;           // in so many batches
   uint64_t stall_ns = 0;        // that consumers waited for reads, added up over consumers
@@ -69,13 +74,8 @@ std::unique_ptr<Tuner> MakeTuner(const TuneOptions& options);
 // Gathers an observation from events. One thread at a time.
 class TuneMeter {
  public:
-  void OnRequest(int64_t latency_ns) {
-    ++seen_.reads;
-    const auto latency = static_cast<uint64_t>(latency_ns > 0 ? latency_ns : 1);
-    seen_.latency_ns += latency;
-    if (latency_low_ == 0 || latency < latency_low_) latency_low_ = latency;
-  }
-  void OnBytes(uint64_t bytes) { seen_.read_bytes += bytes; }
+  void OnRequest(int64_t latency_ns, Origin from);
+  void OnBytes(uint64_t bytes, Origin from);
   // A consumer took a batch and left `ready_bytes`.
   void OnTake(uint64_t bytes, uint64_t ready_bytes);
   // So many consumers wait for reads from now on.

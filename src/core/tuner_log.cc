@@ -7,18 +7,28 @@
 namespace forebay {
 namespace {
 
-constexpr std::string_view kMagic = "forebay-tuner 2";
+constexpr std::string_view kMagic = "forebay-tuner 3";
 
 // In the order of the line; now_ns comes first.
 constexpr std::array kFields = {
-    &TuneObservation::reads,           &TuneObservation::read_bytes,
-    &TuneObservation::latency_ns,      &TuneObservation::latency_low_ns,
-    &TuneObservation::consumed_bytes,  &TuneObservation::takes,
-    &TuneObservation::stall_ns,        &TuneObservation::consumers,
-    &TuneObservation::in_flight,       &TuneObservation::ready_bytes,
-    &TuneObservation::ready_low_bytes, &TuneObservation::ahead_bytes,
-    &TuneObservation::batch_bytes,     &TuneObservation::fixed_reads,
-    &TuneObservation::fixed_bytes,     &TuneObservation::shared,
+    &TuneObservation::reads,
+    &TuneObservation::read_bytes,
+    &TuneObservation::latency_ns,
+    &TuneObservation::latency_low_ns,
+    &TuneObservation::consumed_bytes,
+    &TuneObservation::takes,
+    &TuneObservation::stall_ns,
+    &TuneObservation::consumers,
+    &TuneObservation::in_flight,
+    &TuneObservation::ready_bytes,
+    &TuneObservation::ready_low_bytes,
+    &TuneObservation::ahead_bytes,
+    &TuneObservation::batch_bytes,
+    &TuneObservation::fixed_reads,
+    &TuneObservation::fixed_bytes,
+    &TuneObservation::shared,
+    &TuneObservation::hits,
+    &TuneObservation::hit_bytes,
 };
 
 template <typename T>

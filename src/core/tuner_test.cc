@@ -27,9 +27,9 @@ TEST(TuneMeter, CountsWaitsWhileTheyLast) {
 
 TEST(TuneMeter, TheLeastIsOfEachStep) {
   TuneMeter meter;
-  meter.OnRequest(5 * kMs);
-  meter.OnRequest(3 * kMs);
-  meter.OnBytes(2 * kFile);
+  meter.OnRequest(5 * kMs, Origin::kSource);
+  meter.OnRequest(3 * kMs, Origin::kSource);
+  meter.OnBytes(2 * kFile, Origin::kSource);
   meter.OnTake(kFile, 700);
   meter.OnTake(kFile, 300);
   TuneObservation seen = meter.Observe({.ready_bytes = 900}, 1);
@@ -42,6 +42,21 @@ TEST(TuneMeter, TheLeastIsOfEachStep) {
   seen = meter.Observe({.ready_bytes = 900}, 2);
   EXPECT_EQ(seen.latency_low_ns, 0u);
   EXPECT_EQ(seen.ready_low_bytes, 900u);
+}
+
+TEST(TuneMeter, HitsAreToldApart) {
+  TuneMeter meter;
+  meter.OnRequest(5 * kMs, Origin::kSource);
+  meter.OnRequest(1 * kMs, Origin::kTier);
+  meter.OnBytes(2 * kFile, Origin::kSource);
+  meter.OnBytes(kFile, Origin::kTier);
+  const TuneObservation seen = meter.Observe({}, 1);
+  EXPECT_EQ(seen.reads, 2u);
+  EXPECT_EQ(seen.hits, 1u);
+  EXPECT_EQ(seen.read_bytes, 3 * kFile);
+  EXPECT_EQ(seen.hit_bytes, kFile);
+  EXPECT_EQ(seen.latency_ns, static_cast<uint64_t>(6 * kMs));
+  EXPECT_EQ(seen.latency_low_ns, static_cast<uint64_t>(5 * kMs)) << "of the source";
 }
 
 // A storage of fixed latency and a consumer of fixed pace, step by step: enough to see what a rule

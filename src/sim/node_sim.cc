@@ -214,9 +214,10 @@ void Node::Finish(uint32_t index) {
     ++epoch().source_reads;
     epoch().source_bytes += bytes;
   }
-  meter_.OnBytes(bytes);
-  meter_.OnRequest(now_ - read.start);
-  scheduler_.OnReadDone(read.action, true, 0, read.from_folder ? Origin::kTier : Origin::kSource);
+  const Origin from = read.from_folder ? Origin::kTier : Origin::kSource;
+  meter_.OnBytes(bytes, from);
+  meter_.OnRequest(now_ - read.start, from);
+  scheduler_.OnReadDone(read.action, true, 0, from);
   reads_.Free(index);
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/rng.h"
 #include "core/tuner_log.h"
 #include "sim/node_sim.h"
 
@@ -121,6 +122,37 @@ TEST(TunerInLoop, OpensWhenTheStorageSlowsDownAndClosesAgain) {
     const Trace faster = Simulated(s);
     EXPECT_GT(faster.Rate(5, 13), 0.95 * most) << pace;
     EXPECT_LE(faster.Reads(11, 13), 0.3 * Needed(20, pace)) << "it shrinks, too; " << pace;
+  }
+}
+
+TEST(TunerInLoop, HitsOfTheFolderAreNotTakenForTheStoragesRate) {
+  // How many of a window's reads are hits is chance; taken for the storage's rate, it made the
+  // tuner search in the second epoch, at up to 7 % of it.
+  for (const uint64_t percent : {10, 25}) {
+    for (uint64_t seed = 0; seed < 12; ++seed) {
+      NodeScenario s = Scenario(2, 0, 1);
+      SplitMix64 rng(seed);
+      s.lengths.resize(3000);
+      uint64_t bytes = 0;
+      for (uint32_t& length : s.lengths) {
+        length = static_cast<uint32_t>(50'000 + rng.Below(120'000));
+        bytes += length;
+      }
+      s.seed = s.source.seed = seed;
+      s.source.bytes_per_s = kBandwidth / 2;
+      s.batch = 64;
+      s.epochs = 5;
+      s.arena_bytes = uint64_t{52} << 20;
+      s.folder = {
+          .bytes = bytes * percent / 100, .read_bytes_per_s = 2e9, .write_bytes_per_s = 1e9};
+      const Result<NodeOutcome> out = SimulateNode(s);
+      ASSERT_TRUE(out) << out.status().ToString();
+      for (size_t e = 1; e < s.epochs; ++e) {
+        const double least = static_cast<double>(bytes - s.folder.bytes) / s.source.bytes_per_s;
+        EXPECT_LT(out->epochs[e].seconds, 1.04 * least)
+            << percent << " %, seed " << seed << ", epoch " << e;
+      }
+    }
   }
 }
 

@@ -79,8 +79,8 @@ void Engine::Finished(DatasetState& dataset, const ReadAction& read, SourceDone&
   if (done.status.ok() && done.changed) NoteChanged(dataset, read);
   const size_t requests = scheduler_.reads().requests();
   scheduler_.OnReadDone(read, done.status.ok(), done.crc, from);
-  meter_.OnBytes(read.length);
-  if (scheduler_.reads().requests() < requests) meter_.OnRequest(done.latency_ns);
+  meter_.OnBytes(read.length, from);
+  if (scheduler_.reads().requests() < requests) meter_.OnRequest(done.latency_ns, from);
 }
 
 void Engine::StepTuner(Nanos now) {
