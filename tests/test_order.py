@@ -55,6 +55,28 @@ def test_golden_checksums(spec: tuple, count: int, crc: int) -> None:
     assert zlib.crc32(order.astype(np.int32).tobytes()) == crc
 
 
+# From here on torch.randperm has another algorithm.
+_MANY = 214_748_364
+
+
+def test_golden_checksum_of_many_samples() -> None:
+    order = _order(_MANY, 9, 0, 0, 1, False)
+    assert order[:4].tolist() == [42849823, 142754008, 144913577, 165648139]
+    assert _forebay.crc32c(order) == 3521843201
+
+
+if "FOREBAY_SOAK" in os.environ:  # takes 3 GB and half a minute: make soak
+
+    @pytest.mark.seeds
+    def test_many_samples(seed: int) -> None:
+        if seed >= 3:
+            return
+        size = _MANY - 1 + seed
+        generator = torch.Generator().manual_seed(seed)
+        expected = torch.randperm(size, generator=generator).numpy()
+        assert np.array_equal(_order(size, seed, 0, 0, 1, False), expected)
+
+
 @pytest.mark.seeds
 def test_distributed_sampler(seed: int) -> None:
     rng = random.Random(seed)

@@ -8,12 +8,35 @@
 
 namespace forebay {
 
+namespace {
+
+// Drawn ahead, the elements are on their way when their swap comes: a third less time at 14
+// million.
+constexpr uint32_t kAhead = 64;
+
+}  // namespace
+
+std::vector<SampleId> InsideOutPerm(uint32_t n, Mt19937& rng) {
+  std::vector<SampleId> order(n);
+  uint32_t picks[kAhead];
+  for (uint32_t i = 0; i < n;) {
+    const uint32_t count = std::min(kAhead, n - i);
+    for (uint32_t k = 0; k < count; ++k) {
+      picks[k] = static_cast<uint32_t>(rng.Next64() % (uint64_t{i} + k + 1));
+      __builtin_prefetch(&order[picks[k]], 1);
+    }
+    for (uint32_t k = 0; k < count; ++k, ++i) {
+      order[i] = order[picks[k]];
+      order[picks[k]] = i;
+    }
+  }
+  return order;
+}
+
 std::vector<SampleId> RandPerm(uint32_t n, Mt19937& rng) {
+  if (n > kMostForward) return InsideOutPerm(n, rng);
   std::vector<SampleId> order(n);
   std::iota(order.begin(), order.end(), 0u);
-  // Drawn ahead, the elements are on their way when their swap comes: a third less time at 14
-  // million.
-  constexpr uint32_t kAhead = 64;
   uint32_t picks[kAhead];
   const uint32_t steps = n == 0 ? 0 : n - 1;
   for (uint32_t i = 0; i < steps;) {
@@ -32,11 +55,6 @@ Status SamplerSpec::Validate() const {
     return Status(Code::kInvalidArgument,
                   StrCat("rank ", rank, " of world size ", world, " does not exist"));
   }
-  if (shuffle && size > kMaxPermutation) {
-    return Status(Code::kInvalidArgument,
-                  StrCat("cannot shuffle ", size, " samples: the order is defined for up to ",
-                         kMaxPermutation));
-  }
   if (ranks_per_node == 0) return Status(Code::kInvalidArgument, "ranks_per_node is 0");
   return Status();
 }
@@ -46,26 +64,51 @@ uint64_t SamplerSpec::TotalSize() const {
   return drop_last ? n / world * world : (n + world - 1) / world * world;
 }
 
-std::vector<SampleId> EpochOrder(const SamplerSpec& spec, uint64_t epoch, uint64_t start) {
-  if (spec.exchange != 0) return LocalOrder(spec, epoch, start);
+namespace {
+
+uint32_t SeedOf(const SamplerSpec& spec, uint64_t epoch) {
+  return static_cast<uint32_t>(spec.seed + epoch);
+}
+
+// `permutation`: the whole epoch's; none where it is not shuffled.
+std::vector<SampleId> RankOrder(const SamplerSpec& spec, uint64_t start,
+                                std::span<const SampleId> permutation) {
   const uint64_t total = spec.TotalSize();
   std::vector<SampleId> order;
   if (start >= total) return order;
   order.reserve((total - start) / spec.world);
-  if (!spec.shuffle) {
-    for (uint64_t p = start + spec.rank; p < total; p += spec.world) {
-      order.push_back(static_cast<SampleId>(p % spec.size));
-    }
-    return order;
-  }
-  Mt19937 rng(static_cast<uint32_t>(spec.seed + epoch));
-  std::vector<SampleId> permutation = RandPerm(spec.size, rng);
-  if (spec.world == 1 && start == 0) return permutation;
   // Padding repeats the permutation from its start, as often as it takes.
   for (uint64_t p = start + spec.rank; p < total; p += spec.world) {
-    order.push_back(permutation[p % spec.size]);
+    const uint64_t at = p % spec.size;
+    order.push_back(spec.shuffle ? permutation[at] : static_cast<SampleId>(at));
   }
   return order;
+}
+
+}  // namespace
+
+std::vector<SampleId> EpochOrder(const SamplerSpec& spec, uint64_t epoch, uint64_t start) {
+  if (spec.exchange != 0) return LocalOrder(spec, epoch, start);
+  if (!spec.shuffle || start >= spec.TotalSize()) return RankOrder(spec, start, {});
+  Mt19937 rng(SeedOf(spec, epoch));
+  std::vector<SampleId> permutation = RandPerm(spec.size, rng);
+  if (spec.world == 1 && start == 0) return permutation;
+  return RankOrder(spec, start, permutation);
+}
+
+std::vector<SampleId> RankOrders::Order(const SamplerSpec& spec, uint64_t epoch, uint64_t start) {
+  if (spec.exchange != 0 || !spec.shuffle || spec.world == 1 || start >= spec.TotalSize()) {
+    return EpochOrder(spec, epoch, start);
+  }
+  const uint32_t seed = SeedOf(spec, epoch);
+  if (permutation_.size() != spec.size || seed_ != seed) {
+    Forget();  // never two at once
+    Mt19937 rng(seed);
+    permutation_ = RandPerm(spec.size, rng);
+    seed_ = seed;
+    ++computed_;
+  }
+  return RankOrder(spec, start, permutation_);
 }
 
 namespace {
@@ -116,9 +159,6 @@ Result<std::vector<SampleId>> RandomSamplerOrder(TorchGenerator& generator, uint
                                                  uint64_t num_samples, bool replacement) {
   std::vector<SampleId> order;
   if (size == 0) return order;
-  if (!replacement && size > kMaxPermutation) {
-    return Status(Code::kInvalidArgument, StrCat("cannot shuffle ", size, " samples"));
-  }
   order.reserve(num_samples);
   Mt19937& rng = generator.engine();
   if (replacement) {

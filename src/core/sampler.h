@@ -2,8 +2,8 @@
 //
 // A permutation is torch.randperm's on a CPU generator: PyTorch's mt19937 seeded with the low 32
 // bits of the seed, then a forward Fisher-Yates that draws one 32-bit number a step and takes it
-// modulo what is left. Facts read off PyTorch's behaviour; golden vectors and a property test hold
-// them.
+// modulo what is left. From 2^32 / 20 samples on it is the inside-out one, with 64-bit numbers.
+// Facts read off PyTorch's behaviour; golden vectors and a property test hold them.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,13 @@
 
 namespace forebay {
 
-// torch.randperm switches to another algorithm from here on (2^32 / 20).
-inline constexpr uint64_t kMaxPermutation = 214748363;
+// The most samples that torch.randperm shuffles by its first algorithm.
+inline constexpr uint64_t kMostForward = 214748363;
 
-// torch.randperm(n, generator=g); advances `rng` as PyTorch does. n <= kMaxPermutation.
+// torch.randperm(n, generator=g) of PyTorch 2.6 and later; advances `rng` as PyTorch does.
 std::vector<SampleId> RandPerm(uint32_t n, Mt19937& rng);
+// Its algorithm for more than kMostForward samples, for any number of them.
+std::vector<SampleId> InsideOutPerm(uint32_t n, Mt19937& rng);
 
 // torch.utils.data.DistributedSampler, and sequential order in the same partition.
 struct SamplerSpec {
@@ -45,6 +47,21 @@ struct SamplerSpec {
 // the padded permutation's elements start + rank, start + rank + world, ...; with `exchange`, as
 // many of each global batch from `start` on.
 std::vector<SampleId> EpochOrder(const SamplerSpec& spec, uint64_t epoch, uint64_t start = 0);
+
+// Orders of a node's ranks, asked for one after the other: the permutation that they share is
+// computed once, and kept until it is forgotten or another one is needed.
+class RankOrders {
+ public:
+  // What EpochOrder tells.
+  std::vector<SampleId> Order(const SamplerSpec& spec, uint64_t epoch, uint64_t start);
+  void Forget() { permutation_ = {}; }
+  uint64_t computed() const { return computed_; }
+
+ private:
+  std::vector<SampleId> permutation_;
+  uint32_t seed_ = 0;
+  uint64_t computed_ = 0;
+};
 
 // A torch.Generator's state as get_state() returns it (5,056 bytes).
 class TorchGenerator {

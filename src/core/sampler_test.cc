@@ -20,6 +20,23 @@ TEST(RandPerm, GoldenVectors) {
   EXPECT_EQ(RandPerm(10, again), (Order{5, 0, 3, 4, 1, 7, 9, 6, 8, 2}));
 }
 
+TEST(RandPerm, TheOneForManySamplesIsInsideOut) {
+  for (const uint32_t n : {0u, 1u, 2u, 63u, 64u, 65u, 1000u}) {
+    Mt19937 rng(7);
+    Mt19937 again(7);
+    Order plain;
+    for (uint32_t i = 0; i < n; ++i) {
+      const uint64_t high = again.Next();
+      const auto at = static_cast<size_t>((high << 32 | again.Next()) % (i + 1));
+      plain.push_back(i);
+      plain[i] = plain[at];
+      plain[at] = i;
+    }
+    ASSERT_EQ(InsideOutPerm(n, rng), plain) << n;
+    ASSERT_EQ(rng.Next(), again.Next()) << n;
+  }
+}
+
 TEST(DistributedSampler, EveryRankTogetherIsThePaddedPermutation) {
   SplitMix64 rng(3);
   for (int round = 0; round < 200; ++round) {
@@ -56,6 +73,32 @@ TEST(DistributedSampler, ResumeAtAnotherWorldSizeContinuesTheGlobalOrder) {
     for (size_t i = 0; i < rest.size(); ++i) ASSERT_EQ(rest[i], global[640 + four.rank + 4 * i]);
   }
   EXPECT_TRUE(EpochOrder(one, 2, 1000).empty());
+}
+
+TEST(RankOrders, RanksShareOnePermutation) {
+  RankOrders orders;
+  SamplerSpec spec;
+  spec.size = 101;
+  spec.world = 4;
+  for (uint64_t epoch = 0; epoch < 3; ++epoch) {
+    for (spec.rank = 0; spec.rank < 4; ++spec.rank) {
+      ASSERT_EQ(orders.Order(spec, epoch, 0), EpochOrder(spec, epoch));
+      ASSERT_EQ(orders.Order(spec, epoch, 40), EpochOrder(spec, epoch, 40));
+    }
+  }
+  EXPECT_EQ(orders.computed(), 3u);
+  spec.rank = 0;
+  for (const uint32_t size : {100u, 101u}) {  // another data set, and back
+    spec.size = size;
+    ASSERT_EQ(orders.Order(spec, 2, 0), EpochOrder(spec, 2));
+  }
+  orders.Forget();
+  ASSERT_EQ(orders.Order(spec, 2, 0), EpochOrder(spec, 2));
+  EXPECT_EQ(orders.computed(), 6u);
+  spec.shuffle = false;
+  ASSERT_EQ(orders.Order(spec, 2, 0), EpochOrder(spec, 2));
+  EXPECT_TRUE(orders.Order(spec, 2, 1000).empty());
+  EXPECT_EQ(orders.computed(), 6u);
 }
 
 TEST(DistributedSampler, BadRankIsAnError) {

@@ -387,9 +387,9 @@ Status Bad(std::string message) { return Status(Code::kInvalidArgument, std::mov
 }  // namespace
 
 Status NodeScenario::Validate() const {
-  if (lengths.empty() || lengths.size() > kMaxPermutation) {
-    return Bad(
-        StrCat("there are ", lengths.size(), " samples; there must be 1 to ", kMaxPermutation));
+  if (lengths.empty() || lengths.size() > std::numeric_limits<SampleId>::max()) {
+    return Bad(StrCat("there are ", lengths.size(), " samples; there must be 1 to ",
+                      std::numeric_limits<SampleId>::max()));
   }
   if (batch == 0) return Bad("batch is 0; it must be at least 1");
   if (epochs == 0) return Bad("epochs is 0; it must be at least 1");

@@ -91,8 +91,9 @@ Status Scenario::Validate() const {
     }
     last = readers;
   }
-  if (samples == 0 || samples > kMaxPermutation) {
-    return Bad(StrCat("dataset.samples is ", samples, "; it must be 1 to ", kMaxPermutation));
+  if (samples == 0 || samples > std::numeric_limits<SampleId>::max()) {
+    return Bad(StrCat("dataset.samples is ", samples, "; it must be 1 to ",
+                      std::numeric_limits<SampleId>::max()));
   }
   FOREBAY_RETURN_IF_ERROR(Positive(sample_mb, "dataset.sample_bytes"));
   if (sample_mb >= 4096) {

@@ -1485,6 +1485,7 @@ void Engine::WriteTunerLog() {
 }
 
 void Engine::RunPlanner(std::stop_token stop) {
+  RankOrders orders;  // ranks that share the engine ask at about the same time
   while (!stop.stop_requested()) {
     if (tuner_log_.valid()) WriteTunerLog();
     OrderAction work;
@@ -1497,7 +1498,10 @@ void Engine::RunPlanner(std::stop_token stop) {
                             [&]() NO_THREAD_SAFETY_ANALYSIS {
                               return stop.stop_requested() || !order_work_.empty();
                             });
-      if (order_work_.empty()) continue;
+      if (order_work_.empty()) {
+        orders.Forget();
+        continue;
+      }
       work = order_work_.front();
       order_work_.pop_front();
       if (!streams_[work.stream].open) continue;
@@ -1506,7 +1510,7 @@ void Engine::RunPlanner(std::stop_token stop) {
       sizer = datasets_[options.shape.dataset].sizer;
       catalog = datasets_[options.shape.dataset].catalog;
     }
-    std::vector<SampleId> order = EpochOrder(sampler, work.epoch, work.first_position);
+    std::vector<SampleId> order = orders.Order(sampler, work.epoch, work.first_position);
     if (sizer != nullptr) sizer->Follow(work.stream, work.generation, order);
     MutexLock lock(mutex_);
     scheduler_.ExtendOrder(work.stream, work.generation, work.epoch, std::move(order), false);
