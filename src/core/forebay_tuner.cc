@@ -38,6 +38,7 @@ ForebayTuner::ForebayTuner(const TuneOptions& options) : options_(options) {
   constexpr uint64_t kInitialBytes = uint64_t{64} << 20;
   decision_ = {.reads = std::clamp<size_t>(kInitialReads, 1, options.max_reads),
                .ahead_bytes = std::min(options.max_ahead_bytes, kInitialBytes),
+               .flight_bytes = kInitialFlight,
                .reason = "The start."};
   probe_every_ns_ = kProbeFirst;
   read_hold_ns_ = kHoldFirst;
@@ -173,12 +174,33 @@ bool ForebayTuner::GrowthIsClear(const TuneObservation& seen) const {
   const Window w = Close(seen);
   if (before_rate_ > 0 && w.rate >= Worth()) return true;
   return w.seconds >= kTrips * w.latency &&
-         w.reads * w.seconds >= kTrips * static_cast<double>(decision_.reads);
+         w.reads * w.seconds >= kTrips * static_cast<double>(AtOnce(seen));
+}
+
+// How many reads of the window's mean size may be in flight.
+size_t ForebayTuner::AtOnce(const TuneObservation& seen) const {
+  const uint64_t bytes = seen.read_bytes - from_.read_bytes;
+  if (decision_.flight_bytes == 0 || bytes == 0) return decision_.reads;
+  const auto reads = static_cast<double>(seen.reads - from_.reads);
+  const double most =
+      static_cast<double>(decision_.flight_bytes) * reads / static_cast<double>(bytes);
+  return std::clamp<size_t>(static_cast<size_t>(most), 1, decision_.reads);
+}
+
+// Once it is known how large reads are, their number says the same.
+void ForebayTuner::EndFlightBound(const TuneObservation& seen) {
+  const size_t reads = AtOnce(seen);
+  if (reads < decision_.reads) {
+    decision_.reads = reads;
+    decision_.reason = "So many large reads fill the pipe at first.";
+  }
+  decision_.flight_bytes = 0;
 }
 
 const TuneDecision& ForebayTuner::Step(const TuneObservation& seen) {
   if (seen.fixed_reads != 0) decision_.reads = seen.fixed_reads;
   if (seen.fixed_bytes != 0) decision_.ahead_bytes = seen.fixed_bytes;
+  if (seen.fixed_reads != 0) decision_.flight_bytes = 0;
   const bool first = last_.now_ns == 0;
   if (first || Paused(seen) || seen.now_ns < skip_until_ns_ ||
       (seen.reads == from_.reads && seen.stall_ns == from_.stall_ns)) {
@@ -200,8 +222,9 @@ const TuneDecision& ForebayTuner::Step(const TuneObservation& seen) {
   const bool growing = !fed_ && phase_ == Phase::kGrow;
   const int64_t shortest = growing ? 20 * kMs : 200 * kMs;
   const int64_t longest = growing ? 600 * kMs : 1'000 * kMs;
-  const uint64_t enough = growing ? std::max<uint64_t>(8, decision_.reads)
-                                  : std::max<uint64_t>(128, 2 * decision_.reads);
+  const size_t at_once = AtOnce(seen);
+  const uint64_t enough =
+      growing ? std::max<uint64_t>(8, at_once) : std::max<uint64_t>(128, 2 * at_once);
   const int64_t elapsed = seen.now_ns - from_.now_ns;
   if (elapsed < longest && (elapsed < shortest || seen.reads - from_.reads < enough) &&
       !Failing(seen)) {
@@ -215,6 +238,7 @@ const TuneDecision& ForebayTuner::Step(const TuneObservation& seen) {
     const double mean = static_cast<double>(seen.read_bytes - from_.read_bytes) / reads;
     const double weight = mean_bytes_ == 0 ? 1 : std::min(0.5, reads / (reads + 1000));
     mean_bytes_ += weight * (mean - mean_bytes_);
+    EndFlightBound(seen);
   }
   const Window w = Close(seen);
   if (w.latency > 0) mean_latency_ = w.latency;

@@ -20,6 +20,9 @@ namespace forebay {
 class ForebayTuner : public Tuner {
  public:
   static constexpr size_t kInitialReads = 64;
+  // So many small reads are in flight at first, but of large ones no more than these bytes: all of
+  // them would share the pipe, and the first batch would come when the last of them does.
+  static constexpr uint64_t kInitialFlight = uint64_t{32} << 20;
 
   explicit ForebayTuner(const TuneOptions& options);
   const TuneDecision& Step(const TuneObservation& seen) override;
@@ -54,6 +57,8 @@ class ForebayTuner : public Tuner {
   void StartGrowing(const char* reason);
   void Widen(const char* reason);
   void TrimBuffer();
+  size_t AtOnce(const TuneObservation& seen) const;
+  void EndFlightBound(const TuneObservation& seen);
   double Worth() const;
   bool GrowthIsClear(const TuneObservation& seen) const;
   bool OnTrial() const;

@@ -51,8 +51,9 @@ void Reads::StartAhead(size_t limit, std::vector<ReadAction>* out) {
   // second turn the others may.
   // What was lost with a place that is left takes none of the source's requests.
   if (common_.tier_left) limit += orphans_.size();
-  while (requests_ - serving_requests_ < limit && in_flight_ < max_samples_ && idle < 2 * streams &&
-         budget > 0) {
+  const uint64_t most_bytes = most_flight_bytes_ == 0 ? ~uint64_t{0} : most_flight_bytes_;
+  while (requests_ - serving_requests_ < limit && in_flight_ < max_samples_ &&
+         flight_bytes_ < most_bytes && idle < 2 * streams && budget > 0) {
     const StreamId id = lookahead_.NextTurn();
     ReadAction action;
     if (lookahead_.MayAdvance(id) &&
@@ -105,7 +106,11 @@ void Reads::Start(const ReadAction& action, std::vector<ReadAction>* out) {
   }
   stores_.OnReadBegun(&started);
   ++in_flight_;
-  if (started.serving) ++serving_requests_;
+  if (started.serving) {
+    ++serving_requests_;
+  } else {
+    flight_bytes_ += action.length;
+  }
   if (FromPeer(started)) ++peer_reads_;
   ++common_.counters.reads;
   common_.counters.read_bytes += action.length;
@@ -317,6 +322,7 @@ ReadAction Reads::Hedge(const ReadAction& hanging, Arena::Block block, bool left
   races_[Key(read.dataset, read.sample)] = {hanging.serial, read.serial, block};
   ++in_flight_;
   ++requests_;
+  flight_bytes_ += read.length;
   ++common_.counters.requests;
   ++common_.counters.hedged;
   if (left) ++common_.counters.hedged_left;
@@ -352,7 +358,12 @@ bool Reads::SettleRace(const ReadAction& read, bool ok) {
 
 Reads::Outcome Reads::OnDone(const ReadAction& read, bool ok, uint32_t crc, Origin from) {
   --in_flight_;
-  if (read.serving) --serving_requests_;
+  if (read.serving) {
+    --serving_requests_;
+  } else {
+    assert(flight_bytes_ >= read.length);
+    flight_bytes_ -= read.length;
+  }
   if (FromPeer(read)) --peer_reads_;
   stores_.OnReadEnded(read);
   if (read.group == 0) {

@@ -33,6 +33,8 @@ class Reads {
         lookahead_(lookahead),
         common_(common) {}
 
+  // Look-ahead's reads start while fewer bytes than these are in flight for this node; 0: no bound.
+  void SetFlightBytes(uint64_t most) { most_flight_bytes_ = most; }
   // Requests under way that hang: what a consumer waits for may pass them.
   void SetHanging(size_t requests) { hanging_ = requests; }
   // At most one read in so many is hedged; 0: none.
@@ -124,7 +126,9 @@ class Reads {
   size_t in_flight_ = 0;
   size_t requests_ = 0;
   size_t serving_requests_ = 0;  // of requests_
-  size_t peer_reads_ = 0;        // of in_flight_
+  uint64_t flight_bytes_ = 0;    // being read for this node
+  uint64_t most_flight_bytes_ = 0;
+  size_t peer_reads_ = 0;  // of in_flight_
   uint32_t next_serial_ = 1;
   uint32_t next_group_ = 1;
   std::deque<ReadAction> asked_;

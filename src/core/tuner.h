@@ -44,7 +44,9 @@ struct TuneObservation {
 struct TuneDecision {
   size_t reads = 1;          // in flight at once
   uint64_t ahead_bytes = 0;  // ready and in flight, beyond the batch each consumer waits for
-  std::string reason;        // one sentence
+  // Look-ahead in flight, as long as it is not known what a read brings; 0: no such bound.
+  uint64_t flight_bytes = 0;
+  std::string reason;  // one sentence
 
   bool operator==(const TuneDecision&) const = default;
 };

@@ -7,7 +7,7 @@
 namespace forebay {
 namespace {
 
-constexpr std::string_view kMagic = "forebay-tuner 3";
+constexpr std::string_view kMagic = "forebay-tuner 4";
 
 // In the order of the line; now_ns comes first.
 constexpr std::array kFields = {
@@ -64,7 +64,8 @@ std::string TuneLogLine(const TuneObservation& seen, const TuneDecision& decided
     line += ' ';
     line += std::to_string(seen.*field);
   }
-  line += StrCat(" ", decided.reads, " ", decided.ahead_bytes, " ", decided.reason, "\n");
+  line += StrCat(" ", decided.reads, " ", decided.ahead_bytes, " ", decided.flight_bytes, " ",
+                 decided.reason, "\n");
   return line;
 }
 
@@ -85,7 +86,8 @@ Result<TuneLog> ParseTuneLog(std::string_view text) {
     TuneStep step;
     bool good = Number(line, &step.seen.now_ns);
     for (const auto field : kFields) good = good && Number(line, &(step.seen.*field));
-    good = good && Number(line, &step.decided.reads) && Number(line, &step.decided.ahead_bytes);
+    good = good && Number(line, &step.decided.reads) && Number(line, &step.decided.ahead_bytes) &&
+           Number(line, &step.decided.flight_bytes);
     if (!good) return Bad(number);
     step.decided.reason = line;
     log.steps.push_back(std::move(step));

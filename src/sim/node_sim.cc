@@ -250,6 +250,7 @@ void Node::Pump() {
   actions_.clear();
   scheduler_.lookahead().SetReadAheadBytes(sc_.read_ahead != 0 ? sc_.read_ahead
                                                                : tuner_->decision().ahead_bytes);
+  scheduler_.reads().SetFlightBytes(sc_.in_flight != 0 ? 0 : tuner_->decision().flight_bytes);
   scheduler_.leases().NextReads(limit(), &actions_);
   for (const ReadAction& action : actions_) Start(action);
   meter_.OnWaiting(Waits(scheduler_).CountForReads(), now_);
@@ -287,6 +288,7 @@ Status Node::Take() {
         uint64_t bytes = 0;
         for (const uint32_t length : handout_.lengths) bytes += length;
         meter_.OnTake(bytes, scheduler_.residency().bytes().ready);
+        if (out_.first_batch_seconds == 0) out_.first_batch_seconds = Seconds(now_);
         if (on_batch_) on_batch_(static_cast<uint32_t>(handout_.epoch), handout_.samples);
         if (held_ != kNoLease) scheduler_.leases().Release(held_);
         held_ = handout_.lease;

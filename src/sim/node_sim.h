@@ -72,6 +72,7 @@ struct NodeEpoch {
 
 struct NodeOutcome {
   double seconds = 0;
+  double first_batch_seconds = 0;
   std::vector<NodeEpoch> epochs;
   uint64_t kept_bytes = 0;    // in memory, at the end
   uint64_t folder_bytes = 0;  // in the folder, at the end

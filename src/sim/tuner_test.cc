@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "core/forebay_tuner.h"
 #include "core/tuner_log.h"
 #include "sim/node_sim.h"
 
@@ -151,6 +152,31 @@ TEST(TunerInLoop, HitsOfTheFolderAreNotTakenForTheStoragesRate) {
         const double least = static_cast<double>(bytes - s.folder.bytes) / s.source.bytes_per_s;
         EXPECT_LT(out->epochs[e].seconds, 1.04 * least)
             << percent << " %, seed " << seed << ", epoch " << e;
+      }
+    }
+  }
+}
+
+TEST(TunerInLoop, TheFirstBatchOfLargeSamplesDoesNotWaitForTheOthers) {
+  // All that may be read ahead would share the pipe: the batch came after ten times its time.
+  for (const double latency_ms : {1.0, 20.0}) {
+    for (const size_t in_flight : {size_t{0}, ForebayTuner::kInitialReads}) {
+      NodeScenario s;
+      s.lengths.assign(200, 8'000'000);
+      s.batch = 8;
+      s.arena_bytes = uint64_t{2} << 30;
+      s.source.open = s.source.read = static_cast<Nanos>(latency_ms * static_cast<double>(kMilli));
+      s.source.bytes_per_s = kBandwidth;
+      s.in_flight = in_flight;
+      const Result<NodeOutcome> out = SimulateNode(s);
+      ASSERT_TRUE(out) << out.status().ToString();
+      const double pipe = 8 * 8e6 / kBandwidth;
+      const double everything = 200 * 8e6 / kBandwidth;
+      if (in_flight == 0) {
+        EXPECT_LT(out->first_batch_seconds, 1.5 * pipe) << latency_ms;
+        EXPECT_LT(out->epochs[0].seconds, 1.05 * everything) << latency_ms;
+      } else {
+        EXPECT_GT(out->first_batch_seconds, 2 * pipe) << "what it is for";
       }
     }
   }
