@@ -5,6 +5,9 @@
 #   make test                           all phases
 #   make test PHASES="checks dev"       some of: build checks dev bench-check pytest programs asan-build
 #                                       asan-ubsan tsan-build tsan fuzz
+#
+# A test that fails beside the others runs once more, alone (decision 60): scripts/second_try.py says
+# which may. FOREBAY_SECOND_TRY=0: none.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 cd "$ROOT"
@@ -54,14 +57,17 @@ cpp_build() {
 }
 # Builds first what is not built yet.
 cpp_tests() {
-  local preset="$1" log="build/reports/cpp-$1.log" folder="build/$1"
+  local preset="$1" log="build/reports/cpp-$1.log" folder="build/$1" again
   cpp_build "$@"
   shift
   [ "$preset" != dev ] || folder=build/python
   if ! "$@" ctest --test-dir "$folder" -j "$at_once" --timeout 300 --output-on-failure --no-tests=error \
     --output-junit "$ROOT/$reports/cpp-$preset.xml" >"$log" 2>&1; then
     grep -vE '^ *(Start +[0-9]+:|[0-9]+/[0-9]+ Test .* Passed )' "$log" || true
-    return 1
+    again="$(python scripts/second_try.py "$reports" "cpp-$preset")" || return 1
+    say "once more, alone: $again"
+    "$@" ctest --test-dir "$folder" -j 1 --timeout 300 --output-on-failure --no-tests=error -R "$again" \
+      --output-junit "$ROOT/$reports/again-cpp-$preset.xml" || return 1
   fi
   grep -E 'tests passed' "$log"
 }
@@ -79,11 +85,19 @@ programs=(tests/test_{accelerate_run,cpython,files,fsspec,hook,large,libraries,m
 python_tests() {
   local report="$1" folder rc=0
   shift
+  local again tests
   build_package # never against an older build
   # A file of tests to each. The folder's name is short, since sockets lie below it.
   folder="$(mktemp -d /tmp/fb.XXXXXX)"
   timeout --foreground --kill-after=20 1200 python -m pytest -q -p no:cacheprovider -n "$at_once" --dist loadfile \
     --basetemp="$folder/t" -o junit_family=xunit1 --junitxml="$reports/$report.xml" "$@" || rc=$?
+  if [ "$rc" -eq 1 ] && again="$(python scripts/second_try.py "$reports" "$report")"; then
+    say "once more, alone: $again"
+    mapfile -t tests <<<"$again"
+    rc=0
+    timeout --foreground --kill-after=20 600 python -m pytest -q -p no:cacheprovider --basetemp="$folder/u" \
+      -o junit_family=xunit1 --junitxml="$reports/again-$report.xml" "${tests[@]}" || rc=$?
+  fi
   rm -rf "$folder"
   return "$rc"
 }

@@ -467,3 +467,56 @@ def test_what_was_there_before_is_restored() -> None:
         assert child.wait(10) != 0
     assert signal.getsignal(signal.SIGTERM) is before
     assert "FOREBAY_BENCH_RUN" not in os.environ
+
+
+# ---- tests that failed beside others
+
+
+def junit(path: Path, cases: dict[str, str]) -> None:
+    """Of C++ tests; each with what it said where it failed, or nothing."""
+    rows = "".join(
+        f'<testcase name="{name}" status="{"fail" if said else "run"}">'
+        + (f'<failure message=""/><system-out>{said}</system-out>' if said else "")
+        + "</testcase>"
+        for name, said in cases.items()
+    )
+    path.write_text(f"<testsuite>{rows}</testsuite>")
+
+
+def second_try(folder: Path, **variables: str) -> Any:
+    command = [sys.executable, str(ROOT / "scripts/second_try.py"), str(folder), "cpp-dev"]
+    return subprocess.run(
+        command, env={**os.environ, **variables}, text=True, capture_output=True, check=False
+    )
+
+
+def test_a_test_that_passes_alone_is_named(tmp_path: Path) -> None:
+    junit(tmp_path / "cpp-dev.xml", {"A.late": "10 s were over", "A.fine": "", "B.fine": ""})
+    assert second_try(tmp_path).stdout == "^(A\\.late)$\n"
+    assert second_try(tmp_path, FOREBAY_SECOND_TRY="0").returncode == 1
+    assert check_ran(tmp_path, "cpp-dev", "").returncode == 1, "nobody has tried again"
+    junit(tmp_path / "again-cpp-dev.xml", {"A.late": ""})
+    said = check_ran(tmp_path, "cpp-dev", "")
+    assert "UNSTEADY  cpp-dev: A.late" in said.stdout
+    assert "A.late failed" not in said.stdout
+    junit(tmp_path / "again-cpp-dev.xml", {"A.late": "10 s were over"})
+    assert "A.late failed" in check_ran(tmp_path, "cpp-dev", "").stdout
+
+
+@pytest.mark.parametrize("said", [
+    "WARNING: ThreadSanitizer: data race", "x.cc:3: runtime error: shift", "***Exception: SEGFAULT",
+    "assert -11 == 0",
+])  # fmt: skip
+def test_what_may_not_happen_is_not_tried_again(tmp_path: Path, said: str) -> None:
+    junit(tmp_path / "cpp-dev.xml", {"A.late": said, "A.fine": ""})
+    found = second_try(tmp_path)
+    assert found.returncode == 1 and not found.stdout
+
+
+def test_many_unsteady_tests_are_a_failure(tmp_path: Path) -> None:
+    late = {f"A.late{i}": "10 s were over" for i in range(4)}
+    junit(tmp_path / "cpp-dev.xml", late)
+    assert second_try(tmp_path).returncode == 1
+    junit(tmp_path / "again-cpp-dev.xml", dict.fromkeys(late, ""))
+    said = check_ran(tmp_path, "cpp-dev", "")
+    assert said.returncode == 1 and "4 tests passed only at their second try" in said.stdout
