@@ -270,8 +270,10 @@ void Residency::ChooseStaging() {
   uint64_t batches = 0;
   uint64_t everything = 0;
   bool all_kept = true;
+  bool shared = false;
   for (const Dataset& dataset : datasets_) {
     if (dataset.parked != 0) continue;
+    shared |= !dataset.share.empty();
     batches += 4 * dataset.batch_samples * dataset.mean_rounded;
     everything += dataset.rounded_bytes;
     all_kept &= !dataset.passing &&
@@ -287,7 +289,10 @@ void Residency::ChooseStaging() {
   } else {
     // Where the tier's size is given, all else is staging anyway.
     const uint64_t floor = options_.keep_bytes != 0 ? 0 : uint64_t{64} << 20;
-    staging_bytes_ = regions + std::min(usable / 2, std::max(batches, floor));
+    uint64_t staging = std::min(usable / 2, std::max(batches, floor));
+    // Nodes of a cluster were told what this one can keep, and count on it.
+    if (ahead_need_ != 0 && !shared) staging = std::min(staging, batches / 2 + ahead_need_);
+    staging_bytes_ = regions + staging;
   }
   if (parked_now_ != 0) LetParkedGo(everything);
 }
@@ -297,6 +302,15 @@ uint64_t Residency::keep_quota() const {
   if (!options_.keep) return 0;
   const uint64_t quota = usable - std::min(usable, staging_bytes_);
   return options_.keep_bytes == 0 ? quota : std::min(quota, options_.keep_bytes);
+}
+
+void Residency::SetAheadBytes(uint64_t bytes) {
+  // A quarter more than now, so that a step of the tuner that is taken back evicts nothing.
+  const uint64_t need = bytes + bytes / 4;
+  if (ahead_need_ != 0 && bytes <= ahead_need_ && need >= ahead_need_ - ahead_need_ / 4) return;
+  ahead_need_ = need;
+  ChooseStaging();
+  EvictExcess();
 }
 
 void Residency::SetKeepBytes(uint64_t bytes) {

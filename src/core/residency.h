@@ -189,6 +189,8 @@ class Residency {
   void SetShare(DatasetId d, std::vector<uint8_t> share);
   // Changes SchedulerOptions::keep_bytes; a tier that holds more gives up what is not in use.
   void SetKeepBytes(uint64_t bytes);
+  // What look-ahead is to have, as the tuner finds it: the rest may be kept.
+  void SetAheadBytes(uint64_t bytes);
   // After a change of streams, or of what is set aside: how much the memory tier leaves to staging.
   void ChooseStaging();
   // The most that the memory tier takes, as things are.
@@ -266,7 +268,8 @@ class Residency {
   const RemoteSamples* const remote_;
   std::vector<Dataset> datasets_;
   uint64_t staging_bytes_ = 0;
-  uint64_t parked_ = 0;  // how often one was parked
+  uint64_t ahead_need_ = 0;  // of staging_bytes_, for look-ahead; 0: not known
+  uint64_t parked_ = 0;      // how often one was parked
   size_t parked_now_ = 0;
   Bytes bytes_;
 };

@@ -248,8 +248,9 @@ void Node::Pump() {
     }
   }
   actions_.clear();
-  scheduler_.lookahead().SetReadAheadBytes(sc_.read_ahead != 0 ? sc_.read_ahead
-                                                               : tuner_->decision().ahead_bytes);
+  const uint64_t ahead = sc_.read_ahead != 0 ? sc_.read_ahead : tuner_->decision().ahead_bytes;
+  scheduler_.lookahead().SetReadAheadBytes(ahead);
+  scheduler_.residency().SetAheadBytes(ahead);
   scheduler_.reads().SetFlightBytes(sc_.in_flight != 0 ? 0 : tuner_->decision().flight_bytes);
   scheduler_.leases().NextReads(limit(), &actions_);
   for (const ReadAction& action : actions_) Start(action);

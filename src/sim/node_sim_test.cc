@@ -75,7 +75,8 @@ TEST(NodeSimulation, HalfTheMemoryLeavesHalfTheSource) {
   NodeScenario s = Plain();
   s.lengths.assign(4000, 100'000);
   s.source.bytes_per_s = 100.0 * kMega;
-  s.arena_bytes = 264 * kMega;  // 64 MiB of it are for staging
+  s.arena_bytes = 264 * kMega;
+  s.read_ahead = uint64_t{64} << 20;  // asked for, so that staging is 64 MiB of it
   const NodeOutcome out = Simulated(s);
   const auto kept = static_cast<double>(out.kept_bytes);
   EXPECT_NEAR(kept, 197e6, 3e6);

@@ -1412,6 +1412,7 @@ void Engine::Collect() {
   const size_t limit = InFlightLimit();
   const uint64_t ahead = fixed_ahead_ != 0 ? fixed_ahead_ : tuner_->decision().ahead_bytes;
   scheduler_.lookahead().SetReadAheadBytes(ahead);
+  scheduler_.residency().SetAheadBytes(ahead);
   const bool tuned = fixed_reads_ == 0 && tuning_.on.value() != 0;
   scheduler_.reads().SetFlightBytes(tuned ? tuner_->decision().flight_bytes : 0);
   scheduler_.leases().NextReads(limit, &outbox_, !closing_);
