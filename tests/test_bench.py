@@ -74,6 +74,7 @@ FIGURES = {
     "freshness": {
         "freshness_cost", "freshness_first_batch", "freshness_single_epoch", "statx_cpu_us",
     },
+    "places": {"large_first_batch_vs_pipe", "kept_share_small_budget"},
     "drift": {"recovery_s"},
     "tune": {
         "tuned_vs_best", "tune_s", "parallelism_vs_best", "buffer_vs_best", "retune_s",
@@ -163,6 +164,13 @@ TINY: dict[str, dict[str, Any]] = {
     "hang": {
         "repeats": 2, "files": 150, "mean_bytes": 20_000, "batch": 16, "latency_ms": 0.5,
         "memory_bytes": 8 << 20, "source_s": 1, "stall_s": 2, "peer_stall_s": 2, "window_s": 0.2,
+    },
+    "places": {
+        "repeats": 2, "storage": {"open_ms": 0.5, "read_ms": 0.5, "bandwidth_mb": 300},
+        "large": {"files": 12, "bytes": 300_000, "batch": 2, "memory": 16 << 20},
+        "small_budget": {
+            "files": 150, "bytes": 100_000, "batch": 8, "memory": 12 << 20, "epochs": 2,
+        },
     },
     "drift": {
         "repeats": 2, "files": 100, "mean_bytes": 20_000, "latency_ms": [0.5, 2],
@@ -319,6 +327,7 @@ MARKS = {
     "tiers": [needs_fuse],
     "hang": [needs_fuse, needs_cluster],
     "freshness": [needs_fuse],
+    "places": [needs_fuse],
     "drift": [needs_fuse],
     "tune": [needs_fuse],
     "control": [needs_etcd],
