@@ -47,7 +47,7 @@ def test_a_recorded_log_replays_to_the_same_decisions(
     # A decision that was not the policy's is found.
     lines = log.read_text().splitlines()
     words = lines[-1].split(" ")
-    words[17] = "7"
+    words[19] = "7"  # the reads that were decided
     log.write_text("\n".join([*lines[:-1], " ".join(words)]) + "\n")
     assert cli.main(["tune", "replay", str(log)]) == 1
     assert "1 decisions differ" in capsys.readouterr().out
