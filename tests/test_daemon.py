@@ -67,6 +67,14 @@ def _orders(data: DataSet, size: int, epoch: int, rank=0, world=1, seed=0) -> li
     return list(batches_of(order, size))
 
 
+def _forebayd(run_folder: Path) -> list[str]:
+    """Its command, which needs the folder."""
+    program = os.path.join(os.path.dirname(forebay.__file__), "forebayd")
+    run_folder.mkdir(mode=0o700, exist_ok=True)
+    program = os.environ.get("FOREBAYD") or program
+    return [program, f"--folder={run_folder}", "--memory=67108864"]
+
+
 def _pid(engine: forebay.SharedEngine) -> int:
     client = engine.client()
     assert client is not None
@@ -386,11 +394,7 @@ def test_a_signal_ends_it_and_nothing_is_left(
     folder: DataSet, run_folder: Path, tmp_path: Path, number: int
 ) -> None:
     """The fixture sees to its folder and /dev/shm; here: that it was no crash."""
-    program = os.path.join(os.path.dirname(forebay.__file__), "forebayd")
-    program = os.environ.get("FOREBAYD") or program
-    run_folder.mkdir(mode=0o700)
-    command = [program, f"--folder={run_folder}", "--memory=67108864", "--linger=600"]
-    daemon = subprocess.Popen(command)
+    daemon = subprocess.Popen([*_forebayd(run_folder), "--linger=600"])
     try:
         _await(lambda: main(["status"]) == 0, "it does not serve")
         daemon.send_signal(number)
@@ -415,6 +419,10 @@ def test_a_cache_folder_that_others_can_write_to_is_an_error(
     remedy = "chmod go-w" if kind == "all" else "chown"
     with pytest.raises(forebay.AccessError, match=f"{cache}.*{remedy}"):
         _engine(cache_dir=cache)
+    for option in ("cache_dir", "files"):
+        command = [*_forebayd(run_folder), f"--{option}={cache}", f"--source={folder.root}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S)
+        assert done.returncode != 0 and str(cache) in done.stderr and remedy in done.stderr
     assert os.listdir(cache) == []
 
 
