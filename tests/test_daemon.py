@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import json
 import logging
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -17,7 +20,7 @@ from pathlib import Path
 
 import forebay
 import pytest
-from data_sets import DataSet, batches_of, check_batch, torch_order
+from data_sets import DataSet, batches_of, check_batch, torch_order, write_tfrecord
 from forebay.cli import main
 from forebay.views import daemon_status
 
@@ -162,6 +165,70 @@ def test_a_forked_child_has_its_own_connection(folder: DataSet, run_folder: Path
     assert os.waitpid(child, 0)[1] == 0
     for samples in _orders(folder, 8, 0)[1:]:
         check_batch(next(iterator), samples, folder)
+
+
+_OPENER = """
+import sys, time
+import forebay
+engine = forebay.SharedEngine(memory="2G", linger=0)
+catalog = forebay.Catalog.load(sys.argv[1])
+print("ready", flush=True)
+for _ in sys.stdin:
+    begun = time.monotonic()
+    loader = forebay.DataLoader(catalog, 64, engine=engine)
+    next(iter(loader))
+    print(begun, time.monotonic(), flush=True)
+"""
+
+
+def _train_beside(root: Path, huge: Path) -> tuple[float, float]:
+    """Seconds that a client took to open the catalog `huge` and to get its first batch, and the
+    longest that another one, which trains on `root`, got no batch in that time.
+    """
+    engine = _engine(memory="2G")
+    opener = subprocess.Popen(
+        [sys.executable, "-c", _OPENER, str(huge)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert opener.stdin is not None and opener.stdout is not None
+    try:
+        assert opener.stdout.readline() == "ready\n"
+        opener.stdin.write("open\n")
+        opener.stdin.flush()
+        taken = []
+        with forebay.DataLoader(root, 4, engine=engine) as loader:
+            while not select.select([opener.stdout], [], [], 0)[0]:
+                for batch in loader:
+                    batch.release()
+                    taken.append(time.monotonic())
+        begun, ended = map(float, opener.stdout.readline().split())
+    finally:
+        opener.communicate(timeout=_LIMIT_S)
+    during = [begun, *(at for at in taken if begun < at < ended), ended]
+    return ended - begun, max(later - at for at, later in itertools.pairwise(during))
+
+
+def test_a_huge_data_set_stalls_nobody_else(
+    folder: DataSet, run_folder: Path, tmp_path: Path
+) -> None:
+    """Eight million samples give the engine much to do. If the daemon's own thread did it, the
+    other client would wait for most of the time.
+    """
+    record = tmp_path / "record"
+    write_tfrecord(record, [b""])
+    (tmp_path / "huge").mkdir()
+    with open(tmp_path / "huge" / "a.tfrecord", "wb") as shard:
+        for _ in range(80):
+            shard.write(record.read_bytes() * 100_000)
+    huge = tmp_path / "huge.catalog"
+    forebay.Catalog.build(str(tmp_path / "huge")).save(str(huge))
+    for _ in range(3):  # a busy machine keeps everybody waiting now and then
+        opening, longest = _train_beside(folder.root, huge)
+        if longest < opening / 3:
+            return
+        gc.collect()
+        _await(lambda: not run_folder.exists(), "the daemon does not end")
+    pytest.fail(f"no batch for {longest:.2f} s of {opening:.2f} s")
 
 
 def test_a_pickled_engine(run_folder: Path) -> None:
