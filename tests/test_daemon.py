@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import select
 import signal
 import subprocess
@@ -23,8 +24,13 @@ import pytest
 from data_sets import DataSet, batches_of, check_batch, torch_order, write_tfrecord
 from forebay.cli import main
 from forebay.views import daemon_status
+from test_peers import _ports as free_ports
 
 _LIMIT_S = 60
+needs_ucx = pytest.mark.skipif(
+    not Path(forebay._forebay.__file__).with_name("libforebay_ucx.so").exists(),
+    reason="built without UCX",
+)
 
 
 @pytest.fixture
@@ -469,6 +475,35 @@ def test_a_signal_ends_it_and_nothing_is_left(
     finally:
         daemon.kill()
         daemon.wait()
+
+
+@needs_ucx
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["TERM", "INT"])
+def test_a_signal_ends_it_with_ucx(
+    folder: DataSet, run_folder: Path, tmp_path: Path, number: int
+) -> None:
+    """UCX has threads, memory and handlers of signals of its own. The log says whom it trusts."""
+    ports = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
+    daemon = subprocess.Popen(
+        [*_forebayd(run_folder), "--linger=600", f"--peers={ports}"],
+        stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "FOREBAY_NODE": "0", "FOREBAY_PEER_TRANSPORT": "ucx",
+             "FOREBAY_PEER_SECRET": str(tmp_path / "secret")},
+    )  # fmt: skip
+    try:
+        _await(lambda: main(["status"]) == 0, "it does not serve")
+        maps = Path(f"/proc/{daemon.pid}/maps").read_text()
+        assert "libforebay_ucx.so" in maps
+        shared = set(re.findall("/dev/shm/[^ \n]+", maps))
+        daemon.send_signal(number)
+        _, said = daemon.communicate(timeout=_LIMIT_S)
+        assert daemon.returncode == 0, said
+    finally:
+        daemon.kill()
+        daemon.communicate()
+    trust = "UCX writes to this process's memory for whoever reaches its ports"
+    assert f"{trust}, so only the job's nodes may reach them" in said
+    assert [path for path in shared if os.path.exists(path)] == []
 
 
 @pytest.mark.parametrize("kind", ["foreign", "all"])
