@@ -9,6 +9,7 @@ from pathlib import Path
 import forebay
 import pytest
 from conftest import forebay_threads
+from test_daemon import run_folder  # noqa: F401 - a fixture
 
 
 def _files(folder: Path, count: int, size: int = 3000) -> list[str]:
@@ -18,8 +19,20 @@ def _files(folder: Path, count: int, size: int = 3000) -> list[str]:
     return [str(folder / f"{i:04}.bin") for i in range(count)]
 
 
-def _descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+def _descriptors(pid: int | str = "self") -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def _threads(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def _private_memory(pid: int | str = "self") -> int:
+    """Bytes that the process has of its own; the engine's arena is shared."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) << 10
+    raise AssertionError("Linux before 4.5")
 
 
 def _read(loader: forebay.DataLoader) -> int:
@@ -61,16 +74,44 @@ def test_a_thousand_data_sets_in_one_process(tmp_path: Path) -> None:
     engine = forebay.Engine(memory="32M", max_in_flight=16)
     kept = forebay.DataLoader(forebay.Catalog.from_files(files), 10, engine=engine)
     after_ten = None
+    memory = 0
     for turn in range(1000):
         some = files[turn % 20 : turn % 20 + 20 - turn % 7]
         with forebay.DataLoader(forebay.Catalog.from_files(some), 10, engine=engine) as loader:
             assert _read(loader) == len(some)
         if turn == 9:
             after_ten = len(forebay_threads()), _descriptors(), _arena(engine)
+        if turn == 199:  # what is kept by age is kept by then
+            memory = _private_memory()
     assert after_ten is not None
     assert len(forebay_threads()) <= after_ten[0] + 16
     assert _descriptors() <= after_ten[1] + 8
     assert _arena(engine) <= after_ten[2] + (1 << 20)
+    assert _private_memory() <= memory + (4 << 20)
+    assert _read(kept) == 40
+
+
+def test_a_thousand_data_sets_of_a_daemon(tmp_path: Path, run_folder: Path) -> None:  # noqa: F811
+    files = _files(tmp_path / "data", 40, 400)
+    engine = forebay.SharedEngine(memory="32M", max_in_flight=16, linger=0)
+    kept = forebay.DataLoader(forebay.Catalog.from_files(files), 10, engine=engine)
+    client = engine.client()
+    assert client is not None
+    pid = client.pid
+    after_ten: tuple[int, int] | None = None
+    memory = 0
+    for turn in range(1000):
+        some = files[turn % 20 : turn % 20 + 20 - turn % 7]
+        with forebay.DataLoader(forebay.Catalog.from_files(some), 10, engine=engine) as loader:
+            assert _read(loader) == len(some)
+        if turn == 9:
+            after_ten = _threads(pid), _descriptors(pid)
+        if turn == 199:
+            memory = _private_memory(pid)
+    assert after_ten is not None
+    assert _threads(pid) <= after_ten[0] + 16
+    assert _descriptors(pid) <= after_ten[1] + 8
+    assert _private_memory(pid) <= memory + (1 << 20)  # 1.3 KiB a data set
     assert _read(kept) == 40
 
 

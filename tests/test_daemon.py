@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import json
 import logging
 import os
 import pickle
+import re
+import select
 import signal
 import subprocess
 import sys
@@ -17,11 +21,16 @@ from pathlib import Path
 
 import forebay
 import pytest
-from data_sets import DataSet, batches_of, check_batch, torch_order
+from data_sets import DataSet, batches_of, check_batch, torch_order, write_tfrecord
 from forebay.cli import main
 from forebay.views import daemon_status
+from test_peers import _ports as free_ports
 
 _LIMIT_S = 60
+needs_ucx = pytest.mark.skipif(
+    not Path(forebay._forebay.__file__).with_name("libforebay_ucx.so").exists(),
+    reason="built without UCX",
+)
 
 
 @pytest.fixture
@@ -65,6 +74,14 @@ def _orders(data: DataSet, size: int, epoch: int, rank=0, world=1, seed=0) -> li
     order = torch_order(len(data), shuffle=True, seed=seed, epoch=epoch, rank=rank, world=world,
                         drop_last=False)  # fmt: skip
     return list(batches_of(order, size))
+
+
+def _forebayd(run_folder: Path) -> list[str]:
+    """Its command, which needs the folder."""
+    program = os.path.join(os.path.dirname(forebay.__file__), "forebayd")
+    run_folder.mkdir(mode=0o700, exist_ok=True)
+    program = os.environ.get("FOREBAYD") or program
+    return [program, f"--folder={run_folder}", "--memory=67108864"]
 
 
 def _pid(engine: forebay.SharedEngine) -> int:
@@ -154,6 +171,70 @@ def test_a_forked_child_has_its_own_connection(folder: DataSet, run_folder: Path
     assert os.waitpid(child, 0)[1] == 0
     for samples in _orders(folder, 8, 0)[1:]:
         check_batch(next(iterator), samples, folder)
+
+
+_OPENER = """
+import sys, time
+import forebay
+engine = forebay.SharedEngine(memory="2G", linger=0)
+catalog = forebay.Catalog.load(sys.argv[1])
+print("ready", flush=True)
+for _ in sys.stdin:
+    begun = time.monotonic()
+    loader = forebay.DataLoader(catalog, 64, engine=engine)
+    next(iter(loader))
+    print(begun, time.monotonic(), flush=True)
+"""
+
+
+def _train_beside(root: Path, huge: Path) -> tuple[float, float]:
+    """Seconds that a client took to open the catalog `huge` and to get its first batch, and the
+    longest that another one, which trains on `root`, got no batch in that time.
+    """
+    engine = _engine(memory="2G")
+    opener = subprocess.Popen(
+        [sys.executable, "-c", _OPENER, str(huge)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert opener.stdin is not None and opener.stdout is not None
+    try:
+        assert opener.stdout.readline() == "ready\n"
+        opener.stdin.write("open\n")
+        opener.stdin.flush()
+        taken = []
+        with forebay.DataLoader(root, 4, engine=engine) as loader:
+            while not select.select([opener.stdout], [], [], 0)[0]:
+                for batch in loader:
+                    batch.release()
+                    taken.append(time.monotonic())
+        begun, ended = map(float, opener.stdout.readline().split())
+    finally:
+        opener.communicate(timeout=_LIMIT_S)
+    during = [begun, *(at for at in taken if begun < at < ended), ended]
+    return ended - begun, max(later - at for at, later in itertools.pairwise(during))
+
+
+def test_a_huge_data_set_stalls_nobody_else(
+    folder: DataSet, run_folder: Path, tmp_path: Path
+) -> None:
+    """Eight million samples give the engine much to do. If the daemon's own thread did it, the
+    other client would wait for most of the time.
+    """
+    record = tmp_path / "record"
+    write_tfrecord(record, [b""])
+    (tmp_path / "huge").mkdir()
+    with open(tmp_path / "huge" / "a.tfrecord", "wb") as shard:
+        for _ in range(80):
+            shard.write(record.read_bytes() * 100_000)
+    huge = tmp_path / "huge.catalog"
+    forebay.Catalog.build(str(tmp_path / "huge")).save(str(huge))
+    for _ in range(3):  # a busy machine keeps everybody waiting now and then
+        opening, longest = _train_beside(folder.root, huge)
+        if longest < opening / 3:
+            return
+        gc.collect()
+        _await(lambda: not run_folder.exists(), "the daemon does not end")
+    pytest.fail(f"no batch for {longest:.2f} s of {opening:.2f} s")
 
 
 def test_a_pickled_engine(run_folder: Path) -> None:
@@ -386,11 +467,7 @@ def test_a_signal_ends_it_and_nothing_is_left(
     folder: DataSet, run_folder: Path, tmp_path: Path, number: int
 ) -> None:
     """The fixture sees to its folder and /dev/shm; here: that it was no crash."""
-    program = os.path.join(os.path.dirname(forebay.__file__), "forebayd")
-    program = os.environ.get("FOREBAYD") or program
-    run_folder.mkdir(mode=0o700)
-    command = [program, f"--folder={run_folder}", "--memory=67108864", "--linger=600"]
-    daemon = subprocess.Popen(command)
+    daemon = subprocess.Popen([*_forebayd(run_folder), "--linger=600"])
     try:
         _await(lambda: main(["status"]) == 0, "it does not serve")
         daemon.send_signal(number)
@@ -398,6 +475,35 @@ def test_a_signal_ends_it_and_nothing_is_left(
     finally:
         daemon.kill()
         daemon.wait()
+
+
+@needs_ucx
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["TERM", "INT"])
+def test_a_signal_ends_it_with_ucx(
+    folder: DataSet, run_folder: Path, tmp_path: Path, number: int
+) -> None:
+    """UCX has threads, memory and handlers of signals of its own. The log says whom it trusts."""
+    ports = ",".join(f"127.0.0.1:{port}" for port in free_ports(2))
+    daemon = subprocess.Popen(
+        [*_forebayd(run_folder), "--linger=600", f"--peers={ports}"],
+        stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "FOREBAY_NODE": "0", "FOREBAY_PEER_TRANSPORT": "ucx",
+             "FOREBAY_PEER_SECRET": str(tmp_path / "secret")},
+    )  # fmt: skip
+    try:
+        _await(lambda: main(["status"]) == 0, "it does not serve")
+        maps = Path(f"/proc/{daemon.pid}/maps").read_text()
+        assert "libforebay_ucx.so" in maps
+        shared = set(re.findall("/dev/shm/[^ \n]+", maps))
+        daemon.send_signal(number)
+        _, said = daemon.communicate(timeout=_LIMIT_S)
+        assert daemon.returncode == 0, said
+    finally:
+        daemon.kill()
+        daemon.communicate()
+    trust = "UCX writes to this process's memory for whoever reaches its ports"
+    assert f"{trust}, so only the job's nodes may reach them" in said
+    assert [path for path in shared if os.path.exists(path)] == []
 
 
 @pytest.mark.parametrize("kind", ["foreign", "all"])
@@ -415,6 +521,10 @@ def test_a_cache_folder_that_others_can_write_to_is_an_error(
     remedy = "chmod go-w" if kind == "all" else "chown"
     with pytest.raises(forebay.AccessError, match=f"{cache}.*{remedy}"):
         _engine(cache_dir=cache)
+    for option in ("cache_dir", "files"):
+        command = [*_forebayd(run_folder), f"--{option}={cache}", f"--source={folder.root}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S)
+        assert done.returncode != 0 and str(cache) in done.stderr and remedy in done.stderr
     assert os.listdir(cache) == []
 
 

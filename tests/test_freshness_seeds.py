@@ -297,7 +297,8 @@ def test_nor_from_another_node(seed: int, tmp_path: Path, monkeypatch: pytest.Mo
                 subprocess.Popen(
                     [sys.executable, "-c", _NODE, what], stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE, text=True,
-                    env={**os.environ, "FOREBAY_NODE": str(node)},
+                    env={**os.environ, "FOREBAY_NODE": str(node), "FOREBAY_PEER_LEASE": "20",
+                         "FOREBAY_PEER_WAIT": "20"},
                 )
             )  # fmt: skip
             end.callback(nodes[-1].kill)
@@ -323,6 +324,9 @@ def test_nor_from_another_node(seed: int, tmp_path: Path, monkeypatch: pytest.Mo
                 if rng.random() < 0.5:
                     files.change(["rename", "link"])
             tell("close")
+        from_peers = 0
         for node in nodes:
-            node.communicate(timeout=60)
+            said_last, _ = node.communicate(timeout=60)
             assert node.returncode == 0
+            from_peers += json.loads(said_last)
+        assert from_peers > 0, "each read everything itself"

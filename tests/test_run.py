@@ -225,6 +225,24 @@ def test_a_cache_that_is_removed_is_made_anew(old: Path, local: Path, tmp_path: 
 
 
 @needs_library
+@pytest.mark.parametrize("kind", ["foreign", "group", "all"])
+def test_a_cache_that_others_can_write_to_is_not_used(old: Path, tmp_path: Path, kind: str) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    if kind != "foreign":
+        cache.chmod(0o770 if kind == "group" else 0o777)
+    elif os.geteuid() == 0:
+        os.chown(cache, 65534, 65534)
+    else:
+        pytest.skip("NOT TESTED: only root can make a folder of another user")
+    done = run("--source", str(old), "--cache", str(cache), "--", "cat", str(old / "1.bin"))
+    assert (done.returncode, done.stdout) == (0, "\1" * 5000)
+    assert "running without Forebay: " in done.stderr and str(cache) in done.stderr
+    assert ("chown" if kind == "foreign" else f"chmod go-w {cache}") in done.stderr
+    assert os.listdir(cache) == []
+
+
+@needs_library
 def test_quiet(old: Path, local: Path) -> None:
     done = run("--quiet", "--source", str(old), "cat", str(old / "3.bin"))
     assert (done.returncode, done.stderr, len(done.stdout)) == (0, "", 5000)

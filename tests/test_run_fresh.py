@@ -179,6 +179,58 @@ def test_a_run_after_another_one(tmp_path: Path) -> None:
     assert _wrong(found, paths) == []
 
 
+# Opens each file until it is a copy, and prints what each open gave: a copy or not, and its digest.
+CLOCKS = """
+import hashlib, json, os, sys, time
+end = time.monotonic() + float(sys.argv[1])
+out = {}
+for path in sys.argv[2:]:
+    looks = []
+    while True:
+        with open(path, "rb", buffering=0) as file:
+            copy = os.path.realpath(f"/proc/self/fd/{file.fileno()}") != path
+            looks.append([copy, hashlib.sha256(file.read()).hexdigest()])
+        if copy or time.monotonic() > end:
+            break
+        time.sleep(0.1)
+    out[path] = looks
+print(json.dumps(out), flush=True)
+"""
+
+
+def test_files_of_other_clocks(tmp_path: Path) -> None:
+    """Another node's clock is ahead of this one's, or far behind."""
+    data, cache = tmp_path / "data", tmp_path / "cache"
+    data.mkdir()
+    ahead, behind, epoch = paths = [data / name for name in ("ahead", "behind", "epoch")]
+    seconds = {ahead: time.time() + 3600, behind: time.time() - 20 * 365 * 86400, epoch: 0}
+    for path in paths:
+        path.write_bytes(os.urandom(5000))
+        os.utime(path, ns=(0, int(seconds[path] * 1e9) + 7))
+    time.sleep(3.2)  # the change's own time cannot be chosen
+
+    def run(wait: int) -> dict[Path, list]:
+        done = subprocess.run(
+            [*RUN, "--cache", str(cache), "--source", str(data), "--", sys.executable, "-c",
+             CLOCKS, str(wait), *map(str, paths)],
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        found = {Path(path): looks for path, looks in json.loads(done.stdout).items()}
+        for path in paths:
+            truth = hashlib.sha256(path.read_bytes()).hexdigest()
+            assert {digest for _, digest in found[path]} == {truth}, path
+        return found
+
+    found = run(60)
+    assert [found[path][0][0] for path in paths] == [False, True, True]
+    assert [found[path][-1][0] for path in paths] == [True, True, True], "never copied"
+    # The service of that run lives on for a moment, with its copies.
+    for path in paths:
+        _time_put_back(path)
+    run(0)
+
+
 @pytest.mark.parametrize("first", ["loader", "run"])
 def test_copies_of_the_other_way_in(first: str, tmp_path: Path) -> None:
     """A loader and a run have one cache folder. Since the one has copied them, files were written

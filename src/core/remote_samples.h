@@ -10,6 +10,8 @@ class RemoteSamples {
  public:
   virtual ~RemoteSamples() = default;
   virtual bool IsRemote(DatasetId dataset, SampleId sample) const = 0;
+  // Whether a read is held back until other nodes have joined.
+  virtual bool AwaitsNodes(DatasetId dataset, SampleId sample) const = 0;
 };
 
 }  // namespace forebay

@@ -131,6 +131,8 @@ class Residency {
     void Touch(SampleId s);
     // Whether a read would ask another node for it; that is no load on the source.
     bool Remote(SampleId s) const { return remote != nullptr && remote->IsRemote(id, s); }
+    // Whether a read is held back until other nodes have joined.
+    bool AwaitsNodes(SampleId s) const { return remote != nullptr && remote->AwaitsNodes(id, s); }
     KeepShare ShareOf(SampleId s) const {
       return share.empty() ? KeepShare::kHome : static_cast<KeepShare>(share[s]);
     }

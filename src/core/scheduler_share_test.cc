@@ -27,7 +27,9 @@ constexpr auto kReplica = static_cast<uint8_t>(KeepShare::kReplica);
 class Remote final : public RemoteSamples {
  public:
   bool IsRemote(DatasetId, SampleId s) const override { return rule && rule(s); }
+  bool AwaitsNodes(DatasetId, SampleId) const override { return joining; }
   std::function<bool(SampleId)> rule;
+  bool joining = false;
 };
 
 // One node whose samples are all of one size; reads end in a random order.
@@ -547,6 +549,20 @@ TEST(Elsewhere, SuchReadsAreThePeersAndNotTheSources) {
   EXPECT_EQ(node.scheduler.jobs().TakeStats().at(0).bytes, 0u);
   EXPECT_TRUE(node.scheduler.residency().dataset(node.dataset).Held(0))
       << "what a peer gave is kept as any other";
+}
+
+TEST(Elsewhere, AWaitForNodesToJoinIsNotTheSources) {
+  Node node(100, 60, 90);
+  const StreamId id = node.Train({0, 1, 2, 3});
+  Scheduler::Handout out;
+  ASSERT_EQ(node.scheduler.leases().TakeBatch(id, &out), Take::kPending);
+  ASSERT_FALSE(node.Pump().empty());
+  EXPECT_EQ(Waits(node.scheduler).CauseOfStream(id), StallCause::kSource);
+  node.remote.joining = true;
+  EXPECT_EQ(Waits(node.scheduler).CauseOfStream(id), StallCause::kPeer);
+  node.Drain();
+  ASSERT_EQ(node.scheduler.leases().TakeBatch(id, &out), Take::kReady);
+  node.scheduler.leases().Release(out.lease);
 }
 
 TEST(Elsewhere, ConsumersOfOneStreamWaitEachForTheirOwn) {

@@ -64,7 +64,8 @@ StallCause Waits::CauseOf(const Lease& l) const {
 
 StallCause Waits::PlaceOf(const Residency::Dataset& dataset, SampleId s) {
   if (dataset.entries[s].flags & Residency::kInTier) return StallCause::kTier;
-  return dataset.Remote(s) ? StallCause::kPeer : StallCause::kSource;
+  const bool from_peer = dataset.Remote(s) || dataset.AwaitsNodes(s);
+  return from_peer ? StallCause::kPeer : StallCause::kSource;
 }
 
 bool Waits::RoomForMissing(const Lease& l) const {

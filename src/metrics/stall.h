@@ -16,7 +16,7 @@ enum class StallCause : uint8_t {
   kCopy,        // the batch was finished, its copy to the accelerator was not
   kTier,        // a read from the cache folder was under way
   kShare,       // reads waited for the job's share of the source
-  kPeer,        // a read from another node of the cluster was under way
+  kPeer,        // a read from another node of the cluster was under way, or held back for its join
 };
 inline constexpr size_t kStallCauses = 8;
 

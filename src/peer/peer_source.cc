@@ -54,6 +54,11 @@ int32_t PeerSource::Elsewhere(SampleId sample) const {
   return choice.to == Choice::To::kPeer ? static_cast<int32_t>(choice.node) : -1;
 }
 
+bool PeerSource::AwaitsNodes(SampleId sample) const {
+  if (!exchange_->coordinate || !MayWait(SteadyClock().Now())) return false;
+  return dataset_->ChooseOne(sample, true).to == Choice::To::kWait;
+}
+
 PeerCost& PeerSource::Cost(uint32_t node) {
   if (costs_.size() <= node) costs_.resize(node + 1);
   if (costs_[node] == nullptr)

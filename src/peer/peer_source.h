@@ -24,7 +24,7 @@
 
 namespace forebay::peer {
 
-// Confined to the engine's loop thread, as every Source; Elsewhere may be called by any.
+// Confined to the engine's loop thread, as every Source; what is asked of a sample, by any.
 class PeerSource final : public Source {
  public:
   static Result<std::unique_ptr<PeerSource>> Make(std::shared_ptr<Exchange> exchange,
@@ -39,6 +39,7 @@ class PeerSource final : public Source {
   size_t capacity() const override { return slots_.capacity(); }
   std::string Describe() const override;
   int32_t Elsewhere(SampleId sample) const override;
+  bool AwaitsNodes(SampleId sample) const override;
   void Retire() override { dataset_->Leave(); }
 
  private:

@@ -63,6 +63,8 @@ class Source {
   // would be read here. From any thread, with locks of the caller held: it must neither wait nor
   // call back.
   virtual int32_t Elsewhere(SampleId) const { return -1; }
+  // Whether a read of the sample is held back until other nodes have joined. Called as Elsewhere.
+  virtual bool AwaitsNodes(SampleId) const { return false; }
   // Nobody will ask for its samples any more, but for those who are let in by the source itself,
   // such as other nodes: they are to leave. From the thread that submits.
   virtual void Retire() {}

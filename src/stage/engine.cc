@@ -1343,7 +1343,8 @@ std::string Engine::WaitingFor(StreamId id) const {
     if (cause == StallCause::kTier && cache_ != nullptr) {
       what = StrCat("cache folder ", options_.cache_folder);
     } else if (cause == StallCause::kPeer && datasets_[dataset].source != nullptr) {
-      what += StrCat(" (node ", datasets_[dataset].source->Elsewhere(sample), ")");
+      const int32_t node = datasets_[dataset].source->Elsewhere(sample);
+      what += node < 0 ? std::string(" (not joined yet)") : StrCat(" (node ", node, ")");
     }
     what += StrCat(": ", JoinPath(catalog.root(), catalog.SampleName(sample)));
   }

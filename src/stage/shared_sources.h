@@ -18,6 +18,9 @@ class SharedSources final : public RemoteSamples {
   bool IsRemote(DatasetId d, SampleId s) const override {
     return d < sources_.size() && sources_[d] != nullptr && sources_[d]->Elsewhere(s) >= 0;
   }
+  bool AwaitsNodes(DatasetId d, SampleId s) const override {
+    return d < sources_.size() && sources_[d] != nullptr && sources_[d]->AwaitsNodes(s);
+  }
 
  private:
   std::vector<const Source*> sources_;

@@ -99,6 +99,7 @@ class TieredSource final : public Source {
   size_t capacity() const override { return slots_.size(); }
   std::string Describe() const override;
   int32_t Elsewhere(SampleId sample) const override { return inner_->Elsewhere(sample); }
+  bool AwaitsNodes(SampleId sample) const override { return inner_->AwaitsNodes(sample); }
   void Retire() override { inner_->Retire(); }
 
   // Whether completion `i` of the last Reap came from the tier.
