@@ -16,6 +16,7 @@ from typing import Any
 
 import forebay
 import pytest
+from data_sets import written_long_ago
 from forebay._internal import peers_watch
 from forebay.views import daemon_status, peers_status, top, watch
 from forebay.views.report import CAUSES, EpochReport, sentence, table
@@ -260,6 +261,7 @@ def test_a_restart_with_fewer_nodes_goes_on_with_their_folders(tmp_path: Path) -
     for i in range(files):
         name = f"a/{i:04}"
         (tmp_path / "data" / name).write_bytes(name.encode() * 1000)
+        written_long_ago(tmp_path / "data" / name)
     with forebay.DataLoader(tmp_path / "data", batch_size=step, shuffle=True, seed=3,
                             memory="16M", peers=False) as whole:  # fmt: skip
         expected = [sorted(batch.paths) for _ in range(2) for batch in whole]

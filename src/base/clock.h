@@ -16,6 +16,11 @@ class Clock {
 // CLOCK_MONOTONIC. Lives for the whole process.
 Clock& SteadyClock();
 
+// Whether a time of a file may be that of a moment ago: less than `young` by this node's clock, and
+// some minutes where files' times are `coarse`, which is whole seconds. It is of the clock of the
+// file's storage, which may be ahead of ours or behind it, so this is a guess.
+bool SeemsYoung(int64_t file_time_ns, bool coarse, Nanos young);
+
 class ManualClock final : public Clock {
  public:
   Nanos Now() override { return now_; }

@@ -288,7 +288,7 @@ Result<std::unique_ptr<Catalog>> BuildFileList(std::span<const std::string> path
     if (size > std::numeric_limits<uint32_t>::max()) return SampleTooLarge(files[i], size);
     sizes[i] = static_cast<uint32_t>(size);
     times[i] = MtimeNs(st);
-    stamps[i] = StampOf(CtimeNs(st));
+    stamps[i] = StampOfLook(MtimeNs(st), CtimeNs(st));
     ++watch.objects_done;
     ++watch.samples;
     return Status();

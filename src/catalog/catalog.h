@@ -90,6 +90,10 @@ struct FileSize {
 
 // Stands for the time of a file's last change of any kind (ctime); never 0.
 uint32_t StampOf(int64_t ctime_ns);
+// The same, but like no other stamp where the file seems to have been written a moment ago: it may
+// be rewritten within the same tick of its storage's clock, which no later look could tell. A copy
+// with such a stamp serves who has looked then, and is compared with the file by who looks later.
+uint32_t StampOfLook(int64_t mtime_ns, int64_t ctime_ns);
 
 class Catalog;
 

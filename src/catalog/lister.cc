@@ -259,7 +259,7 @@ class FolderWalk {
     }
     visit->sizes[i] = st.st_size;
     visit->times[i] = MtimeNs(st);
-    visit->stamps[i] = StampOf(CtimeNs(st));
+    visit->stamps[i] = StampOfLook(MtimeNs(st), CtimeNs(st));
     return Status();
   }
 

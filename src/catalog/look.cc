@@ -1,9 +1,12 @@
 #include "catalog/look.h"
 
 #include <fcntl.h>
+#include <sys/random.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <functional>
 #include <limits>
@@ -24,6 +27,8 @@ namespace {
 constexpr size_t kAtOnce = 32;
 // Descriptors that looks keep until all are made: a program may have 1,024 in all.
 constexpr size_t kFoldersOpen = 64;
+// A file that was written less than this before it was looked at may be written again unnoticed.
+constexpr Nanos kYoungFile = 3 * kSecond;
 
 // Lengths and times of files in an image.
 class FileRecords {
@@ -124,13 +129,28 @@ Result<FileSize> FileLooks::LookAt(SampleId sample, int folder) const {
   if (st.stx_size > std::numeric_limits<uint32_t>::max()) {
     return SampleTooLarge(Path(object), st.stx_size);
   }
+  const int64_t mtime = st.stx_mtime.tv_sec * kSecond + st.stx_mtime.tv_nsec;
+  const int64_t ctime = st.stx_ctime.tv_sec * kSecond + st.stx_ctime.tv_nsec;
   return FileSize{.length = static_cast<uint32_t>(st.stx_size),
-                  .mtime_ns = st.stx_mtime.tv_sec * kSecond + st.stx_mtime.tv_nsec,
-                  .change_stamp = StampOf(st.stx_ctime.tv_sec * kSecond + st.stx_ctime.tv_nsec)};
+                  .mtime_ns = mtime,
+                  .change_stamp = StampOfLook(mtime, ctime)};
 }
 
 uint32_t StampOf(int64_t ctime_ns) {
   return static_cast<uint32_t>(SplitMix64(static_cast<uint64_t>(ctime_ns)).Next()) | 1;
+}
+
+uint32_t StampOfLook(int64_t mtime_ns, int64_t ctime_ns) {
+  const bool coarse = mtime_ns % kSecond == 0 && ctime_ns % kSecond == 0;
+  if (!SeemsYoung(mtime_ns, coarse, kYoungFile)) return StampOf(ctime_ns);
+  static const uint64_t process = [] {
+    uint64_t token = 0;
+    if (::getrandom(&token, sizeof token, 0) != sizeof token) token = ::getpid();
+    return token ^ static_cast<uint64_t>(SteadyClock().Now());
+  }();
+  static std::atomic<uint64_t> looks = 0;
+  // Even, as no other is.
+  return static_cast<uint32_t>(SplitMix64(process + ++looks).Next()) << 1 | 2;
 }
 
 uint32_t Catalog::ChangeStamp(ObjectId object) const {

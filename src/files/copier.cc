@@ -18,8 +18,10 @@
 #include <thread>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/thread.h"
+#include "catalog/paths.h"
 #include "files/identity.h"
 
 namespace forebay::files {
@@ -30,7 +32,6 @@ using Outcome = CopyResult::Outcome;
 constexpr const char* kWritten = ".tmp";
 constexpr const char* kPart = ".part";
 constexpr size_t kMostNames = 100'000;  // of a folder that is listed
-constexpr Nanos kMostSkew = 600 * kSecond;
 constexpr size_t kShortPath = 1500;  // whose attribute every file system takes
 
 bool SameTime(const timespec& a, const timespec& b) {
@@ -155,19 +156,12 @@ bool Unchanged(const SourceFile& source, bool sync) {
   return LookAt(source.fd.get(), sync, &now) && SameFile(now.stat, source.stat);
 }
 
-// Whether a file may have changed a moment ago. Its times are of the source's clock, which may be
-// ahead of ours or behind it, so this is a guess: a wrong "yes" is set right by a second look, and
-// a wrong "no" needs a second change within one tick of the source's clock. Where that ticks in
-// whole seconds, clocks that are minutes apart are allowed for.
+// Whether a file may have changed a moment ago. A wrong "yes" is set right by a second look, and a
+// wrong "no" needs a second change within one tick of the source's clock.
 bool SeemsYoung(const struct stat& st, Nanos young) {
-  timespec now = {};
-  clock_gettime(CLOCK_REALTIME_COARSE, &now);
   const bool coarse = st.st_mtim.tv_nsec == 0 && st.st_ctim.tv_nsec == 0;
-  const Nanos wanted = coarse ? std::max(young, kMostSkew) : young;
-  const auto before = [&](const timespec& t) {
-    return (now.tv_sec - t.tv_sec) * kSecond + (now.tv_nsec - t.tv_nsec) >= wanted;
-  };
-  return !before(st.st_mtim) || !before(st.st_ctim);
+  return forebay::SeemsYoung(MtimeNs(st), coarse, young) ||
+         forebay::SeemsYoung(CtimeNs(st), coarse, young);
 }
 
 }  // namespace
