@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -34,7 +35,10 @@ def catalogs_in(folder: str) -> Iterator[None]:
 def make_files(
     root: str, count: int, mean_bytes: int, seed: int, *, sigma: float = 0.3, classes: int = 10
 ) -> list[str]:
-    """Files in class folders; sizes log-normal around `mean_bytes`, incompressible bytes."""
+    """Files in class folders; sizes log-normal around `mean_bytes`, incompressible bytes. Written a
+    minute ago, by their times: copies of files that were just written are compared once.
+    """
+    then = time.time_ns() - 60 * 10**9
     rng = np.random.default_rng(seed)
     sizes = np.exp(rng.normal(np.log(mean_bytes), sigma, count)).astype(int).clip(16)
     noise = rng.integers(0, 256, int(sizes.max()) + 4096, dtype=np.uint8)
@@ -47,6 +51,7 @@ def make_files(
         with open(path, "wb") as out:
             out.write(struct.pack("<q", i))
             out.write(noise[shift : shift + int(size) - 8].tobytes())
+        os.utime(path, ns=(then, then))
         paths.append(path)
     return paths
 
