@@ -145,6 +145,16 @@ def test_a_new_loader_in_the_same_process(change: Change, files: Files) -> None:
         files.check(second, epochs=2)
 
 
+@pytest.mark.parametrize("change", [same_size, longer, renamed])
+def test_each_later_loader_looks(change: Change, files: Files) -> None:
+    engine = forebay.Engine(memory="16M")
+    for step in range(4):
+        with forebay.DataLoader(files.root, 5, engine=engine) as loader:
+            files.check(loader)
+        if step == 2:
+            change(files)
+
+
 @change
 def test_a_list_made_anew(change: Change, files: Files) -> None:
     """T21: Catalog.from_files looks, and the engine must not take its files for those it has."""
