@@ -417,6 +417,57 @@ def test_a_copy_is_compared_when_only_the_change_time_differs(
     assert job() == 0  # and its copy, as it was or a new one, is believed from then on
 
 
+# Every place of a sample but this process's cache folder, and looks that are not an opening's.
+put_back = pytest.mark.parametrize(
+    "change", [time_put_back, only_its_mode], ids=lambda c: c.__name__
+)
+
+
+def _saved_catalog(files: Files) -> None:
+    """One that an earlier process has saved: what it lists is not looked at without need."""
+    forebay.Catalog.open(str(files.root))
+
+
+@put_back
+@pytest.mark.parametrize("io", ["threads", "io_uring"])
+@pytest.mark.parametrize("looked", [True, False], ids=["looked", "only read"])
+def test_memory_of_a_closed_loader_forgets_that_file(
+    change: Change, looked: bool, io: str, files: Files
+) -> None:
+    if io == "io_uring" and (reason := _forebay.features()["io_uring"]):
+        pytest.skip(reason)
+    engine = forebay.Engine(memory="16M", io=io)
+    if not looked:
+        _saved_catalog(files)
+    changed_after = 1 if looked else 0
+    for step in range(4):
+        with forebay.DataLoader(files.root, 5, engine=engine) as loader:
+            assert loader.catalog.looked_at == (looked or step > 0)
+            files.check(loader, epochs=2)
+        reads = engine.metrics()["forebay_source_reads_total"]
+        assert reads == COUNT + (step > changed_after)
+        if step == changed_after:
+            change(files)
+
+
+@pytest.mark.parametrize("looked", [True, False], ids=["looked", "only read"])
+def test_an_open_loader_keeps_its_memory_to_itself(looked: bool, files: Files) -> None:
+    engine = forebay.Engine(memory="16M")
+    if not looked:
+        _saved_catalog(files)
+    with forebay.DataLoader(files.root, 5, engine=engine) as first:
+        files.check(first)
+        with forebay.DataLoader(files.root, 5, engine=engine) as second:
+            files.check(second)
+        assert engine.metrics()["forebay_source_reads_total"] == COUNT
+        time_put_back(files)
+        with forebay.DataLoader(files.root, 5, engine=engine) as third:
+            files.check(third)
+            with forebay.DataLoader(files.root, 5, engine=engine) as fourth:
+                files.check(fourth)
+    assert engine.metrics()["forebay_source_reads_total"] == 2 * COUNT
+
+
 # ---- what no time shows
 
 

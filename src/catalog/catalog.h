@@ -162,6 +162,11 @@ class Catalog {
   // Sizes and times are of this process's own look. False: as they were saved.
   bool looked_at() const;
   void SetLookedAt(std::shared_ptr<std::vector<uint32_t>> stamps);
+  // It is of loose files, and nobody has looked: what is read from them tells their change times.
+  bool LacksStamps() const;
+  // Two looks that found the same change times have the same; 0: nobody has looked. Once
+  // complete().
+  uint64_t StampsHash() const;
   // Of all objects; null: nobody has looked.
   const std::shared_ptr<std::vector<uint32_t>>& stamps() const;
   // Whether the shards, if it is of any, are those that it was built from: what was copied or is

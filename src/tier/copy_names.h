@@ -48,6 +48,7 @@ class CopyNames {
   TierKey Of(SampleId sample) const;
   // What a look of this process found beyond the name; 0: nothing. See Catalog::ChangeStamp.
   uint32_t StampOfFile(SampleId sample) const;
+  bool LackStamps() const { return catalog_->LacksStamps(); }
 
  private:
   NameHash HashFolder(uint32_t folder) const;
