@@ -468,6 +468,63 @@ def test_an_open_loader_keeps_its_memory_to_itself(looked: bool, files: Files) -
     assert engine.metrics()["forebay_source_reads_total"] == 2 * COUNT
 
 
+@put_back
+@pytest.mark.parametrize("cache", [False, True], ids=["memory", "cache"])
+@pytest.mark.parametrize("others", ["open", "closed"])
+def test_a_daemon_is_told_the_change_times(
+    change: Change,
+    others: str,
+    cache: bool,
+    files: Files,
+    run_folder: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    options = {"cache_dir": tmp_path / "cache"} if cache else {}
+    with ExitStack() as open_loaders:
+        watch = forebay.SharedEngine(memory="16M", linger=0, **options)
+        for step in range(3):
+            # As another process would: with a connection of its own.
+            engine = forebay.SharedEngine(memory="16M", linger=0, **options)
+            loader = forebay.DataLoader(files.root, 5, engine=engine)
+            open_loaders.enter_context(loader)
+            files.check(loader, epochs=2)
+            if others == "closed":
+                loader.close()
+            if step == 0:
+                change(files)
+    reads = watch.metrics()["forebay_source_reads_total"]
+    # Beside one that is open there is another data set; of a closed one, that file is forgotten.
+    most = COUNT + 1 if others == "closed" or cache else 2 * COUNT
+    assert reads <= most
+
+
+@put_back
+def test_the_cache_folder_of_a_later_daemon(
+    change: Change,
+    files: Files,
+    run_folder: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    for step in range(4):
+        engine = forebay.SharedEngine(memory="16M", linger=0, cache_dir=tmp_path / "cache")
+        with forebay.DataLoader(files.root, 5, engine=engine) as loader:
+            files.check(loader)
+        reads = engine.metrics()["forebay_source_reads_total"]
+        pid = daemon_pid(engine)
+        del engine, loader
+        gc.collect()
+        _wait_until_gone(pid)
+        assert reads == {0: COUNT, 1: 0, 2: 1, 3: 0}[step]
+        if step == 1:
+            change(files)
+
+
+def _wait_until_gone(pid: int) -> None:
+    until = time.monotonic() + 30
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < until:
+        time.sleep(0.01)
+
+
 # ---- what no time shows
 
 
