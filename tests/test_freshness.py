@@ -525,6 +525,49 @@ def _wait_until_gone(pid: int) -> None:
         time.sleep(0.01)
 
 
+@put_back
+@pytest.mark.parametrize("on_change", ["warn", "raise"])
+@pytest.mark.parametrize("where", ["memory", "cache", "daemon"])
+def test_each_epoch_sees_change_times(
+    change: Change,
+    where: str,
+    on_change: str,
+    files: Files,
+    run_folder: Path,  # noqa: F811
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine: forebay.Engine
+    if where == "daemon":
+        engine = forebay.SharedEngine(memory="16M", linger=0)
+    else:
+        cache = tmp_path / "cache" if where == "cache" else None
+        engine = forebay.Engine(memory="16M", cache_dir=cache)
+    with forebay.DataLoader(
+        files.root, 5, engine=engine, freshness="epoch", on_change=on_change
+    ) as loader:
+        files.check(loader, epochs=2)
+        change(files)
+        files.check(loader, epochs=3)
+        assert loader.epoch == 5
+        assert engine.metrics()["forebay_source_reads_total"] == COUNT + 1
+    assert not _warned(caplog)  # a file's mode may have changed, and nothing else
+
+
+@pytest.mark.parametrize("cache", [False, True], ids=["memory", "cache"])
+def test_a_catalog_that_was_loaded_is_looked_at(cache: bool, files: Files, tmp_path: Path) -> None:
+    saved = tmp_path / "saved.catalog"
+    forebay.Catalog.build(str(files.root)).save(str(saved))
+    engine = forebay.Engine(memory="16M", cache_dir=tmp_path / "cache" if cache else None)
+    for step in range(3):
+        catalog = forebay.Catalog.load(str(saved))
+        with forebay.DataLoader(catalog, 5, engine=engine) as loader:
+            files.check(loader)
+        assert engine.metrics()["forebay_source_reads_total"] == COUNT + (step == 2)
+        if step == 1:
+            time_put_back(files)
+
+
 # ---- what no time shows
 
 

@@ -97,6 +97,9 @@ class Catalog;
 struct Relooked {
   uint64_t changed = 0;  // files of another size or time
   std::string first;     // the path of one of them
+  // Files that have another Catalog::ChangeStamp and nothing else, where somebody had looked
+  // before: perhaps other bytes.
+  uint64_t restamped = 0;
   // Of the files as they are now; null: nothing has changed.
   std::unique_ptr<Catalog> catalog;
   std::shared_ptr<std::vector<uint32_t>> stamps;  // Catalog::ChangeStamp, by object
@@ -148,8 +151,9 @@ class Catalog {
   // Whether a saved one is, OpenFileList knows. A kGrowing is always fresh, too.
   Status CheckFresh() const;
   // Looks at every file of a kFolder or kFileList, by one statx each: CheckFresh does not see one
-  // that was rewritten in place. `tick` as WorkStack::Drain takes it, or null. An error is that of
-  // a file that cannot be looked at, as one that is gone. Other formats: nothing has changed.
+  // that was rewritten in place. To who looks again, `restamped` is a change, too. `tick` as
+  // WorkStack::Drain takes it, or null. An error is that of a file that cannot be looked at, as one
+  // that is gone. Other formats: nothing has changed.
   Result<Relooked> LookAtFiles(size_t threads, const std::function<bool()>& tick) const;
   // The same while it is used: a copy whose files are looked at when they are needed, by its
   // sizer(). It is saved when it is complete(), but only if something has changed. Null: it is not

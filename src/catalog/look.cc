@@ -224,7 +224,9 @@ Result<Relooked> Catalog::LookAtFiles(size_t threads, const std::function<bool()
   for (SampleId s = 0; s < found.size(); ++s) {
     const ObjectId object = view.samples[s].object;
     (*out.stamps)[object] = found[s].change_stamp;
+    const uint32_t before = ChangeStamp(object);
     if (found[s].length == view.samples[s].length && found[s].mtime_ns == ObjectTime(object)) {
+      out.restamped += before != 0 && before != found[s].change_stamp ? 1 : 0;
       continue;
     }
     if (out.changed++ == 0) {
@@ -233,9 +235,13 @@ Result<Relooked> Catalog::LookAtFiles(size_t threads, const std::function<bool()
     }
     FileRecords(changed, view).Set(s, found[s]);
   }
-  if (out.changed == 0) return out;
-  FileRecords(changed, view).Finish();
-  SealImage(changed);
+  if (out.changed == 0 && out.restamped == 0) return out;
+  if (out.changed == 0) {
+    changed.assign(image.begin(), image.end());
+  } else {
+    FileRecords(changed, view).Finish();
+    SealImage(changed);
+  }
   Result<std::unique_ptr<Catalog>> made = FromImage(std::move(changed));
   if (!made) return made.error();
   out.catalog = *std::move(made);
