@@ -148,6 +148,16 @@ def test_a_new_loader_in_the_same_process(change: Change, files: Files) -> None:
         files.check(second, epochs=2)
 
 
+@pytest.mark.parametrize("change", [same_size, longer, renamed])
+def test_each_later_loader_looks(change: Change, files: Files) -> None:
+    engine = forebay.Engine(memory="16M")
+    for step in range(4):
+        with forebay.DataLoader(files.root, 5, engine=engine) as loader:
+            files.check(loader)
+        if step == 2:
+            change(files)
+
+
 @change
 def test_a_list_made_anew(change: Change, files: Files) -> None:
     """T21: Catalog.from_files looks, and the engine must not take its files for those it has."""
@@ -431,6 +441,157 @@ def test_a_copy_is_compared_when_only_the_change_time_differs(
     change(files)
     assert job() == 1  # that one is compared
     assert job() == 0  # and its copy, as it was or a new one, is believed from then on
+
+
+# Every place of a sample but this process's cache folder, and looks that are not an opening's.
+put_back = pytest.mark.parametrize(
+    "change", [time_put_back, only_its_mode], ids=lambda c: c.__name__
+)
+
+
+def _saved_catalog(files: Files) -> None:
+    """One that an earlier process has saved: what it lists is not looked at without need."""
+    forebay.Catalog.open(str(files.root))
+
+
+@put_back
+@pytest.mark.parametrize("io", ["threads", "io_uring"])
+@pytest.mark.parametrize("looked", [True, False], ids=["looked", "only read"])
+def test_memory_of_a_closed_loader_forgets_that_file(
+    change: Change, looked: bool, io: str, files: Files
+) -> None:
+    if io == "io_uring" and (reason := _forebay.features()["io_uring"]):
+        pytest.skip(reason)
+    engine = forebay.Engine(memory="16M", io=io)
+    if not looked:
+        _saved_catalog(files)
+    changed_after = 1 if looked else 0
+    for step in range(4):
+        with forebay.DataLoader(files.root, 5, engine=engine) as loader:
+            assert loader.catalog.looked_at == (looked or step > 0)
+            files.check(loader, epochs=2)
+        reads = engine.metrics()["forebay_source_reads_total"]
+        assert reads == COUNT + (step > changed_after)
+        if step == changed_after:
+            change(files)
+
+
+@pytest.mark.parametrize("looked", [True, False], ids=["looked", "only read"])
+def test_an_open_loader_keeps_its_memory_to_itself(looked: bool, files: Files) -> None:
+    engine = forebay.Engine(memory="16M")
+    if not looked:
+        _saved_catalog(files)
+    with forebay.DataLoader(files.root, 5, engine=engine) as first:
+        files.check(first)
+        with forebay.DataLoader(files.root, 5, engine=engine) as second:
+            files.check(second)
+        assert engine.metrics()["forebay_source_reads_total"] == COUNT
+        time_put_back(files)
+        with forebay.DataLoader(files.root, 5, engine=engine) as third:
+            files.check(third)
+            with forebay.DataLoader(files.root, 5, engine=engine) as fourth:
+                files.check(fourth)
+    assert engine.metrics()["forebay_source_reads_total"] == 2 * COUNT
+
+
+@put_back
+@pytest.mark.parametrize("cache", [False, True], ids=["memory", "cache"])
+@pytest.mark.parametrize("others", ["open", "closed"])
+def test_a_daemon_is_told_the_change_times(
+    change: Change,
+    others: str,
+    cache: bool,
+    files: Files,
+    run_folder: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    options = {"cache_dir": tmp_path / "cache"} if cache else {}
+    with ExitStack() as open_loaders:
+        watch = forebay.SharedEngine(memory="16M", linger=0, **options)
+        for step in range(3):
+            # As another process would: with a connection of its own.
+            engine = forebay.SharedEngine(memory="16M", linger=0, **options)
+            loader = forebay.DataLoader(files.root, 5, engine=engine)
+            open_loaders.enter_context(loader)
+            files.check(loader, epochs=2)
+            if others == "closed":
+                loader.close()
+            if step == 0:
+                change(files)
+    reads = watch.metrics()["forebay_source_reads_total"]
+    # Beside one that is open there is another data set; of a closed one, that file is forgotten.
+    most = COUNT + 1 if others == "closed" or cache else 2 * COUNT
+    assert reads <= most
+
+
+@put_back
+def test_the_cache_folder_of_a_later_daemon(
+    change: Change,
+    files: Files,
+    run_folder: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    for step in range(4):
+        engine = forebay.SharedEngine(memory="16M", linger=0, cache_dir=tmp_path / "cache")
+        with forebay.DataLoader(files.root, 5, engine=engine) as loader:
+            files.check(loader)
+        reads = engine.metrics()["forebay_source_reads_total"]
+        pid = daemon_pid(engine)
+        del engine, loader
+        gc.collect()
+        _wait_until_gone(pid)
+        assert reads == {0: COUNT, 1: 0, 2: 1, 3: 0}[step]
+        if step == 1:
+            change(files)
+
+
+def _wait_until_gone(pid: int) -> None:
+    until = time.monotonic() + 30
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < until:
+        time.sleep(0.01)
+
+
+@put_back
+@pytest.mark.parametrize("on_change", ["warn", "raise"])
+@pytest.mark.parametrize("where", ["memory", "cache", "daemon"])
+def test_each_epoch_sees_change_times(
+    change: Change,
+    where: str,
+    on_change: str,
+    files: Files,
+    run_folder: Path,  # noqa: F811
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine: forebay.Engine
+    if where == "daemon":
+        engine = forebay.SharedEngine(memory="16M", linger=0)
+    else:
+        cache = tmp_path / "cache" if where == "cache" else None
+        engine = forebay.Engine(memory="16M", cache_dir=cache)
+    with forebay.DataLoader(
+        files.root, 5, engine=engine, freshness="epoch", on_change=on_change
+    ) as loader:
+        files.check(loader, epochs=2)
+        change(files)
+        files.check(loader, epochs=3)
+        assert loader.epoch == 5
+        assert engine.metrics()["forebay_source_reads_total"] == COUNT + 1
+    assert not _warned(caplog)  # a file's mode may have changed, and nothing else
+
+
+@pytest.mark.parametrize("cache", [False, True], ids=["memory", "cache"])
+def test_a_catalog_that_was_loaded_is_looked_at(cache: bool, files: Files, tmp_path: Path) -> None:
+    saved = tmp_path / "saved.catalog"
+    forebay.Catalog.build(str(files.root)).save(str(saved))
+    engine = forebay.Engine(memory="16M", cache_dir=tmp_path / "cache" if cache else None)
+    for step in range(3):
+        catalog = forebay.Catalog.load(str(saved))
+        with forebay.DataLoader(catalog, 5, engine=engine) as loader:
+            files.check(loader)
+        assert engine.metrics()["forebay_source_reads_total"] == COUNT + (step == 2)
+        if step == 1:
+            time_put_back(files)
 
 
 # ---- what no time shows

@@ -238,12 +238,19 @@ void BindCatalog(nb::module_& m) {
             }();
             progress.Rethrow();
             Relooked found = Value(std::move(looked));
+            if (!found.catalog && !whole.looked_at() && found.stamps) {
+              const std::span<const std::byte> image = whole.image();
+              found.catalog = Value(Catalog::FromImage({image.begin(), image.end()}));
+              found.catalog->SetLookedAt(std::move(found.stamps));
+            }
             nb::object catalog = nb::none();
             if (found.catalog) catalog = nb::cast(CatalogHandle{std::move(found.catalog)});
             return nb::make_tuple(catalog, found.changed, FileText(found.first));
           },
-          "(catalog, changed, path): looks at every loose file. None where none has changed; else "
-          "of the files as they are now, how many have changed, and one of them.")
+          "(catalog, changed, path): looks at every loose file. None where this one knows all of "
+          "it; "
+          "else of the files as they are now, how many have another size or modification time, and "
+          "one of them. 0 of them: nobody had looked, or some have another change time only.")
       .def(
           "check_shards",
           [](const CatalogHandle& c) {

@@ -203,7 +203,7 @@ class Engine:
         """
         if self._options["cache_dir"] or not may_size_later(self):
             return True
-        places = [key[2] for key in self.__dict__.get("_datasets", {})]
+        places = [place[0] for place in self.__dict__.get("_places", {})]
         places += [entry[4][0] for entry in self.__dict__.get("_early_datasets", [])]
         return os.path.realpath(root) in places
 

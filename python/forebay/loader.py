@@ -281,11 +281,17 @@ class DataLoader:
         catalog, changed, path = self.catalog.look()
         if catalog is None:
             return
+        if not changed:  # perhaps: what is there of such files is read again, or compared
+            self._use(catalog)
+            return
         more = f" and {changed - 1} more files" if changed > 1 else ""
         what = f"{path}{more} changed since the last epoch"
         if self.on_change == "raise":
             raise ChangedError(f"{what}; on_change='warn' goes on with them as they are now")
         _log.warning("forebay: %s: served as they are now", what)
+        self._use(catalog)
+
+    def _use(self, catalog: Catalog) -> None:
         self.close()
         self.catalog = catalog
         self._attach()

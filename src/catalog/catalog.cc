@@ -172,6 +172,16 @@ void Catalog::SetLookedAt(std::shared_ptr<std::vector<uint32_t>> stamps) {
   impl_->looked_at = true;
   impl_->stamps = std::move(stamps);
 }
+bool Catalog::LacksStamps() const {
+  const bool loose = format() == Format::kFolder || format() == Format::kFileList;
+  return loose && impl_->stamps == nullptr;
+}
+uint64_t Catalog::StampsHash() const {
+  if (impl_->stamps == nullptr) return 0;
+  uint64_t hash = impl_->stamps->size();
+  for (const uint32_t stamp : *impl_->stamps) hash = SplitMix64(hash ^ stamp).Next();
+  return hash | 1;
+}
 const std::shared_ptr<std::vector<uint32_t>>& Catalog::stamps() const { return impl_->stamps; }
 
 void Catalog::SaveWhenComplete(const std::string& file) {

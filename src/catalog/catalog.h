@@ -90,10 +90,15 @@ struct FileSize {
 
 // Stands for the time of a file's last change of any kind (ctime); never 0.
 uint32_t StampOf(int64_t ctime_ns);
-// The same, but like no other stamp where the file seems to have been written a moment ago: it may
-// be rewritten within the same tick of its storage's clock, which no later look could tell. A copy
-// with such a stamp serves who has looked then, and is compared with the file by who looks later.
+// The same, but even, as no other is, where the file seems to have been written a moment ago: it may
+// be written again within the same tick of its storage's clock, which no later look could tell.
 uint32_t StampOfLook(int64_t mtime_ns, int64_t ctime_ns);
+inline bool WasYoung(uint32_t stamp) { return stamp != 0 && stamp % 2 == 0; }
+// Whether a look that found `now` may be at other bytes than an earlier one that found `then`; 0:
+// nobody had looked, or does.
+inline bool MayDiffer(uint32_t then, uint32_t now) {
+  return then != 0 && now != 0 && (then != now || WasYoung(then));
+}
 
 class Catalog;
 
@@ -101,6 +106,9 @@ class Catalog;
 struct Relooked {
   uint64_t changed = 0;  // files of another size or time
   std::string first;     // the path of one of them
+  // Files that have another Catalog::ChangeStamp and nothing else, where somebody had looked
+  // before: perhaps other bytes.
+  uint64_t restamped = 0;
   // Of the files as they are now; null: nothing has changed.
   std::unique_ptr<Catalog> catalog;
   std::shared_ptr<std::vector<uint32_t>> stamps;  // Catalog::ChangeStamp, by object
@@ -152,8 +160,9 @@ class Catalog {
   // Whether a saved one is, OpenFileList knows. A kGrowing is always fresh, too.
   Status CheckFresh() const;
   // Looks at every file of a kFolder or kFileList, by one statx each: CheckFresh does not see one
-  // that was rewritten in place. `tick` as WorkStack::Drain takes it, or null. An error is that of
-  // a file that cannot be looked at, as one that is gone. Other formats: nothing has changed.
+  // that was rewritten in place. To who looks again, `restamped` is a change, too. `tick` as
+  // WorkStack::Drain takes it, or null. An error is that of a file that cannot be looked at, as one
+  // that is gone. Other formats: nothing has changed.
   Result<Relooked> LookAtFiles(size_t threads, const std::function<bool()>& tick) const;
   // The same while it is used: a copy whose files are looked at when they are needed, by its
   // sizer(). It is saved when it is complete(), but only if something has changed. Null: it is not
@@ -166,6 +175,11 @@ class Catalog {
   // Sizes and times are of this process's own look. False: as they were saved.
   bool looked_at() const;
   void SetLookedAt(std::shared_ptr<std::vector<uint32_t>> stamps);
+  // It is of loose files, and nobody has looked: what is read from them tells their change times.
+  bool LacksStamps() const;
+  // Two looks that found the same change times have the same; 0: nobody has looked. Once
+  // complete().
+  uint64_t StampsHash() const;
   // Of all objects; null: nobody has looked.
   const std::shared_ptr<std::vector<uint32_t>>& stamps() const;
   // Whether the shards, if it is of any, are those that it was built from: what was copied or is

@@ -1,9 +1,7 @@
 #include "catalog/look.h"
 
 #include <fcntl.h>
-#include <sys/random.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -143,14 +141,7 @@ uint32_t StampOf(int64_t ctime_ns) {
 uint32_t StampOfLook(int64_t mtime_ns, int64_t ctime_ns) {
   const bool coarse = mtime_ns % kSecond == 0 && ctime_ns % kSecond == 0;
   if (!SeemsYoung(mtime_ns, coarse, kYoungFile)) return StampOf(ctime_ns);
-  static const uint64_t process = [] {
-    uint64_t token = 0;
-    if (::getrandom(&token, sizeof token, 0) != sizeof token) token = ::getpid();
-    return token ^ static_cast<uint64_t>(SteadyClock().Now());
-  }();
-  static std::atomic<uint64_t> looks = 0;
-  // Even, as no other is.
-  return static_cast<uint32_t>(SplitMix64(process + ++looks).Next()) << 1 | 2;
+  return std::max(StampOf(ctime_ns) - 1, 2U);
 }
 
 uint32_t Catalog::ChangeStamp(ObjectId object) const {
@@ -244,7 +235,9 @@ Result<Relooked> Catalog::LookAtFiles(size_t threads, const std::function<bool()
   for (SampleId s = 0; s < found.size(); ++s) {
     const ObjectId object = view.samples[s].object;
     (*out.stamps)[object] = found[s].change_stamp;
+    const uint32_t before = ChangeStamp(object);
     if (found[s].length == view.samples[s].length && found[s].mtime_ns == ObjectTime(object)) {
+      out.restamped += MayDiffer(before, found[s].change_stamp) ? 1 : 0;
       continue;
     }
     if (out.changed++ == 0) {
@@ -253,9 +246,13 @@ Result<Relooked> Catalog::LookAtFiles(size_t threads, const std::function<bool()
     }
     FileRecords(changed, view).Set(s, found[s]);
   }
-  if (out.changed == 0) return out;
-  FileRecords(changed, view).Finish();
-  SealImage(changed);
+  if (out.changed == 0 && out.restamped == 0) return out;
+  if (out.changed == 0) {
+    changed.assign(image.begin(), image.end());
+  } else {
+    FileRecords(changed, view).Finish();
+    SealImage(changed);
+  }
   Result<std::unique_ptr<Catalog>> made = FromImage(std::move(changed));
   if (!made) return made.error();
   out.catalog = *std::move(made);

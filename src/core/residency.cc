@@ -89,6 +89,13 @@ bool Residency::GiveUpParked(DatasetId d, SampleId* next, size_t most) {
   return *next == n || dataset.kept_bytes == 0;
 }
 
+void Residency::ForgetParked(DatasetId d, SampleId s) {
+  assert(datasets_[d].parked != 0);
+  if (entry(d, s).flags & kKept) FreeBlock(d, s);
+  // Other bytes are no sign of damage.
+  entry(d, s).flags &= static_cast<uint8_t>(~(kCrcKnown | kSuspect));
+}
+
 Residency::Dataset Residency::Remove(DatasetId d) {
   assert(datasets_[d].parked != 0 && datasets_[d].kept_bytes == 0);
   --parked_now_;

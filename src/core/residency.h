@@ -173,6 +173,8 @@ class Residency {
   // Gives up what memory keeps of a parked one, looking at no more than `most` samples from
   // `*next` on, which it moves. True: that was all.
   bool GiveUpParked(DatasetId d, SampleId* next, size_t most);
+  // The file of a parked one's sample is another one now: what memory keeps of it goes.
+  void ForgetParked(DatasetId d, SampleId s);
   // Takes out a parked one that memory has nothing of; the caller destroys the tables where that
   // may take its time.
   Dataset Remove(DatasetId d);

@@ -4,11 +4,13 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <condition_variable>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -217,6 +219,78 @@ TEST_F(ServerDatasets, OneThatIsBeingAddedStallsNobody) {
   engine_->SetSourceWrap(nullptr);
   client->CloseDataset(*small);
   EXPECT_TRUE(AwaitOpen(0));
+}
+
+TEST_F(ServerDatasets, ChangeTimesComeWithACatalog) {
+  const std::vector<std::string> paths = {files_.root() + "/0", files_.root() + "/1"};
+  const auto look = [&] {
+    auto built = BuildFileList(paths, {});
+    EXPECT_TRUE(built) << built.status().ToString();
+    return std::shared_ptr<const Catalog>(*std::move(built));
+  };
+  for (const std::string& path : paths) std::ofstream(path) << "some";
+  const auto then = look();
+  auto one = Attach();
+  auto two = Attach();
+  const auto first = one->OpenDataset(then, "");
+  const auto second = two->OpenDataset(look(), "");
+  ASSERT_TRUE(first && second) << first.status().ToString();
+  EXPECT_EQ(*first, *second);
+  EXPECT_EQ(engine_->shared_catalog(*first)->StampsHash(), then->StampsHash());
+  auto now = look();
+  while (now->StampsHash() == then->StampsHash()) {  // a tick of the kernel's clock
+    ASSERT_EQ(chmod(paths[1].c_str(), 0600), 0);
+    now = look();
+  }
+  const auto third = two->OpenDataset(now, "");
+  ASSERT_TRUE(third) << third.status().ToString();
+  EXPECT_NE(*third, *first);
+  EXPECT_EQ(engine_->shared_catalog(*third)->ChangeStamp(0), then->ChangeStamp(0));
+  EXPECT_NE(engine_->shared_catalog(*third)->ChangeStamp(1), then->ChangeStamp(1));
+}
+
+TEST_F(ServerDatasets, WrongChangeTimesAreRefused) {
+  const auto catalog = Some(10);
+  const std::span<const std::byte> image = catalog->image();
+  struct Case {
+    size_t behind;  // bytes after the image
+    const char* said;
+  };
+  for (const Case& c :
+       {Case{0, "change times of 0"}, Case{39, "came as"}, Case{44, "change times of 11"},
+        Case{40, "not those that were announced"}}) {
+    SCOPED_TRACE(c.behind);
+    OwnedFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    const auto address = wire::SocketAddress(files_.root() + "/socket");
+    ASSERT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address), 0);
+    std::vector<std::byte> bytes;
+    ASSERT_TRUE(wire::Encode(wire::Hello(), 0, &bytes).ok());
+    ASSERT_EQ(write(fd.get(), bytes.data(), bytes.size()), static_cast<ssize_t>(bytes.size()));
+    std::vector<std::byte> reply(4096);
+    OwnedFd arena;
+    pollfd ready = {fd.get(), POLLIN, 0};
+    ASSERT_EQ(poll(&ready, 1, 10000), 1);
+    ASSERT_TRUE(wire::ReceiveDescriptor(fd.get(), reply, &arena));
+    const OwnedFd memory(memfd_create("image", MFD_CLOEXEC));
+    const std::vector<std::byte> behind(c.behind);
+    ASSERT_EQ(write(memory.get(), image.data(), image.size()), static_cast<ssize_t>(image.size()));
+    ASSERT_EQ(write(memory.get(), behind.data(), c.behind), static_cast<ssize_t>(c.behind));
+    wire::OpenDataset open;
+    open.fingerprint = catalog->fingerprint();
+    open.image_bytes = image.size();
+    open.image_crc = Crc32c(image);
+    open.has_image = true;
+    open.stamps_hash = 5;
+    bytes.clear();
+    ASSERT_TRUE(wire::Encode(open, 7, &bytes).ok());
+    ASSERT_TRUE(wire::SendDescriptor(fd.get(), bytes, memory.get()).ok());
+    ASSERT_EQ(poll(&ready, 1, 60000), 1);
+    const Result<size_t> got = wire::ReceiveDescriptor(fd.get(), reply, &arena);
+    ASSERT_TRUE(got);
+    const std::string text(reinterpret_cast<const char*>(reply.data()), *got);
+    EXPECT_NE(text.find(c.said), std::string::npos) << text;
+  }
+  EXPECT_EQ(engine_->open_datasets(), 0u);
 }
 
 // Whoever sends a file of holes as a catalog makes nobody claim memory for it.

@@ -19,17 +19,37 @@ namespace {
 
 constexpr uint64_t kLargestImage = uint64_t{64} << 30;
 
+Status ReadAt(int fd, uint64_t at, std::span<std::byte> dest) {
+  while (!dest.empty()) {
+    const ssize_t n = pread(fd, dest.data(), dest.size(), static_cast<off_t>(at));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return ErrnoStatus(n == 0 ? EIO : errno, "reading a catalog's image");
+    at += static_cast<uint64_t>(n);
+    dest = dest.subspan(static_cast<size_t>(n));
+  }
+  return Status();
+}
+
+// What comes with a wire::OpenDataset.
+struct Image {
+  std::vector<std::byte> catalog;
+  std::vector<uint32_t> stamps;
+};
+
 // Not mapped: a client could shrink the file under us. What is not there takes no memory of ours:
 // a file of holes is no catalog.
-Result<std::vector<std::byte>> ReadImage(int fd, uint64_t bytes) {
+Result<Image> ReadImage(int fd, const wire::OpenDataset& open) {
   struct stat st = {};
   // Only memory has seals. A file could lie where reading it takes for ever.
   if (fd < 0 || fcntl(fd, F_GET_SEALS) < 0 || fstat(fd, &st) != 0) {
     return Status(Code::kInvalidArgument, "the catalog's image did not come along");
   }
-  if (bytes > kLargestImage || st.st_size < 0 || static_cast<uint64_t>(st.st_size) != bytes) {
+  const auto bytes = static_cast<uint64_t>(std::max<off_t>(st.st_size, 0));
+  const uint64_t behind = bytes - std::min(bytes, open.image_bytes);
+  const bool fits = open.stamps_hash == 0 ? behind == 0 : behind % sizeof(uint32_t) == 0;
+  if (bytes > kLargestImage || bytes < open.image_bytes || !fits) {
     return Status(Code::kInvalidArgument,
-                  StrCat("a catalog of ", bytes, " bytes came as ", st.st_size));
+                  StrCat("a catalog of ", open.image_bytes, " bytes came as ", st.st_size));
   }
   constexpr uint64_t kBlock = 512;  // of st_blocks
   if (static_cast<uint64_t>(st.st_blocks) * kBlock < bytes) {
@@ -41,14 +61,11 @@ Result<std::vector<std::byte>> ReadImage(int fd, uint64_t bytes) {
     return Status(Code::kResourceExhausted,
                   StrCat("a catalog of ", bytes, " bytes is more than half of the memory left"));
   }
-  std::vector<std::byte> image(bytes);
-  uint64_t at = 0;
-  while (at < bytes) {
-    const ssize_t n = pread(fd, image.data() + at, bytes - at, static_cast<off_t>(at));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return ErrnoStatus(n == 0 ? EIO : errno, "reading a catalog's image");
-    at += static_cast<uint64_t>(n);
-  }
+  Image image{.catalog = std::vector<std::byte>(open.image_bytes),
+              .stamps = std::vector<uint32_t>(behind / sizeof(uint32_t))};
+  FOREBAY_RETURN_IF_ERROR(ReadAt(fd, 0, image.catalog));
+  FOREBAY_RETURN_IF_ERROR(
+      ReadAt(fd, open.image_bytes, std::as_writable_bytes(std::span(image.stamps))));
   return image;
 }
 
@@ -65,7 +82,8 @@ Status Server::OnOpenDataset(Peer& peer, uint64_t request, const wire::OpenDatas
     return Status(Code::kPermissionDenied, "this engine takes no data sets from its clients");
   }
   OwnedFd image = std::move(peer.received);
-  if (const std::optional<DatasetId> known = engine_.UseDataset(DatasetKey(open))) {
+  if (const std::optional<DatasetId> known =
+          engine_.UseDataset(DatasetKey(open), open.stamps_hash)) {
     ++peer.datasets[*known];
     wire::OpenDatasetReply reply;
     reply.dataset = *known;
@@ -146,13 +164,24 @@ void Server::AnswerOpened() {
 }
 
 Result<DatasetId> Server::AddDataset(const wire::OpenDataset& open, int image) {
-  Result<std::vector<std::byte>> bytes = ReadImage(image, open.image_bytes);
-  if (!bytes) return bytes.error();
-  if (Crc32c(*bytes) != open.image_crc) {
+  Result<Image> read = ReadImage(image, open);
+  if (!read) return read.error();
+  if (Crc32c(read->catalog) != open.image_crc) {
     return Status(Code::kDataLoss, "a catalog's image is not the one that was announced");
   }
-  Result<std::unique_ptr<Catalog>> catalog = Catalog::FromImage(*std::move(bytes));
+  Result<std::unique_ptr<Catalog>> catalog = Catalog::FromImage(std::move(read->catalog));
   if (!catalog) return catalog.error();
+  if (open.stamps_hash != 0) {
+    if (read->stamps.size() != (*catalog)->object_count()) {
+      return Status(Code::kDataLoss,
+                    StrCat("a catalog of ", (*catalog)->object_count(),
+                           " files came with change times of ", read->stamps.size()));
+    }
+    (*catalog)->SetLookedAt(std::make_shared<std::vector<uint32_t>>(std::move(read->stamps)));
+    if ((*catalog)->StampsHash() != open.stamps_hash) {
+      return Status(Code::kDataLoss, "a catalog's change times are not those that were announced");
+    }
+  }
   // Shared with the engine, whose streams keep it.
   const std::shared_ptr<const Catalog> shared = *std::move(catalog);
   if (shared->fingerprint() != open.fingerprint) {

@@ -48,19 +48,24 @@ struct ReadOp {
   // open, or, of `fd`, when `just_opened` (or when the caller asks it by other means).
   std::optional<FileVersion> version = std::nullopt;
   bool just_opened = false;
+  // True: Completion::change_time_ns is filled, of a file that is opened by its path. The storage
+  // is not asked for it, beyond what it told at the open.
+  bool change_time = false;
   // True: Completion::crc is filled; by the thread that read where there is one, else by Reap.
   bool checksum = false;
 };
 
 struct Completion {
   uint64_t tag = 0;
-  int error = 0;           // errno of the open or read, 0 otherwise. ESPIPE: the path leads to a
-                           // FIFO, a device or a socket, which is not waited for
-  uint64_t bytes = 0;      // bytes in dest (with parts: of the range, gaps included); fewer than
-                           // asked means the file ended there
-  bool longer = false;     // only with expect_end
-  bool changed = false;    // only with version, and without an error
-  uint32_t crc = 0;        // CRC-32C of those bytes; only with checksum, without an error or parts
+  int error = 0;         // errno of the open or read, 0 otherwise. ESPIPE: the path leads to a
+                         // FIFO, a device or a socket, which is not waited for
+  uint64_t bytes = 0;    // bytes in dest (with parts: of the range, gaps included); fewer than
+                         // asked means the file ended there
+  bool longer = false;   // only with expect_end
+  bool changed = false;  // only with version, and without an error
+  uint32_t crc = 0;      // CRC-32C of those bytes; only with checksum, without an error or parts
+  // Of the file's last change of any kind (ctime), as it was before the read; 0: not known.
+  int64_t change_time_ns = 0;
   int64_t latency_ns = 0;  // from the start of the open (or read) to its end; io_uring: from Submit
 };
 

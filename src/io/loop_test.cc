@@ -378,6 +378,28 @@ TEST_P(LoopTest, TellsAnotherVersionOfTheFile) {
   EXPECT_FALSE(missing.changed);
 }
 
+TEST_P(LoopTest, TellsTheChangeTimeOfAPath) {
+  const auto loop = Make(2);
+  WriteFile("f", 100, 1);
+  const std::string path = Path("f");
+  const OwnedFd open_file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat st = {};
+  ASSERT_EQ(stat(path.c_str(), &st), 0);
+  std::vector<std::byte> dest(100);
+  ReadOp op{.tag = 1, .path = path.c_str(), .dest = dest, .expect_end = true, .change_time = true};
+  const Completion done = RunOne(*loop, op);
+  EXPECT_EQ(done.error, 0);
+  EXPECT_EQ(done.bytes, 100u);
+  EXPECT_EQ(done.change_time_ns, st.st_ctim.tv_sec * kSecond + st.st_ctim.tv_nsec);
+  op.change_time = false;
+  EXPECT_EQ(RunOne(*loop, op).change_time_ns, 0);
+  op = {.tag = 2, .fd = open_file.get(), .dest = dest, .change_time = true};
+  EXPECT_EQ(RunOne(*loop, op).change_time_ns, 0);
+  const std::string none = Path("none");
+  op = {.tag = 3, .path = none.c_str(), .dest = dest, .change_time = true};
+  EXPECT_EQ(RunOne(*loop, op).error, ENOENT);
+}
+
 TEST_P(LoopTest, EventFdFollowsCompletions) {
   auto loop = Make(8);
   EXPECT_EQ(loop->capacity(), 8u);

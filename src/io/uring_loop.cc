@@ -159,7 +159,8 @@ class UringLoop final : public Loop {
       slot.done = Completion{.tag = op.tag};
       slot.start = now;
       slot.range = RangeBytes(op);
-      slot.phase = Slot::Phase::kReading;
+      const bool asks = op.change_time && op.fd < 0;
+      slot.phase = asks ? Slot::Phase::kBefore : Slot::Phase::kReading;
       Queue(index);
     }
     Flush();
@@ -187,7 +188,13 @@ class UringLoop final : public Loop {
     Nanos start = 0;
     unsigned waiting = 0;  // completions still to come
     int results[kStat + 1] = {};
-    enum class Phase { kReading, kAsking, kReadingAgain, kVersion } phase = Phase::kReading;
+    enum class Phase {
+      kBefore,
+      kReading,
+      kAsking,
+      kReadingAgain,
+      kVersion
+    } phase = Phase::kReading;
     struct statx found = {};
     uint64_t range = 0;          // bytes of the op's range
     uint64_t wanted = 0;         // of those, what the request under way asks for
@@ -201,9 +208,11 @@ class UringLoop final : public Loop {
     const bool opens = slot.op.fd < 0;
     slot.waiting = 0;
     std::fill(std::begin(slot.results), std::end(slot.results), 0);
-    if (slot.phase == Slot::Phase::kAsking) {
+    if (slot.phase == Slot::Phase::kAsking || slot.phase == Slot::Phase::kBefore) {
+      const bool before = slot.phase == Slot::Phase::kBefore;
       io_uring_sqe* sqe = NextSqe(index);
-      io_uring_prep_statx(sqe, AT_FDCWD, slot.op.path, 0, STATX_TYPE, &slot.found);
+      io_uring_prep_statx(sqe, AT_FDCWD, slot.op.path, before ? AT_STATX_DONT_SYNC : 0,
+                          before ? STATX_CTIME : STATX_TYPE, &slot.found);
       Label(sqe, index, kStat);
       sqe->flags |= IOSQE_ASYNC;
       return;
@@ -292,6 +301,14 @@ class UringLoop final : public Loop {
   // by another chain, which opens the file again: rare, and cheaper than keeping every file open.
   static bool Advance(Slot& slot) {
     if (slot.phase == Slot::Phase::kVersion) return TakeVersion(slot);
+    if (slot.phase == Slot::Phase::kBefore) {
+      const int asked = slot.results[kStat];
+      if (asked == -EINTR) return false;
+      const statx_timestamp& time = slot.found.stx_ctime;
+      if (asked >= 0) slot.done.change_time_ns = time.tv_sec * kSecond + time.tv_nsec;
+      slot.phase = Slot::Phase::kReading;  // which meets the error, too
+      return false;
+    }
     if (slot.phase == Slot::Phase::kAsking) {
       const int asked = slot.results[kStat];
       if (asked == -EINTR) return false;

@@ -405,16 +405,18 @@ Result<DatasetId> FailoverPort::OpenDataset(std::shared_ptr<const Catalog> catal
   FOREBAY_RETURN_IF_ERROR(Alive());
   const uint64_t version = catalog->version();  // a daemon needs all lengths anyway
   const std::string place = RealPath(catalog->root());
+  const uint64_t stamps = catalog->StampsHash();
   DatasetId id = 0;
   {
     MutexLock lock(mutex_);
     const auto same = std::find_if(datasets_.begin(), datasets_.end(), [&](const auto& entry) {
       const Dataset& known = entry.second;
-      return known.delay == delay && known.version == version && known.place == place;
+      return known.delay == delay && known.version == version && known.place == place &&
+             known.stamps_hash == stamps;
     });
     id = same == datasets_.end() ? next_dataset_++ : same->first;
     Dataset& dataset = datasets_[id];
-    if (same == datasets_.end()) dataset = {std::move(catalog), delay, version, place};
+    if (same == datasets_.end()) dataset = {std::move(catalog), delay, version, place, stamps};
     ++dataset.users;
   }
   while (true) {

@@ -221,7 +221,8 @@ class FailoverPort final : public Port {
     std::shared_ptr<const Catalog> catalog;
     std::string delay;
     uint64_t version = 0;
-    std::string place = {};  // where links lead from its root
+    std::string place = {};    // where links lead from its root
+    uint64_t stamps_hash = 0;  // Catalog::StampsHash
     size_t users = 0;
   };
   struct Held {

@@ -48,6 +48,16 @@ timeval ToTimeval(Nanos time) {
   return {static_cast<time_t>(time / kSecond), static_cast<suseconds_t>(time % kSecond / kMicro)};
 }
 
+Status WriteAll(int fd, std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return ErrnoStatus(errno, "copying a catalog");
+    bytes = bytes.subspan(static_cast<size_t>(n));
+  }
+  return Status();
+}
+
 }  // namespace
 
 SocketPort::SocketPort(OwnedFd socket, OwnedFd server, std::string path, bool rings, bool viewer)
@@ -320,6 +330,7 @@ Result<DatasetId> SocketPort::AddDataset(const Catalog& catalog, const std::stri
   request.image_bytes = image.size();
   request.image_crc = Crc32c(image);
   request.delay = delay;
+  request.stamps_hash = catalog.StampsHash();
   wire::OpenDatasetReply reply;
   MutexLock call(call_mutex_);
   const Status known = Call(request, 0, &reply);
@@ -327,12 +338,9 @@ Result<DatasetId> SocketPort::AddDataset(const Catalog& catalog, const std::stri
   if (known.code() != Code::kNotFound) return known;
   const OwnedFd memory(memfd_create("forebay-catalog", MFD_CLOEXEC));
   if (!memory.valid()) return ErrnoStatus(errno, "making memory for a catalog");
-  size_t at = 0;
-  while (at < image.size()) {
-    const ssize_t n = write(memory.get(), image.data() + at, image.size() - at);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return ErrnoStatus(errno, "copying a catalog");
-    at += static_cast<size_t>(n);
+  FOREBAY_RETURN_IF_ERROR(WriteAll(memory.get(), image));
+  if (request.stamps_hash != 0) {
+    FOREBAY_RETURN_IF_ERROR(WriteAll(memory.get(), std::as_bytes(std::span(*catalog.stamps()))));
   }
   request.has_image = true;
   FOREBAY_RETURN_IF_ERROR(Call(request, kImageWait, &reply, memory.get()));

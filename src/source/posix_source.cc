@@ -147,6 +147,7 @@ class PosixSource final : public Source {
               .offset = slot.extent.offset,
               .version = version,
               .just_opened = slot.just_opened,
+              .change_time = catalog_.LacksStamps(),
               .checksum = true};
     if (slot.members.empty()) {
       op.dest = slot.read.dest;
@@ -228,7 +229,8 @@ class PosixSource final : public Source {
                  .crc = completion.crc,
                  .latency_ns = completion.latency_ns,
                  .retries = slot.retries,
-                 .changed = completion.changed};
+                 .changed = completion.changed,
+                 .stamp = completion.change_time_ns == 0 ? 0 : StampOf(completion.change_time_ns)};
     ready_.push_back(index);
   }
 

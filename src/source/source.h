@@ -41,6 +41,9 @@ struct SourceDone {
   // With ok: the file has another modification time than the catalog says, of its own look at it.
   // The bytes are those that the file has now.
   bool changed = false;
+  // Of the file (Catalog::ChangeStamp) as it was when the read began, or when its copy was made,
+  // where nobody has looked at it before; 0: not known.
+  uint32_t stamp = 0;
   int32_t peer = -1;  // the node of the cluster that the bytes came from; -1: from the source
 };
 

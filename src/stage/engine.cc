@@ -441,6 +441,7 @@ Result<DatasetId> Engine::Add(std::shared_ptr<const Catalog> catalog,
   const auto detach = [](Sizer* s) { s->Detach(); };
   std::unique_ptr<Sizer, decltype(detach)> attached(sizer, detach);
   adding.sizer = sizer;
+  if (sizer == nullptr && !key.empty()) adding.stamps_hash = adding.catalog->StampsHash();
   if (const std::optional<DatasetId> known = UseOrReserve(key, *adding.catalog, &adding)) {
     return *known;
   }
@@ -527,6 +528,7 @@ Status Engine::AddReserved(Adding& adding) {
   MutexLock lock(mutex_);
   Residency& residency = scheduler_.residency();
   if (adding.revived) {
+    ForgetOthers(id, datasets_[id], *catalog);
     residency.Unpark(id);
     // The folder may have given up copies, and got others, since.
     for (SampleId s = 0; s < lengths.size() && tiered != nullptr; ++s) {
@@ -548,6 +550,15 @@ Status Engine::AddReserved(Adding& adding) {
   }
   if (adding.early != nullptr && !adding.revived) AdoptEarly(id, *catalog, *adding.early);
   DatasetState& state = datasets_[id];
+  if (catalog->LacksStamps()) {
+    // What memory has is of the files that it was read from.
+    state.stamps = state.stamps == nullptr
+                       ? std::make_shared<std::vector<uint32_t>>(catalog->object_count())
+                       : std::make_shared<std::vector<uint32_t>>(*state.stamps);
+  } else {
+    state.stamps = catalog->stamps();
+  }
+  state.stamps_hash = catalog->LacksStamps() ? 0 : adding.stamps_hash;
   state.catalog = catalog;
   state.source = std::move(adding.source);
   state.tiered = tiered;

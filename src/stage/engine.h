@@ -154,7 +154,8 @@ class Engine {
   // Whoever adds a data set is a user of it, until CloseDataset. `key`: equal data sets have the
   // same; one that is open under it gets another user, and one that was closed lately is taken up
   // again with what memory still keeps of it (then `source` is used, and `early` is not). Empty:
-  // always another one.
+  // always another one. Files whose change time is another one than that one's count as changed: of
+  // a closed one memory forgets them, beside an open one there is another data set of that key.
   Result<DatasetId> AddDataset(std::shared_ptr<const Catalog> catalog,
                                std::unique_ptr<Source> source = nullptr,
                                EarlySamples* early = nullptr, const std::string& key = {});
@@ -166,7 +167,8 @@ class Engine {
   // key.
   Status CloseDataset(DatasetId dataset);
   // One more user of the data set that is open under the key; nothing: none is. Never waits.
-  std::optional<DatasetId> UseDataset(const std::string& key);
+  // `stamps`: Catalog::StampsHash of who asks, not 0: the files must be known to be those.
+  std::optional<DatasetId> UseDataset(const std::string& key, uint64_t stamps = 0);
   // Whether AddDataset would find it. `parked`: also one that is closed.
   bool KnowsDataset(const std::string& key, bool parked) const;
   // Another key for a data set; where another one has that already, nothing happens.
@@ -334,6 +336,10 @@ class Engine {
     std::set<SampleId> dropping;       // those, and what the folder has not dropped yet
     std::set<SampleId> changed;        // that were read as something else than was looked at
     std::string last_changed;          // of these, in words
+    // Catalog::ChangeStamp by object of the files whose bytes memory has; 0: of none, or not known.
+    // The catalog's, or its own, where that has none and reads tell. Null: not of loose files.
+    std::shared_ptr<std::vector<uint32_t>> stamps;
+    uint64_t stamps_hash = 0;  // Catalog::StampsHash of those; 0: not known
     uint64_t mean_bytes = 0;
     uint64_t reads = 0;
     uint64_t read_bytes = 0;
@@ -402,7 +408,8 @@ class Engine {
     EarlySamples* early = nullptr;
     Sizer* sizer = nullptr;
     DatasetId number = 0;
-    bool revived = false;  // its tables are there
+    bool revived = false;      // its tables are there
+    uint64_t stamps_hash = 0;  // Catalog::StampsHash, where all lengths are known
   };
   Result<DatasetId> Add(std::shared_ptr<const Catalog> catalog, std::shared_ptr<Catalog> growing,
                         std::unique_ptr<Source> source, EarlySamples* early,
@@ -411,6 +418,15 @@ class Engine {
   // parked one.
   std::optional<DatasetId> UseOrReserve(const std::string& key, const Catalog& catalog,
                                         Adding* adding);
+  // Whether memory has, or may get, bytes of other files than a catalog's look has found.
+  static bool IsOfOthers(const DatasetState& dataset, const Catalog& catalog, uint64_t stamps_hash);
+  // An open data set is used by who has looked at its files as well.
+  static void TakeStamps(DatasetState& dataset, const Catalog& catalog, uint64_t stamps_hash);
+  // True: the bytes may be of a file as it was before somebody's look; they are to be read again.
+  static bool IsOlder(DatasetState& dataset, SampleId sample, uint32_t stamp);
+  bool HasStreams(DatasetId dataset) const REQUIRES(mutex_);
+  void ForgetOthers(DatasetId id, const DatasetState& dataset, const Catalog& catalog)
+      REQUIRES(mutex_);
   Status AddReserved(Adding& adding);
   void Unreserve(const Adding& adding);
   // A data set that is there to be used.

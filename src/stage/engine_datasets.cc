@@ -18,18 +18,38 @@ constexpr Nanos kParkedFor = 300 * kSecond;
 constexpr size_t kGiveBackAtOnce = 1 << 16;
 // Other threads may still ask for a shared data set by its number for so long.
 constexpr Nanos kNumberRests = 10 * kSecond;
+// For a data set that is being closed to be closed, before another one takes its place.
+constexpr Nanos kCloseWait = 200 * kMilli;
 
 }  // namespace
 
 std::optional<DatasetId> Engine::UseOrReserve(const std::string& key, const Catalog& catalog,
                                               Adding* adding) {
   using Use = DatasetState::Use;
+  const uint64_t hash = adding->stamps_hash;
+  const Nanos closed_by = SteadyClock().Now() + kCloseWait;
   MutexLock lock(mutex_);
   while (!key.empty()) {
-    const auto same = std::find_if(datasets_.begin(), datasets_.end(), [&](const DatasetState& d) {
+    auto same = datasets_.end();
+    bool closing = false;
+    for (auto it = datasets_.begin(); it != datasets_.end(); ++it) {
       // Other nodes are leaving one that is shared and closing: it is made anew.
-      return d.key == key && d.use != Use::kFree && d.use != Use::kGivingBack && !d.retiring;
-    });
+      if (it->key != key || it->use == Use::kFree || it->use == Use::kGivingBack || it->retiring) {
+        continue;
+      }
+      const bool others = it->use != Use::kAdding && IsOfOthers(*it, catalog, hash);
+      if (others && it->use != Use::kParked) {
+        const auto id = static_cast<DatasetId>(it - datasets_.begin());
+        closing = closing || (it->use == Use::kClosing && !HasStreams(id));
+        continue;
+      }
+      same = it;
+      if (!others) break;
+    }
+    if (same == datasets_.end() && closing && SteadyClock().Now() < closed_by) {
+      added_.wait_for(lock.native(), std::chrono::nanoseconds(kAddSlice));
+      continue;
+    }
     if (same == datasets_.end()) break;
     const auto id = static_cast<DatasetId>(same - datasets_.begin());
     if (same->use == Use::kAdding) {
@@ -37,7 +57,10 @@ std::optional<DatasetId> Engine::UseOrReserve(const std::string& key, const Cata
       continue;
     }
     if (same->use == Use::kParked) {
-      if (same->catalog->size() != catalog.size()) break;
+      if (same->catalog->size() != catalog.size() ||
+          same->catalog->object_count() != catalog.object_count()) {
+        break;
+      }
       same->use = Use::kAdding;
       adding->number = id;
       adding->revived = true;
@@ -45,6 +68,7 @@ std::optional<DatasetId> Engine::UseOrReserve(const std::string& key, const Cata
     }
     same->use = Use::kOpen;
     ++same->users;
+    TakeStamps(*same, catalog, hash);
     return id;
   }
   const Nanos now = SteadyClock().Now();
@@ -91,12 +115,64 @@ Status Engine::CloseDataset(DatasetId id) {
   return Status();
 }
 
-std::optional<DatasetId> Engine::UseDataset(const std::string& key) {
+bool Engine::IsOfOthers(const DatasetState& dataset, const Catalog& catalog, uint64_t stamps_hash) {
+  const auto& then = dataset.stamps;
+  const auto& now = catalog.stamps();
+  if (then == nullptr || now == nullptr || then == now) return false;
+  if (stamps_hash != 0 && dataset.stamps_hash == stamps_hash) return false;
+  if (then->size() != now->size()) return true;
+  // Nor would it look before it reads a copy.
+  if (dataset.use != DatasetState::Use::kParked && dataset.catalog->LacksStamps() &&
+      dataset.tiered != nullptr) {
+    return true;
+  }
+  for (size_t o = 0; o < now->size(); ++o) {
+    if ((*then)[o] != 0 && (*now)[o] != 0 && (*then)[o] != (*now)[o]) return true;
+  }
+  return false;
+}
+
+void Engine::TakeStamps(DatasetState& dataset, const Catalog& catalog, uint64_t stamps_hash) {
+  if (catalog.stamps() == nullptr || !dataset.catalog->LacksStamps()) return;
+  for (size_t o = 0; o < dataset.stamps->size(); ++o) {
+    if ((*dataset.stamps)[o] == 0) (*dataset.stamps)[o] = (*catalog.stamps())[o];
+  }
+  dataset.stamps_hash = stamps_hash;
+}
+
+bool Engine::IsOlder(DatasetState& dataset, SampleId sample, uint32_t stamp) {
+  if (dataset.stamps == nullptr || !dataset.catalog->LacksStamps()) return false;
+  uint32_t& known = (*dataset.stamps)[dataset.catalog->object(sample)];
+  // It was begun before a look that found another one, or the file has changed since that: reading
+  // it once more is right in both cases.
+  if (known == stamp || (WasYoung(known) && (known | 1) == stamp)) return false;
+  dataset.stamps_hash = 0;
+  return std::exchange(known, known == 0 ? stamp : 0) != 0;
+}
+
+bool Engine::HasStreams(DatasetId dataset) const {
+  return std::any_of(streams_.begin(), streams_.end(), [&](const StreamState& stream) {
+    return stream.open && !stream.options.shape.serving && stream.options.shape.dataset == dataset;
+  });
+}
+
+void Engine::ForgetOthers(DatasetId id, const DatasetState& dataset, const Catalog& catalog) {
+  const auto& then = dataset.stamps;
+  const auto& now = catalog.stamps();
+  if (then == nullptr || now == nullptr) return;
+  for (SampleId s = 0; s < catalog.size(); ++s) {
+    const ObjectId o = catalog.object(s);
+    if (MayDiffer((*then)[o], (*now)[o])) scheduler_.residency().ForgetParked(id, s);
+  }
+}
+
+std::optional<DatasetId> Engine::UseDataset(const std::string& key, uint64_t stamps) {
   if (!Alive().ok()) return std::nullopt;
   MutexLock lock(mutex_);
   for (DatasetId id = 0; id < datasets_.size(); ++id) {
     DatasetState& dataset = datasets_[id];
     if (!IsOpen(id) || dataset.retiring || dataset.key != key) continue;
+    if (stamps != 0 && dataset.stamps_hash != stamps) continue;
     dataset.use = DatasetState::Use::kOpen;
     ++dataset.users;
     return id;
@@ -160,16 +236,13 @@ void Engine::RetireUnused(Nanos now) {
     for (const DatasetState& dataset : datasets_) parked += dataset.use == Use::kParked ? 1 : 0;
     for (DatasetId id = 0; id < datasets_.size(); ++id) {
       DatasetState& dataset = datasets_[id];
-      const auto uses_it = [&](const StreamState& stream) {
-        return stream.open && !stream.options.shape.serving && stream.options.shape.dataset == id;
-      };
-      if (dataset.use == Use::kClosing && dataset.shared && !dataset.retiring &&
-          std::none_of(streams_.begin(), streams_.end(), uses_it)) {
+      if (dataset.use == Use::kClosing && dataset.shared && !dataset.retiring && !HasStreams(id)) {
         dataset.retiring = true;
         dataset.source->Retire();  // other nodes' streams over it end soon
       }
       if (MayRetire(id, dataset)) {
         Retire(id, dataset, now, &gone);
+        added_.notify_all();
         parked += dataset.use == Use::kParked ? 1 : 0;
       }
       if (dataset.use == Use::kGivingBack) leaving.push_back(id);

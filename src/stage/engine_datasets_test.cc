@@ -1,6 +1,8 @@
 // Data sets that come and go: what each had is given back, whatever is still going on with it.
 #include <dirent.h>
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -150,6 +152,37 @@ class EngineDatasets : public ::testing::Test {
     return samples;
   }
 
+  // The file's change time moves, which takes a tick of the kernel's clock; nothing else does.
+  static void ChangeAttributes(const std::string& path) {
+    struct stat before = {};
+    struct stat now = {};
+    ASSERT_EQ(stat(path.c_str(), &before), 0);
+    do {
+      ASSERT_EQ(chmod(path.c_str(), before.st_mode & 07777), 0);
+      ASSERT_EQ(stat(path.c_str(), &now), 0);
+    } while (now.st_ctim.tv_sec == before.st_ctim.tv_sec &&
+             now.st_ctim.tv_nsec == before.st_ctim.tv_nsec);
+  }
+  // The same files, looked at now.
+  static std::shared_ptr<const Catalog> Look(const Catalog& catalog) {
+    std::vector<std::string> paths;
+    for (SampleId s = 0; s < catalog.size(); ++s) {
+      paths.push_back(catalog.ObjectPath(catalog.object(s)));
+    }
+    auto built = BuildFileList(paths, {});
+    EXPECT_TRUE(built) << built.status().ToString();
+    return std::shared_ptr<const Catalog>(*std::move(built));
+  }
+  // The same as it was saved: nobody has looked at its files.
+  std::shared_ptr<const Catalog> Saved(const Catalog& catalog) const {
+    const std::string file = root_ + "/saved.catalog";
+    EXPECT_TRUE(catalog.Save(file).ok());
+    auto loaded = Catalog::Load(file);
+    EXPECT_TRUE(loaded) << loaded.status().ToString();
+    EXPECT_TRUE((*loaded)->LacksStamps());
+    return std::shared_ptr<const Catalog>(*std::move(loaded));
+  }
+
   std::string root_;
 };
 
@@ -203,6 +236,99 @@ TEST_F(EngineDatasets, AnEqualOneFindsWhatWasKept) {
   EXPECT_EQ(UseOnce(*engine, catalog, ""), 50u);
   EXPECT_EQ(UseOnce(*engine, catalog, ""), 50u);
   EXPECT_EQ(Value(*engine, "forebay_source_reads_total"), 200u);
+}
+
+TEST_F(EngineDatasets, OfAClosedOneOnlyFilesWithAnotherChangeTimeAreReadAgain) {
+  for (const bool looked : {true, false}) {
+    SCOPED_TRACE(looked);
+    const EnginePtr engine = Make(uint64_t{32} << 20);
+    const auto made = MakeFiles(50, 3000, "files");
+    const auto first = looked ? made : Saved(*made);
+    EXPECT_EQ(UseOnce(*engine, first, "a"), 50u);
+    EXPECT_EQ(UseOnce(*engine, Look(*made), "a"), 50u);
+    EXPECT_EQ(Value(*engine, "forebay_source_reads_total"), 50u);
+    ASSERT_TRUE(Eventually([&] { return engine->open_datasets() == 0; }));
+    ChangeAttributes(made->ObjectPath(7));
+    ChangeAttributes(made->ObjectPath(33));
+    for (int again = 0; again < 3; ++again) {
+      EXPECT_EQ(UseOnce(*engine, Look(*made), "a"), 50u);
+      EXPECT_EQ(Value(*engine, "forebay_source_reads_total"), 52u);
+    }
+    // Who does not look believes what is there.
+    EXPECT_EQ(UseOnce(*engine, Saved(*made), "a"), 50u);
+    EXPECT_EQ(Value(*engine, "forebay_source_reads_total"), 52u);
+    ASSERT_TRUE(Eventually([&] { return engine->open_datasets() == 0; }));
+    ChangeAttributes(made->ObjectPath(8));
+    EXPECT_EQ(UseOnce(*engine, Look(*made), "a"), 50u);
+    EXPECT_EQ(Value(*engine, "forebay_source_reads_total"), 53u);
+  }
+}
+
+TEST_F(EngineDatasets, AnOpenOneIsSharedByWhoHasSeenTheSameChangeTimes) {
+  for (const bool looked : {true, false}) {
+    SCOPED_TRACE(looked);
+    const EnginePtr engine = Make(uint64_t{32} << 20);
+    const auto made = MakeFiles(50, 3000, "files");
+    const auto first = engine->AddDataset(looked ? made : Saved(*made), nullptr, nullptr, "a");
+    ASSERT_TRUE(first);
+    const auto stream = engine->OpenStream(Shape(*first, 50, 8));
+    ASSERT_TRUE(stream);
+    EXPECT_EQ(ReadEpoch(*engine, *stream), 50u);
+    const auto same = Look(*made);
+    const auto second = engine->AddDataset(same, nullptr, nullptr, "a");
+    ASSERT_TRUE(second);
+    EXPECT_EQ(*first, *second);
+    EXPECT_EQ(engine->UseDataset("a", same->StampsHash()), *first);
+    ChangeAttributes(made->ObjectPath(7));
+    const auto now = Look(*made);
+    EXPECT_NE(now->StampsHash(), same->StampsHash());
+    EXPECT_EQ(engine->UseDataset("a", now->StampsHash()), std::nullopt);
+    const auto third = engine->AddDataset(now, nullptr, nullptr, "a");
+    ASSERT_TRUE(third);
+    EXPECT_NE(*third, *first);
+    EXPECT_EQ(engine->UseDataset("a", now->StampsHash()), *third);
+    const auto fourth = engine->AddDataset(Look(*made), nullptr, nullptr, "a");
+    ASSERT_TRUE(fourth);
+    EXPECT_EQ(*fourth, *third);
+  }
+}
+
+// A read that began before the look of who shares the data set brings bytes of before it.
+TEST_F(EngineDatasets, AReadUnderWayIsNotOlderThanALaterLook) {
+  const EnginePtr engine = Make(uint64_t{32} << 20);
+  const auto made = MakeFiles(1, 3000, "files");
+  const std::string path = made->ObjectPath(0);
+  struct stat st = {};
+  ASSERT_EQ(stat(path.c_str(), &st), 0);
+  const timespec times[2] = {st.st_atim, st.st_mtim};
+  const auto write = [&](uint32_t filling) {
+    std::vector<std::byte> bytes(3000);
+    FillNullSample(filling, bytes);
+    std::fstream(path, std::ios::binary | std::ios::in | std::ios::out)
+        .write(reinterpret_cast<const char*>(bytes.data()), 3000);
+    ASSERT_EQ(utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+    ChangeAttributes(path);
+  };
+  write(1);
+  const auto saved = Saved(*made);
+  auto slow = MakeDelayedSource(*saved, "read_ms=400");
+  ASSERT_TRUE(slow);
+  const auto first = engine->AddDataset(saved, *std::move(slow), nullptr, "a");
+  ASSERT_TRUE(first);
+  const auto stream = engine->OpenStream(Shape(*first, 1, 1));
+  ASSERT_TRUE(stream);
+  BatchLoan loan;
+  const auto pending = engine->Take(*stream, 200 * kMilli, &loan);
+  ASSERT_TRUE(pending);
+  ASSERT_EQ(*pending, TakeKind::kPending);  // it has read the file by now, and is held back
+  write(0);
+  const auto second = engine->AddDataset(Look(*made), nullptr, nullptr, "a");
+  ASSERT_TRUE(second);
+  EXPECT_EQ(*second, *first);
+  const auto late = engine->OpenStream(Shape(*second, 1, 1));
+  ASSERT_TRUE(late);
+  EXPECT_EQ(ReadEpoch(*engine, *late), 1u);
+  EXPECT_EQ(ReadEpoch(*engine, *stream), 1u);
 }
 
 TEST_F(EngineDatasets, WhatIsKeptOfClosedOnesLeavesFirst) {

@@ -59,6 +59,10 @@ void Engine::Finished(DatasetState& dataset, const ReadAction& read, SourceDone&
     }
     rereads_.erase(read.serial);
   }
+  if (done.status.ok() && done.stamp != 0 && IsOlder(dataset, read.sample, done.stamp)) {
+    outbox_.push_back(read);
+    return;
+  }
   if (!done.status.ok()) {
     read_errors_total_.Add(1);
     if (!scheduler_.residency().dataset(read.dataset).Dead(read.sample)) {

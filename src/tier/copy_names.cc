@@ -1,11 +1,16 @@
 #include "tier/copy_names.h"
 
+#include <sys/random.h>
+
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <string>
 #include <utility>
 
+#include "base/clock.h"
+#include "base/rng.h"
 #include "catalog/paths.h"
 
 namespace forebay {
@@ -38,6 +43,16 @@ TierKey NameIn(uint64_t group, NameHash folder, std::string_view name, uint64_t 
   folder.Add(length);
   const std::array<uint64_t, 2> hash = folder.Finish();
   return {.group = group, .name = hash[0], .check = static_cast<uint32_t>(hash[1])};
+}
+
+// Like no other, of this process or of one before it.
+uint64_t NewOpening() {
+  static std::atomic<uint64_t> last = [] {
+    uint64_t token = 0;
+    if (::getrandom(&token, sizeof token, 0) != sizeof token) token = 0;
+    return token ^ static_cast<uint64_t>(SteadyClock().Now());
+  }();
+  return ++last;
 }
 
 }  // namespace
@@ -84,7 +99,10 @@ TierKey WholeFileName(std::string_view root, std::string_view path, uint64_t siz
 }
 
 CopyNames::CopyNames(std::shared_ptr<const Catalog> catalog)
-    : catalog_(std::move(catalog)), root_(RealPath(catalog_->root())), group_(GroupOf(root_)) {
+    : catalog_(std::move(catalog)),
+      root_(RealPath(catalog_->root())),
+      group_(GroupOf(root_)),
+      opening_(NewOpening()) {
   if (catalog_->format() == Format::kGrowing) return;
   folders_.reserve(catalog_->folder_count());
   for (uint32_t folder = 0; folder < catalog_->folder_count(); ++folder) {
@@ -107,7 +125,10 @@ TierKey CopyNames::Of(SampleId sample) const {
 }
 
 uint32_t CopyNames::StampOfFile(SampleId sample) const {
-  return catalog_->stamps() == nullptr ? 0 : catalog_->ChangeStamp(catalog_->object(sample));
+  if (catalog_->stamps() == nullptr) return 0;
+  const uint32_t stamp = catalog_->ChangeStamp(catalog_->object(sample));
+  if (!WasYoung(stamp)) return stamp;
+  return std::max(static_cast<uint32_t>(SplitMix64(stamp ^ opening_).Next()) & ~1U, 2U);
 }
 
 }  // namespace forebay

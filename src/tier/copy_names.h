@@ -46,8 +46,10 @@ class CopyNames {
   // Of the data folder: what is listed, used and given up together.
   uint64_t group() const { return group_; }
   TierKey Of(SampleId sample) const;
-  // What a look of this process found beyond the name; 0: nothing. See Catalog::ChangeStamp.
+  // What a look of this process found beyond the name; 0: nothing. See Catalog::ChangeStamp. Of a
+  // file that was just written, nobody else has the same: see WasYoung.
   uint32_t StampOfFile(SampleId sample) const;
+  bool LackStamps() const { return catalog_->LacksStamps(); }
 
  private:
   NameHash HashFolder(uint32_t folder) const;
@@ -55,6 +57,7 @@ class CopyNames {
   std::shared_ptr<const Catalog> catalog_;
   const std::string root_;
   uint64_t group_ = 0;
+  uint64_t opening_ = 0;
   // By number: their paths, and nothing else. Empty where the catalog grows: then each name hashes
   // its folder.
   std::vector<NameHash> folders_;

@@ -120,7 +120,9 @@ size_t TieredSource::Submit(std::span<const SourceRead> reads) {
     free_.pop_back();
     slots_[index] = {.read = read, .start = now};
     const TierKey key = names_.Of(read.sample);
-    if (!read.skip_tier && tier_->Has(key) && !Doubtful(read.sample, key)) {
+    const bool has = !read.skip_tier && tier_->Has(key);
+    const bool doubtful = has && Doubtful(read.sample, key);
+    if (has && !doubtful) {
       const TierOp get{
           .tag = index, .kind = TierOp::Kind::kGet, .key = key, .bytes = read.dest, .crc = 0};
       slots_[index].at_tier = tier_->Submit(std::span(&get, 1)) == 1;
@@ -130,7 +132,8 @@ size_t TieredSource::Submit(std::span<const SourceRead> reads) {
                          .sample = read.sample,
                          .dest = read.dest,
                          .group = read.group,
-                         .skip_tier = read.skip_tier,
+                         // A peer knows no more of it than the copy does.
+                         .skip_tier = read.skip_tier || doubtful,
                          .urgent = read.urgent});
   }
   FlushInner();
@@ -182,11 +185,13 @@ size_t TieredSource::ReapTier(std::span<SourceDone> out) {
         continue;
       }
       metrics_.hits.Add(1);
-      out[taken++] = {.tag = slot.read.tag,
-                      .status = Status(),
-                      .crc = done.crc,
-                      .latency_ns = SteadyClock().Now() - slot.start,
-                      .retries = 0};
+      out[taken++] = {
+          .tag = slot.read.tag,
+          .status = Status(),
+          .crc = done.crc,
+          .latency_ns = SteadyClock().Now() - slot.start,
+          .retries = 0,
+          .stamp = names_.LackStamps() ? tier_->StampOfCopy(names_.Of(slot.read.sample)) : 0};
       free_.push_back(index);
     }
     metrics_.used.Set(tier_->used_bytes());

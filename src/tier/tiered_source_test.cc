@@ -32,13 +32,15 @@ namespace {
 namespace fs = std::filesystem;
 using Bytes = std::vector<std::byte>;
 
-// Names for as many samples as the tests have.
-CopyNames Names() {
+// Names for as many samples as the tests have; `stamps` of their files, or null.
+CopyNames Names(std::shared_ptr<std::vector<uint32_t>> stamps = nullptr) {
   CatalogWriter writer(Format::kFileList, "/data", 1);
   for (int i = 0; i < 20'000; ++i) {
     writer.AddFile(CatalogWriter::kRootFolder, std::to_string(i), 1, i, -1);
   }
-  return CopyNames(*std::move(writer).Finish());
+  std::unique_ptr<Catalog> catalog = *std::move(writer).Finish();
+  catalog->SetLookedAt(std::move(stamps));
+  return CopyNames(std::move(catalog));
 }
 constexpr size_t kSamples = 100;
 
@@ -58,6 +60,28 @@ bool WaitReadable(const Source& source) {
   pollfd waiting{source.event_fd(), POLLIN, 0};
   return poll(&waiting, 1, 60'000) == 1;
 }
+
+// A null source that notes which samples nobody but the source is to be asked for.
+class SkipNotes final : public Source {
+ public:
+  explicit SkipNotes(std::vector<SampleId>* skipped)
+      : inner_(*MakeNullSource(16)), skipped_(skipped) {}
+  size_t Submit(std::span<const SourceRead> reads) override {
+    const size_t taken = inner_->Submit(reads);
+    for (const SourceRead& read : reads.first(taken)) {
+      if (read.skip_tier) skipped_->push_back(read.sample);
+    }
+    return taken;
+  }
+  size_t Reap(std::span<SourceDone> out) override { return inner_->Reap(out); }
+  int event_fd() const override { return inner_->event_fd(); }
+  size_t capacity() const override { return inner_->capacity(); }
+  std::string Describe() const override { return "notes"; }
+
+ private:
+  const std::unique_ptr<Source> inner_;
+  std::vector<SampleId>* const skipped_;
+};
 
 TEST(WriteBufferTest, ManySmallCopiesFillItToo) {
   WriteBuffer buffer(WriteBuffer::kMostCopies * 4096);
@@ -241,6 +265,27 @@ TEST_P(TieredSourceTest, WhatIsDroppedIsReadFromTheSourceAgain) {
   EXPECT_TRUE(source->TakeEnded().empty());
   Read(*source, All(), 2);
   EXPECT_EQ(from_tier_, kSamples - some.size());
+  EXPECT_EQ(failed_ + wrong_, 0u);
+}
+
+// Nor by way of a peer, whose copy may be as old.
+TEST_P(TieredSourceTest, WhatHasAnotherChangeTimeIsReadFromTheSource) {
+  const auto stamps = std::make_shared<std::vector<uint32_t>>(20'000, 1);
+  std::vector<SampleId> skipped;
+  auto made = TieredSource::Make(std::make_unique<SkipNotes>(&skipped),
+                                 MakeTier(16 + TieredSource::kMostWrites), Names(stamps), buffer_,
+                                 metrics_);
+  ASSERT_TRUE(made) << made.status().ToString();
+  Read(**made, All());
+  Settle(**made);
+  EXPECT_TRUE(skipped.empty());
+  (*stamps)[7] = 2;
+  Read(**made, All(), 2);
+  Settle(**made);
+  EXPECT_EQ(from_tier_, kSamples - 1);
+  EXPECT_EQ(skipped, std::vector<SampleId>{7});
+  Read(**made, All(), 3);  // it was compared
+  EXPECT_EQ(from_tier_, 2 * kSamples - 1);
   EXPECT_EQ(failed_ + wrong_, 0u);
 }
 

@@ -15,7 +15,7 @@
 namespace forebay::wire {
 
 // Changes with the meaning of any message; both sides must have the same.
-inline constexpr uint32_t kProtocol = 6;
+inline constexpr uint32_t kProtocol = 7;
 
 enum class Type : uint16_t {
   kHello = 1,
@@ -212,17 +212,19 @@ struct Served {
 };
 
 // Adds a data set, or names the one that is there. With `has_image` a descriptor of the catalog's
-// image comes along; without it, kNotFound asks for it.
+// image comes along, and behind it Catalog::ChangeStamp of each object, where the client has
+// looked; without it, kNotFound asks for it.
 struct OpenDataset {
   static constexpr Type kType = Type::kOpenDataset;
   uint64_t fingerprint = 0;
   uint64_t image_bytes = 0;
   uint32_t image_crc = 0;
   bool has_image = false;
-  std::string delay;  // settings of an emulated slow storage; mostly empty
+  std::string delay;         // settings of an emulated slow storage; mostly empty
+  uint64_t stamps_hash = 0;  // Catalog::StampsHash; 0: there are none
   template <typename Self, typename Io>
   static void Fields(Self& m, Io& io) {
-    io(m.fingerprint, m.image_bytes, m.image_crc, m.has_image, m.delay);
+    io(m.fingerprint, m.image_bytes, m.image_crc, m.has_image, m.delay, m.stamps_hash);
   }
 };
 
