@@ -1,4 +1,5 @@
-"""A cache disk that hangs below an unmodified program: its reads, and its end, do not wait for it.
+"""A cache disk that hangs below an unmodified program, by library or by mount: its reads, and its
+end, do not wait for it.
 
 The disk begins to hang between two steps: no library can bring a program back that is inside the
 kernel, in a read of a copy.
@@ -21,6 +22,7 @@ import pytest
 from forebay import _forebay
 from forebay._errors import MissingError
 from forebay.commands import run as run_command
+from forebay.commands.mount import mounted_kind
 from forebay.slowfs import SlowFs
 
 _usable, _reason = SlowFs.available()
@@ -33,16 +35,19 @@ except MissingError as error:
 needs_library = pytest.mark.skipif(bool(_missing), reason=_missing)
 
 FILES = 40
+FOREBAY = [sys.executable, "-m", "forebay.cli"]
+HANGS_S = 10.0  # for as long as that steps are taken
 LONGEST_S = 4.0  # of one read, on a machine that is busy
 USUAL_S = 0.5
 PASSED_BY = 48  # in the table that programs look at
 
-# A training loop: for each line it reads all files, and says of each how long that took, what it
-# read, and whether it was of a copy. A line may name a file that is written first.
+# A training loop: for each line it reads all files of the folder that it names, and says of each
+# how long that took, what it read, and whether it was of a copy. A line may name a file that is
+# written first.
 PROGRAM = """
 import hashlib, json, os, sys, time
-folder = sys.argv[1]
 for line in sys.stdin:
+    folder, _, line = line.partition(":")
     name, _, text = line.strip().partition("=")
     began = time.monotonic()
     if name:
@@ -66,6 +71,12 @@ def wait_until(holds: Callable[[], object], what: str, seconds: float = 60) -> N
     while not holds():
         assert time.monotonic() < end, what
         time.sleep(0.02)
+
+
+def forebay(*words: object) -> None:
+    command = [*FOREBAY, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def digests(data: Path) -> dict[str, str]:
@@ -94,6 +105,46 @@ def data(tmp_path: Path) -> Path:
     return folder
 
 
+class Steps:
+    """The program, which takes a step for each line that it is given."""
+
+    def __init__(self, command: list[str], data: Path, **variables: str) -> None:
+        self.data = data
+        self.took: list[float] = []
+        self.process = subprocess.Popen(
+            [*command, sys.executable, "-c", PROGRAM],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, **variables},
+        )  # fmt: skip
+
+    def take(self, folder: Path, line: str = "") -> int:
+        """Returns how many files came from copies, as far as the program can tell."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(f"{folder}:{line}\n")
+        self.process.stdin.flush()
+        wrote, said = json.loads(self.process.stdout.readline())
+        assert {name: digest for name, _, digest, _ in said} == digests(self.data)
+        self.took.extend([wrote, *(seconds for _, seconds, _, _ in said)])
+        return sum(copy for _, _, _, copy in said)
+
+    def check_took(self) -> None:
+        assert max(self.took) < LONGEST_S
+        assert statistics.median(self.took) < USUAL_S
+
+
+class Disk:
+    """What programs are told of the cache folder's disk."""
+
+    def __init__(self, slow: SlowFs, cache: Path) -> None:
+        self.slow = slow
+        with open(cache / "run" / "table", "rb") as file:
+            self.table = mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ)
+
+    def hang(self) -> None:
+        self.slow.set(stall_ms="forever")
+        wait_until(lambda: self.table[PASSED_BY], "the disk is not left", LONGEST_S)
+
+
 @needs_library
 def test_a_program_goes_on_and_ends_while_the_disk_hangs(
     disk: SlowFs, data: Path, tmp_path: Path
@@ -102,55 +153,69 @@ def test_a_program_goes_on_and_ends_while_the_disk_hangs(
     runtime = tmp_path / "r"
     runtime.mkdir(mode=0o700)
     cache = disk.path / "cache"
-    program = [sys.executable, "-c", PROGRAM, str(data)]
-    run = subprocess.Popen(
-        [sys.executable, "-m", "forebay.cli", "run", "--source", data, "--cache", cache,
-         "--", *program],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "XDG_RUNTIME_DIR": str(runtime)},
+    run = Steps(
+        [*FOREBAY, "run", "--source", str(data), "--cache", str(cache), "--"], data,
+        XDG_RUNTIME_DIR=str(runtime),
     )  # fmt: skip
-    assert run.stdin is not None and run.stdout is not None
-    took: list[float] = []
-
-    def step(text: str = "") -> int:
-        """Of the program; returns how many files came from copies."""
-        run.stdin.write(text + "\n")
-        run.stdin.flush()
-        wrote, said = json.loads(run.stdout.readline())
-        assert {name: digest for name, _, digest, _ in said} == digests(data)
-        took.extend([wrote, *(seconds for _, seconds, _, _ in said)])
-        return sum(copy for _, _, _, copy in said)
-
     try:
-        wait_until(lambda: step() == FILES, "files are not read from copies")
+        wait_until(lambda: run.take(data) == FILES, "files are not read from copies")
         socket = next(runtime.rglob("files-*.sock"))
         session = _forebay.FileSession.connect(str(socket), job=0)
-
-        with open(cache / "run" / "table", "rb") as file:
-            table = mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ)
-        disk.set(stall_ms="forever")
+        Disk(disk, cache).hang()
         began = time.monotonic()
-        wait_until(lambda: table[PASSED_BY], "the disk is not left", LONGEST_S)
-        took.clear()
+        run.took.clear()
         changes = 0
-        while time.monotonic() - began < 12:
+        while time.monotonic() - began < HANGS_S:
             changes += 1
-            name = f"{changes:03}.bin" if changes < FILES else ""
-            assert step(f"{name}=changed {changes}") == 0
+            line = f"{changes:03}.bin=changed {changes}" if changes < FILES else ""
+            assert run.take(data, line) == 0
             time.sleep(0.2)
-        assert max(took) < LONGEST_S
-        assert statistics.median(took) < USUAL_S
-        assert changes > 10
-        status = json.loads(session.status())
-        assert status["metrics"]["forebay_files_changed_total"] >= min(changes, FILES - 1)
+        run.check_took()
+        metrics = json.loads(session.status())["metrics"]
+        assert metrics["forebay_files_changed_total"] >= min(changes, FILES - 1)
         del session
-        _, said = run.communicate(timeout=20)
-        assert run.returncode == 0
+        _, said = run.process.communicate(timeout=20)
+        assert run.process.returncode == 0
         assert f"the cache folder {cache} has not answered" in said
         assert "files copied to local disk" in said
         wait_until(lambda: not socket.exists(), "the daemon does not end", 30)
         assert set(os.listdir("/dev/shm")) <= in_memory
     finally:
         disk.set(stall_ms=0)
-        run.kill()
-        run.communicate()
+        run.process.kill()
+        run.process.communicate()
+
+
+def test_a_mount_goes_on_and_ends_while_the_disk_hangs(
+    disk: SlowFs, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = tmp_path / "r"
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    cache, shown = disk.path / "cache", tmp_path / "shown"
+    shown.mkdir()
+    forebay("mount", data, shown, "--cache", cache)
+    run = Steps([], data)
+    try:
+        run.take(shown)
+        socket = next(runtime.rglob("files-*.sock"))
+        session = _forebay.FileSession.connect(str(socket), job=0)
+        metrics = json.loads(session.status())["metrics"]
+        assert metrics["forebay_files_kept_total"] == FILES
+        del session
+        Disk(disk, cache).hang()
+        began = time.monotonic()
+        run.took.clear()
+        while time.monotonic() - began < HANGS_S:
+            run.take(shown)
+            time.sleep(0.2)
+        run.check_took()
+        run.process.communicate(timeout=20)
+        forebay("unmount", shown)
+        wait_until(lambda: not socket.exists(), "the daemon does not end", 30)
+    finally:
+        disk.set(stall_ms=0)
+        run.process.kill()
+        run.process.communicate()
+        if mounted_kind(shown):
+            forebay("unmount", "--lazy", shown)
