@@ -413,6 +413,24 @@ def test_can_be_written_to(source: Path, mount: Mount) -> None:
         (slow.path / ".slowfs" / "new").write_bytes(b"x")
 
 
+def test_further_names_and_extended_attributes(source: Path, mount: Mount) -> None:
+    slow = mount(writable_mb=0)
+    file, other = slow.path / "f", slow.path / "g"
+    file.write_bytes(b"bytes")
+    os.setxattr(file, "user.a", b"value")
+    assert os.getxattr(file, "user.a") == b"value"
+    assert "user.a" in os.listxattr(file)
+    os.link(file, other)
+    assert file.stat().st_ino == other.stat().st_ino
+    file.unlink()
+    assert (other.read_bytes(), os.getxattr(other, "user.a")) == (b"bytes", b"value")
+    os.removexattr(other, "user.a")
+    with pytest.raises(OSError) as caught:
+        os.getxattr(other, "user.a")
+    assert caught.value.errno == errno.ENODATA
+    assert os.listdir(source) == ["g"]
+
+
 def test_a_stall_holds_writes(source: Path, mount: Mount) -> None:
     slow = mount(writable_mb=100)
     slow.set(stall_ms="forever")
@@ -422,6 +440,43 @@ def test_a_stall_holds_writes(source: Path, mount: Mount) -> None:
         assert not written.done()
         slow.set(stall_ms=0)
         assert written.result(timeout=20) == 1
+
+
+def test_what_is_in_memory_does_not_wait(source: Path, mount: Mount) -> None:
+    slow = mount(writable_mb=0, in_memory="f")
+    for name in ("f", "other"):
+        (slow.path / name).write_bytes(b"abc")
+    with open(slow.path / "f", "r+b", buffering=0) as f, open(slow.path / "other", "rb") as other:
+        slow.set(stall_ms="forever")
+        assert os.pwrite(f.fileno(), b"x", 1) == 1
+        assert os.pread(f.fileno(), 3, 0) == b"axc"
+        with ThreadPoolExecutor() as pool:
+            read = pool.submit(other.read)
+            wait_for(lambda: slow.stats()["in_flight"] == 1)
+            slow.set(stall_ms=0)
+            assert read.result(timeout=20) == b"abc"
+
+
+@pytest.mark.parametrize("what", ["cut", "make", "rename", "link", "remove", "attribute"])
+def test_a_stall_holds_changes(source: Path, mount: Mount, what: str) -> None:
+    slow = mount(writable_mb=100, cache=True)  # names that the kernel knows are not looked up
+    (slow.path / "f").write_bytes(b"x")
+    assert not (slow.path / "g").exists() and not (slow.path / "folder").exists()
+    change: dict[str, Callable[[], object]] = {
+        "cut": lambda: os.truncate(slow.path / "f", 0),
+        "make": lambda: (slow.path / "folder").mkdir(),
+        "rename": lambda: os.rename(slow.path / "f", slow.path / "g"),
+        "link": lambda: os.link(slow.path / "f", slow.path / "g"),
+        "remove": lambda: (slow.path / "f").unlink(),
+        "attribute": lambda: os.setxattr(slow.path / "f", "user.a", b"value"),
+    }
+    slow.set(stall_ms="forever")
+    with ThreadPoolExecutor() as pool:
+        changed = pool.submit(change[what])
+        wait_for(lambda: slow.stats()["in_flight"] == 1)
+        assert not changed.done()
+        slow.set(stall_ms=0)
+        changed.result(timeout=20)
 
 
 def test_control_files_are_hidden_and_never_delayed(source: Path, mount: Mount) -> None:

@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -191,7 +192,9 @@ struct FileSystem::Operation {
     if (error == 0 && fstatat(fs.source_.get(), path->c_str(), &attr, AT_SYMLINK_NOFOLLOW) != 0) {
       error = errno;
     }
-    error == 0 ? fuse_reply_attr(request, &attr, fs.timeout_s_) : fuse_reply_err(request, error);
+    Reply reply{request, AttrReply{.attr = attr, .timeout_s = fs.timeout_s_}};
+    if (error != 0) reply.body = ErrorReply{error};
+    fs.AnswerChange(0, std::move(reply));
   }
 
   static void Access(fuse_req_t request, fuse_ino_t node, int mask) {
@@ -293,6 +296,15 @@ struct FileSystem::Operation {
     const int fd = static_cast<int>(info->fh);
     ServeLoop& loop = *ServeLoop::Current();
     DataReply data{std::make_unique_for_overwrite<char[]>(size), 0};
+    if (fs.IsInMemory(node)) {
+      const ssize_t got = pread(fd, data.data.get(), size, offset);
+      if (got < 0) {
+        fuse_reply_err(request, errno);
+      } else {
+        fuse_reply_buf(request, data.data.get(), static_cast<size_t>(got));
+      }
+      return;
+    }
     const iovec into{data.data.get(), size};
     const ssize_t got = preadv2(fd, &into, 1, offset, RWF_NOWAIT);
     if (got > 0) data.size = static_cast<size_t>(got);
@@ -322,25 +334,17 @@ struct FileSystem::Operation {
       fuse_reply_err(request, EROFS);
       return;
     } else {
-      const Nanos arrived = SteadyClock().Now();
       const ssize_t done = pwrite(static_cast<int>(info->fh), data, size, offset);
       if (done < 0) {
         fuse_reply_err(request, errno);
         return;
       }
-      Reply reply{request, WriteReply{static_cast<size_t>(done)}};
-      fs.counters_.Begin();
-      StorageModel::Decision decision;
-      {
-        MutexLock lock(fs.mutex_);
-        decision = fs.writes_.Admit(OpKind::kRead, static_cast<uint64_t>(done), arrived);
-        if (decision.finish_at == StorageModel::kNever) {
-          fs.parked_.push_back({OpKind::kRead, 0, std::make_unique<Reply>(std::move(reply))});
-          return;
-        }
+      const auto written = static_cast<size_t>(done);
+      if (fs.IsInMemory(node)) {
+        fuse_reply_write(request, written);
+        return;
       }
-      fs.Deliver(decision, 0, std::move(reply), *ServeLoop::Current());
-      return;
+      return fs.AnswerChange(written, {request, WriteReply{written}});
     }
     fuse_reply_write(request, size);
   }
@@ -461,7 +465,7 @@ struct FileSystem::Operation {
     if (error == 0) error = fs.FillEntry(*std::move(path), made.entry);
     Reply reply{request, made};
     if (error != 0) reply.body = ErrorReply{error};
-    Send(reply, fs.inodes_);
+    fs.AnswerChange(0, std::move(reply));
   }
   static void Create(fuse_req_t request, fuse_ino_t parent, const char* name, mode_t mode,
                      fuse_file_info* info) {
@@ -471,21 +475,14 @@ struct FileSystem::Operation {
     const int flags = info->flags & (O_ACCMODE | O_EXCL | O_TRUNC);
     OwnedFd fd(
         openat(fs.source_.get(), path->c_str(), flags | O_CREAT | O_CLOEXEC | O_NOFOLLOW, mode));
-    fuse_entry_param entry{};
-    const int error = fd.valid() ? fs.FillEntry(*std::move(path), entry) : errno;
-    if (error != 0) {
-      fuse_reply_err(request, error);
-      return;
-    }
-    info->direct_io = !fs.cache_;
-    info->noflush = 1;
-    info->fh = static_cast<uint64_t>(fd.get());
-    // From the answer on the kernel may release the handle in another thread.
-    const int opened = fd.Release();
-    if (fuse_reply_create(request, &entry, info) != 0) {
-      OwnedFd closes(opened);
-      fs.inodes_.Forget(entry.ino, 1);
-    }
+    CreateReply made{};
+    const int error = fd.valid() ? fs.FillEntry(*std::move(path), made.entry) : errno;
+    made.open = {*info, std::move(fd)};
+    made.open.info.direct_io = !fs.cache_;
+    made.open.info.noflush = 1;
+    Reply reply{request, std::move(made)};
+    if (error != 0) reply.body = ErrorReply{error};
+    fs.AnswerChange(0, std::move(reply));
   }
   static void Unlink(fuse_req_t request, fuse_ino_t parent, const char* name) {
     Remove(request, parent, name, 0);
@@ -497,7 +494,8 @@ struct FileSystem::Operation {
     FileSystem& fs = Of(request);
     const auto path = fs.PathToChange(request, parent, name);
     if (!path) return;
-    fuse_reply_err(request, unlinkat(fs.source_.get(), path->c_str(), flags) == 0 ? 0 : errno);
+    const int error = unlinkat(fs.source_.get(), path->c_str(), flags) == 0 ? 0 : errno;
+    fs.AnswerChange(0, {request, ErrorReply{error}});
   }
   static void Symlink(fuse_req_t request, const char*, fuse_ino_t, const char*) {
     fuse_reply_err(request, EROFS);
@@ -516,10 +514,72 @@ struct FileSystem::Operation {
     if (error == 0 && (flags != 0 || S_ISDIR(attr.st_mode))) error = EINVAL;
     if (error == 0 && renameat(source, from->c_str(), source, to->c_str()) != 0) error = errno;
     if (error == 0) fs.inodes_.Move(attr.st_dev, attr.st_ino, *to);
-    fuse_reply_err(request, error);
+    fs.AnswerChange(0, {request, ErrorReply{error}});
   }
-  static void Link(fuse_req_t request, fuse_ino_t, fuse_ino_t, const char*) {
-    fuse_reply_err(request, EROFS);
+  static void Link(fuse_req_t request, fuse_ino_t node, fuse_ino_t parent, const char* name) {
+    FileSystem& fs = Of(request);
+    auto path = fs.PathToChange(request, parent, name);
+    if (!path) return;
+    const auto of = fs.inodes_.PathOf(node);
+    const int source = fs.source_.get();
+    EntryReply made{};
+    int error = ESTALE;
+    if (of) error = linkat(source, of->c_str(), source, path->c_str(), 0) == 0 ? 0 : errno;
+    if (error == 0) error = fs.FillEntry(*std::move(path), made.entry);
+    Reply reply{request, made};
+    if (error != 0) reply.body = ErrorReply{error};
+    fs.AnswerChange(0, std::move(reply));
+  }
+
+  // Extended attributes: of a disk that can be written to; the kernel does not ask again otherwise.
+  template <typename Ask>
+  static void ReplyAttribute(fuse_req_t request, fuse_ino_t node, size_t size, Ask ask) {
+    FileSystem& fs = Of(request);
+    if (!fs.writable_ || IsControl(node)) {
+      fuse_reply_err(request, fs.writable_ ? ENODATA : ENOSYS);
+      return;
+    }
+    const Nanos arrived = SteadyClock().Now();
+    Reply reply{request, ErrorReply{ESTALE}};
+    if (const auto path = fs.PathForAttributes(node)) {
+      DataReply data{std::make_unique_for_overwrite<char[]>(size), 0};
+      const ssize_t got = ask(path->c_str(), data.data.get());
+      if (got < 0) {
+        reply.body = ErrorReply{errno};
+      } else if (size == 0) {
+        reply.body = AttributeSizeReply{static_cast<size_t>(got)};
+      } else {
+        data.size = static_cast<size_t>(got);
+        reply.body = std::move(data);
+      }
+    }
+    fs.Answer(OpKind::kStat, 0, arrived, std::move(reply));
+  }
+  static void Getxattr(fuse_req_t request, fuse_ino_t node, const char* name, size_t size) {
+    ReplyAttribute(request, node, size,
+                   [&](const char* path, char* out) { return lgetxattr(path, name, out, size); });
+  }
+  static void Listxattr(fuse_req_t request, fuse_ino_t node, size_t size) {
+    ReplyAttribute(request, node, size,
+                   [&](const char* path, char* out) { return llistxattr(path, out, size); });
+  }
+  template <typename Change>
+  static void ChangeAttribute(fuse_req_t request, fuse_ino_t node, Change change) {
+    FileSystem& fs = Of(request);
+    const auto path = fs.PathForAttributes(node);
+    if (!fs.writable_ || IsControl(node) || !path) {
+      fuse_reply_err(request, fs.writable_ && !IsControl(node) ? ESTALE : EROFS);
+      return;
+    }
+    fs.AnswerChange(0, {request, ErrorReply{change(path->c_str()) == 0 ? 0 : errno}});
+  }
+  static void Setxattr(fuse_req_t request, fuse_ino_t node, const char* name, const char* value,
+                       size_t size, int flags) {
+    ChangeAttribute(request, node,
+                    [&](const char* path) { return lsetxattr(path, name, value, size, flags); });
+  }
+  static void Removexattr(fuse_req_t request, fuse_ino_t node, const char* name) {
+    ChangeAttribute(request, node, [&](const char* path) { return lremovexattr(path, name); });
   }
 };
 
@@ -552,6 +612,10 @@ const fuse_lowlevel_ops& FileSystem::Operations() {
     ops.symlink = Operation::Symlink;
     ops.rename = Operation::Rename;
     ops.link = Operation::Link;
+    ops.getxattr = Operation::Getxattr;
+    ops.listxattr = Operation::Listxattr;
+    ops.setxattr = Operation::Setxattr;
+    ops.removexattr = Operation::Removexattr;
     return ops;
   }();
   return operations;
@@ -568,6 +632,7 @@ FileSystem::FileSystem(OwnedFd source, const Options& options)
     : source_(std::move(source)),
       cache_(options.cache),
       writable_(options.writable),
+      in_memory_(options.in_memory),
       timeout_s_(options.cache ? kCacheSeconds : 0),
       model_(options.settings, SteadyClock().Now()),
       writes_({.bytes_per_s = options.write_bytes_per_s, .stall = options.settings.stall},
@@ -585,12 +650,24 @@ std::optional<std::string> FileSystem::PathToChange(fuse_req_t request, NodeId p
   return JoinPath(*folder, name);
 }
 
+bool FileSystem::IsInMemory(NodeId node) const {
+  if (in_memory_.empty()) return false;
+  const auto path = inodes_.PathOf(node);
+  return path && std::string_view(*path).substr(path->rfind('/') + 1) == in_memory_;
+}
+
 int FileSystem::FillEntry(std::string path, fuse_entry_param& entry) {
   entry.attr_timeout = timeout_s_;
   entry.entry_timeout = timeout_s_;
   if (fstatat(source_.get(), path.c_str(), &entry.attr, AT_SYMLINK_NOFOLLOW) != 0) return errno;
   entry.ino = inodes_.Acquire(entry.attr.st_dev, entry.attr.st_ino, std::move(path));
   return 0;
+}
+
+std::optional<std::string> FileSystem::PathForAttributes(NodeId node) const {
+  const auto path = inodes_.PathOf(node);
+  if (!path) return std::nullopt;
+  return StrCat("/proc/self/fd/", source_.get(), "/", *path);
 }
 
 size_t FileSystem::AddEntry(fuse_req_t request, const std::string& folder, const dirent& entry,
@@ -639,6 +716,21 @@ void FileSystem::Answer(OpKind kind, uint64_t bytes, Nanos arrived, Reply reply,
     }
   }
   Deliver(decision, bytes, std::move(reply), loop);
+}
+
+void FileSystem::AnswerChange(uint64_t bytes, Reply reply) {
+  const Nanos arrived = SteadyClock().Now();
+  counters_.Begin();
+  StorageModel::Decision decision;
+  {
+    MutexLock lock(mutex_);
+    decision = writes_.Admit(OpKind::kRead, bytes, arrived);
+    if (decision.finish_at == StorageModel::kNever) {
+      parked_.push_back({OpKind::kRead, 0, std::make_unique<Reply>(std::move(reply))});
+      return;
+    }
+  }
+  Deliver(decision, 0, std::move(reply), *ServeLoop::Current());
 }
 
 void FileSystem::Deliver(StorageModel::Decision decision, uint64_t bytes, Reply reply,

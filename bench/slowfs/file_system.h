@@ -37,6 +37,7 @@ class FileSystem {
     bool cache = false;  // the kernel may keep data, attributes and names
     bool writable = false;
     double write_bytes_per_s = 0;  // 0: no limit
+    std::string in_memory = {};    // name of files whose bytes never wait
   };
 
   static Result<std::unique_ptr<FileSystem>> Open(const Options& options);
@@ -63,6 +64,8 @@ class FileSystem {
   void Answer(OpKind kind, uint64_t bytes, Nanos arrived, Reply reply) {
     Answer(kind, bytes, arrived, std::move(reply), *ServeLoop::Current());
   }
+  // Answers what has been changed, when the pipe of written bytes lets `bytes` more through.
+  void AnswerChange(uint64_t bytes, Reply reply);
   void Deliver(StorageModel::Decision decision, uint64_t bytes, Reply reply, ServeLoop& loop);
   // Answers whatever a stall without end has swallowed.
   void ReleaseParked();
@@ -74,6 +77,9 @@ class FileSystem {
   // Where `name` of the folder `parent` lies, for an operation that changes it; nothing, with the
   // request answered, where nothing may be changed.
   std::optional<std::string> PathToChange(fuse_req_t request, NodeId parent, const char* name);
+  bool IsInMemory(NodeId node) const;
+  // There are no calls for extended attributes that take a folder and a name in it.
+  std::optional<std::string> PathForAttributes(NodeId node) const;
   // Appends a line of a listing if it fits into `space`; returns the space that it needs.
   size_t AddEntry(fuse_req_t request, const std::string& folder, const dirent& entry, bool plus,
                   char* out, size_t space);
@@ -84,6 +90,7 @@ class FileSystem {
   const OwnedFd source_;
   const bool cache_;
   const bool writable_;
+  const std::string in_memory_;
   const double timeout_s_;  // how long the kernel may keep names and attributes
 
   InodeTable inodes_;

@@ -30,10 +30,19 @@ void Send(Reply& reply, InodeTable& inodes) {
                    body.info.fh = static_cast<uint64_t>(fd);
                    if (fuse_reply_open(request, &body.info) != 0) OwnedFd closes(fd);
                  },
+                 [&](CreateReply& body) {
+                   const int fd = body.open.fd.Release();
+                   body.open.info.fh = static_cast<uint64_t>(fd);
+                   if (fuse_reply_create(request, &body.entry, &body.open.info) != 0) {
+                     OwnedFd closes(fd);
+                     inodes.Forget(body.entry.ino, 1);
+                   }
+                 },
                  [&](DataReply& body) { fuse_reply_buf(request, body.data.get(), body.size); },
                  [&](WriteReply& body) { fuse_reply_write(request, body.size); },
                  [&](StatfsReply& body) { fuse_reply_statfs(request, &body.info); },
                  [&](LinkReply& body) { fuse_reply_readlink(request, body.target.c_str()); },
+                 [&](AttributeSizeReply& body) { fuse_reply_xattr(request, body.size); },
              },
              reply.body);
 }

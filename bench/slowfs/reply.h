@@ -29,6 +29,10 @@ struct OpenReply {
   fuse_file_info info;  // its fh becomes the number of `fd`
   OwnedFd fd;
 };
+struct CreateReply {
+  fuse_entry_param entry;
+  OpenReply open;
+};
 struct DataReply {
   std::unique_ptr<char[]> data;
   size_t size;
@@ -42,11 +46,14 @@ struct StatfsReply {
 struct LinkReply {
   std::string target;
 };
+struct AttributeSizeReply {
+  size_t size;
+};
 
 struct Reply {
   fuse_req_t request;
-  std::variant<ErrorReply, EntryReply, AttrReply, OpenReply, DataReply, WriteReply, StatfsReply,
-               LinkReply>
+  std::variant<ErrorReply, EntryReply, AttrReply, OpenReply, CreateReply, DataReply, WriteReply,
+               StatfsReply, LinkReply, AttributeSizeReply>
       body;
 };
 

@@ -378,11 +378,12 @@ bool ReadsEnd(Engine& engine, Nanos wait) {
   }
 }
 
-// No thread comes back from a source that hangs, so the process ends without them. What is stored
-// is whole at any moment.
-void EndWithoutReads(const Settings& settings, const wire::ProgramPlace& place) {
-  Say("the source does not answer: this daemon ends without waiting for it");
-  if (settings.files.temporary) RemoveFolder(settings.files.store);
+// No thread comes back from a source or a disk that hangs, so the process ends without them. What
+// is stored is whole at any moment. A folder on a disk that hangs stays.
+void EndWithoutReads(const Settings& settings, const wire::ProgramPlace& place, bool disk_answers) {
+  Say(StrCat("the ", disk_answers ? "source" : "disk of the cache folder",
+             " does not answer: this daemon ends without waiting for it"));
+  if (settings.files.temporary && disk_answers) RemoveFolder(settings.files.store);
   unlink(place.socket.c_str());
   unlink(place.lock.c_str());  // last, as every program does
   rmdir(place.folder.c_str());
@@ -421,7 +422,7 @@ int Run(int argc, char** argv) {
         (void)alarm(kLongestEnd);
         if (serves_files &&
             (!daemon->files->End(kLongestRead) || !ReadsEnd(*daemon->engine, kLongestRead))) {
-          EndWithoutReads(settings, place);
+          EndWithoutReads(settings, place, daemon->supply->CopiesAnswer());
         }
         daemon->files.reset();
         daemon->supply.reset();

@@ -270,10 +270,7 @@ void Book::Drop(Entry& entry) {
   if (entry.rare == nullptr) return;
   Rare& rare = *entry.rare;
   if (rare.ticket != nullptr) {
-    {
-      const MutexLock lock(rare.ticket->mutex);
-      rare.ticket->dropped = true;
-    }
+    rare.ticket->Drop(!table_.passed_by());
     actions_.Remove(entry.key);  // it may have been, a moment ago
     rare.ticket = nullptr;
   }
@@ -544,10 +541,7 @@ void Book::CloseIdle() {
 void Book::OnAllLeft() {
   CloseIdle();
   for (Entry* entry : std::vector<Entry*>(large_)) {
-    {
-      const MutexLock lock(entry->rare->ticket->mutex);
-      entry->rare->ticket->dropped = true;
-    }
+    entry->rare->ticket->Drop(!table_.passed_by());
     actions_.Remove(entry->key);
     EndLarge(*entry);
     AnswerAll(*entry, Answer::kSource);

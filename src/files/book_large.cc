@@ -435,10 +435,7 @@ void Book::DoneBlock(Entry& entry, CopyResult& result, Nanos now) {
 }
 
 void Book::FailedLarge(Entry& entry, const CopyResult& result, Nanos now) {
-  {
-    const MutexLock lock(entry.rare->ticket->mutex);
-    entry.rare->ticket->dropped = true;
-  }
+  entry.rare->ticket->Drop(!table_.passed_by());
   EndLarge(entry);
   if (result.outcome == Outcome::kRefused) return Refuse(entry);
   Failed(entry, result, now);

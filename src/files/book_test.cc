@@ -107,12 +107,9 @@ class BookTest : public ::testing::Test, public BookActions {
       return;
     }
     ++reads_[job.path];
-    {
-      const MutexLock lock(job.ticket->mutex);
-      if (job.ticket->dropped) {
-        result.outcome = Outcome::kDropped;
-        return;
-      }
+    if (job.ticket->dropped()) {
+      result.outcome = Outcome::kDropped;
+      return;
     }
     copies_.insert(Id(job.key));
   }

@@ -476,10 +476,7 @@ bool Copier::TakeStored(CopyResult& result) {
 
 void Copier::Block(CopyResult& result) {
   const CopyJob& job = result.job;
-  {
-    const MutexLock lock(job.ticket->mutex);
-    if (job.ticket->dropped) return SetOutcome(result, Outcome::kDropped);
-  }
+  if (job.ticket->dropped()) return SetOutcome(result, Outcome::kDropped);
   FileLoan loan;
   if (!Read(result,
             {.offset = job.offset,
@@ -522,20 +519,25 @@ void Copier::GiveName(CopyResult& result, const char* suffix, Stored stored, uin
   const CopyJob& job = result.job;
   const std::string from = NameIn(job.key, suffix);
   const std::string name = NameIn(job.key);
-  {
-    const MutexLock lock(job.ticket->mutex);
-    if (job.ticket->dropped) {
-      SetOutcome(result, Outcome::kDropped);
-    } else if (renameat(options_.copies, from.c_str(), options_.copies, name.c_str()) != 0) {
+  if (!job.ticket->BeginPublishing()) {
+    SetOutcome(result, Outcome::kDropped);
+  } else {
+    if (renameat(options_.copies, from.c_str(), options_.copies, name.c_str()) != 0) {
       CacheFailed(result, errno);
     } else {
       SetOutcome(result, Outcome::kDone);
-      if (stored == Stored::kNo && job.place == CopyPlace::kKept) {
+      if (stored == Stored::kNo && job.place == CopyPlace::kKept && !job.ticket->dropped()) {
         const Status kept =
             options_.supply->KeepCopy(job.path, *job.source, options_.copies, name.c_str(), crc);
         if (!kept.ok()) options_.not_kept(kept);
       }
+      if (job.ticket->dropped()) {
+        unlinkat(options_.copies, name.c_str(), 0);
+        options_.supply->DropCopy(job.path, *job.source);
+        SetOutcome(result, Outcome::kDropped);
+      }
     }
+    job.ticket->EndPublishing();
   }
   if (result.outcome != Outcome::kDone) {
     unlinkat(options_.copies, from.c_str(), 0);

@@ -3,6 +3,7 @@
 
 #include <sys/stat.h>
 
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -36,10 +37,26 @@ struct YoungFile {
   Nanos seen = 0;
 };
 
-// Says that a copy must not be published any more. The lock is held while one is.
-struct Ticket {
-  Mutex mutex;
-  bool dropped GUARDED_BY(mutex) = false;
+// The right to publish a copy, until it is dropped. Safe for concurrent use by multiple threads.
+class Ticket {
+ public:
+  // Publishing takes calls on the cache's disk, and who drops the ticket waits for them so long.
+  static constexpr Nanos kPatience = kSecond / 2;
+
+  // False: it was dropped. Otherwise EndPublishing() follows.
+  bool BeginPublishing() EXCLUDES(mutex_);
+  // When it was dropped meanwhile, nobody waits any more: what was published is to be taken back.
+  void EndPublishing() EXCLUDES(mutex_);
+  bool dropped() const EXCLUDES(mutex_);
+  // When this returns nothing will be published, or has been; unless the disk hangs, and then it is
+  // taken back when that answers. `wait`: false where it is known to hang.
+  void Drop(bool wait) EXCLUDES(mutex_);
+
+ private:
+  mutable Mutex mutex_;
+  std::condition_variable_any ended_;
+  bool publishing_ GUARDED_BY(mutex_) = false;
+  bool dropped_ GUARDED_BY(mutex_) = false;
 };
 
 struct CopyJob {

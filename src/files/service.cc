@@ -26,6 +26,7 @@
 #include "base/thread_annotations.h"
 #include "files/book.h"
 #include "files/copier.h"
+#include "files/disk_calls.h"
 #include "files/packet.h"
 #include "files/read_progress.h"
 #include "files/run_folder.h"
@@ -43,6 +44,8 @@ constexpr size_t kMostThreads = 256;
 constexpr Nanos kLongestSleep = kSecond;
 constexpr Nanos kFirstLinger = 5 * kSecond;
 constexpr Nanos kUnlinkEvery = 100 * kMilli;
+constexpr Nanos kLongestLeave = 5 * kSecond;           // all copies are removed
+constexpr size_t kMostCallsLeft = 64;                  // on the disk; then it is waited for
 constexpr std::chrono::milliseconds kWatchEvery(200);  // the disk of the copies
 
 using wire::Quoted;
@@ -96,6 +99,8 @@ class ServiceImpl final : public Service, private BookActions {
   // In a thread of its own, which never touches the disk: the loop's may wait for it.
   void WatchDisk(const std::stop_token& stop);
   void StopThreads();
+  // False: the disk hangs, and the folder stays.
+  bool LeaveFolder();
   Nanos Round();
   void TakeDone();
   void Accept();
@@ -120,18 +125,14 @@ class ServiceImpl final : public Service, private BookActions {
   void ShareThreads();
 
   // BookActions.
-  void Start(CopyJob job) override { copier_->Submit(std::move(job)); }
+  void Start(CopyJob job) override;
   void Answer(uint64_t waiter, enum Answer answer, uint64_t a) override { Send(waiter, answer, a); }
   void Remove(const FileKey& key) override {
-    unlinkat(folder_.copies(), Copier::NameIn(key).c_str(), 0);
+    RemoveLater(Copier::NameIn(key));
     options_.supply->Removed(key);
   }
-  void RemovePart(const FileKey& key) override {
-    unlinkat(folder_.copies(), Copier::NameIn(key, ".part").c_str(), 0);
-  }
-  bool Exists(const FileKey& key) override {
-    return faccessat(folder_.copies(), Copier::NameIn(key).c_str(), F_OK, 0) == 0;
-  }
+  void RemovePart(const FileKey& key) override { RemoveLater(Copier::NameIn(key, ".part")); }
+  bool Exists(const FileKey& key) override;
   bool Link(const FileKey& alias, const FileKey& copy) override;
   void Forget(std::string_view path) override { options_.supply->Forget(std::string(path)); }
   ReadProgress Progress(int64_t process, int64_t fd) override {
@@ -141,9 +142,14 @@ class ServiceImpl final : public Service, private BookActions {
   void Say(const std::string& what) override { Warn(what); }
   void Warn(const std::string& what);
   void AddSource(std::string_view source);
+  // Nobody who finds the table opens what is still there.
+  void RemoveLater(const std::string& name);
+  // What a call on the disk says; `unknown` when the disk hangs.
+  template <typename Call>
+  bool Ask(Call call, bool unknown);
 
   const ServiceOptions options_;
-  RunFolder folder_;
+  const std::shared_ptr<RunFolder> folder_;  // shared with calls on the disk
   Room room_;
   Registry& registry_;
   Mechanism& mechanism_;
@@ -163,6 +169,7 @@ class ServiceImpl final : public Service, private BookActions {
   std::vector<Job> jobs_ = std::vector<Job>(1);
   size_t open_jobs_ = 0;
   bool had_session_ = false;
+  bool left_ = false;
   uint64_t knobs_seen_ = 0;
   Nanos last_asked_ = 0;
   Nanos started_ = 0;
@@ -176,7 +183,8 @@ class ServiceImpl final : public Service, private BookActions {
 
   Mutex mutex_;
   std::vector<CopyResult> done_ GUARDED_BY(mutex_);
-  std::unique_ptr<Copier> copier_;
+  std::shared_ptr<Copier> copier_;  // shared with calls that submit what waited for the disk
+  std::unique_ptr<DiskCalls> disk_;
   std::condition_variable_any watch_;  // notified by a stop only
   std::jthread watcher_;
   std::jthread thread_;
@@ -192,7 +200,7 @@ BookOptions BookOptionsOf(const ServiceOptions& options) {
 
 ServiceImpl::ServiceImpl(const ServiceOptions& options, RunFolder folder)
     : options_(options),
-      folder_(std::move(folder)),
+      folder_(std::make_shared<RunFolder>(std::move(folder))),
       room_(options.cache_bytes, options.ahead_bytes),
       registry_(*options.registry),
       mechanism_(registry_.AddMechanism("files", "copies of whole files for unmodified programs")),
@@ -206,7 +214,7 @@ ServiceImpl::ServiceImpl(const ServiceOptions& options, RunFolder folder)
                                       static_cast<int64_t>(options.ahead_bytes),
                                       "the most that copies made ahead of their reader may take")),
       metrics_(mechanism_),
-      book_(folder_.table(), BookOptionsOf(options), room_, metrics_, *this),
+      book_(folder_->table(), BookOptionsOf(options), room_, metrics_, *this),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       ended_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
@@ -214,7 +222,7 @@ ServiceImpl::ServiceImpl(const ServiceOptions& options, RunFolder folder)
   book_.SetCache(options.store);
   for (const std::string& source : options.sources) AddSource(source);
   CopierOptions copying;
-  copying.copies = folder_.copies();
+  copying.copies = folder_->copies();
   copying.threads = options.reads_in_flight;
   copying.young = options.young;
   copying.partial = options.partial_bytes;
@@ -237,14 +245,14 @@ ServiceImpl::ServiceImpl(const ServiceOptions& options, RunFolder folder)
     }
     if (first) Wake();
   };
-  copier_ = std::make_unique<Copier>(copying, room_);
+  copier_ = std::make_shared<Copier>(copying, room_);
 }
 
 ServiceImpl::~ServiceImpl() {
   StopThreads();
   if (listener_.valid()) unlink(options_.socket.c_str());
   copier_.reset();
-  folder_.Leave();
+  LeaveFolder();
 }
 
 bool ServiceImpl::End(Nanos wait) {
@@ -254,8 +262,22 @@ bool ServiceImpl::End(Nanos wait) {
   connections_.clear();  // who waits reads the source by itself
   const bool ended = copier_->Stop(wait);
   // Threads that come back from a source that hung find a folder that is gone.
-  if (!ended) folder_.Leave();
-  return ended;
+  return LeaveFolder() && ended;
+}
+
+bool ServiceImpl::LeaveFolder() {
+  if (left_) return true;
+  const bool hangs = folder_->table().passed_by();
+  folder_->table().Close();
+  const auto leave = [folder = folder_] { folder->Leave(); };
+  if (disk_ == nullptr) {
+    leave();
+    left_ = true;
+  } else {
+    left_ = !hangs && disk_->Make(leave, 0, kLongestLeave);
+    left_ = disk_->Close() && left_;
+  }
+  return left_;
 }
 
 void ServiceImpl::Warn(const std::string& what) {
@@ -296,6 +318,9 @@ Status ServiceImpl::Listen() {
   failed += epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, wake_.get(), &event);
   if (failed != 0) return ErrnoStatus(errno, "watching the file service's socket");
   started_ = last_asked_ = SteadyClock().Now();
+  Result<std::unique_ptr<DiskCalls>> calls = DiskCalls::Start();
+  if (!calls) return calls.error();
+  disk_ = *std::move(calls);
   auto loop = StartThread("forebay-files", [this](const std::stop_token& stop) { Loop(stop); });
   if (!loop) return loop.error();
   thread_ = *std::move(loop);
@@ -308,7 +333,7 @@ Status ServiceImpl::Listen() {
 
 void ServiceImpl::WatchDisk(const std::stop_token& stop) {
   Mutex mutex;
-  FileTable table = folder_.table();
+  FileTable table = folder_->table();
   while (!stop.stop_requested()) {
     if (busy()) table.SetPassedBy(!options_.supply->CopiesAnswer());
     MutexLock lock(mutex);
@@ -322,6 +347,8 @@ void ServiceImpl::StopThreads() {
   for (std::jthread* each : {&thread_, &watcher_}) {
     if (each->joinable()) each->join();
   }
+  // What they have asked of the disk is done by leaving the folder.
+  if (disk_ != nullptr) (void)disk_->Drop();
 }
 
 void ServiceImpl::Wake() const {
@@ -354,7 +381,7 @@ void ServiceImpl::Loop(const std::stop_token& stop) {
 Nanos ServiceImpl::Round() {
   ApplyKnobs();
   const Nanos now = SteadyClock().Now();
-  if (now - unlinked_ >= kUnlinkEvery && !folder_.table().passed_by()) {
+  if (now - unlinked_ >= kUnlinkEvery && !folder_->table().passed_by()) {
     unlinked_ = now;
     // Who finds no copy asks for one.
     for (const FileKey& key : options_.supply->TakeUnlinks()) Remove(key);
@@ -379,10 +406,10 @@ void ServiceImpl::TellEnded() const {
 // Nobody finds the copies any more. Who has come gets no answer and comes to the next service, once
 // this one has ended.
 void ServiceImpl::FolderGone(uint64_t id) {
-  if (!folder_.table().closed()) {
-    options_.say(StrCat("the cache folder ", folder_.path(), " was removed: this service ends"));
+  if (!folder_->table().closed()) {
+    options_.say(StrCat("the cache folder ", folder_->path(), " was removed: this service ends"));
   }
-  folder_.table().Close();
+  folder_->table().Close();
   Close(id);
   folder_gone_.store(true, std::memory_order_relaxed);
   TellEnded();
@@ -486,9 +513,12 @@ void ServiceImpl::Handle(uint64_t id, std::span<const std::byte> packet) {
   if (header.kind != Kind::kStatus) last_asked_ = now;
   switch (header.kind) {
     case Kind::kHello:
-      if (!folder_.InPlace()) return FolderGone(id);
+      // On a disk that hangs it is, for all that is known.
+      if (!Ask([](const RunFolder& folder) { return folder.InPlace(); }, true)) {
+        return FolderGone(id);
+      }
       HandleHello(connection, question);
-      return Send(id, Answer::kReady, 0, folder_.path());
+      return Send(id, Answer::kReady, 0, folder_->path());
     case Kind::kJob:
       if (question.paths.size() != 1 || !connection.session) return Send(id, Answer::kBad, 0);
       Leave(connection);
@@ -610,16 +640,50 @@ void ServiceImpl::Close(uint64_t id) {
   last_asked_ = SteadyClock().Now();
 }
 
+// Not before what has its name is removed.
+void ServiceImpl::Start(CopyJob job) {
+  using Kind = CopyJob::Kind;
+  if ((job.kind != Kind::kCopy && job.kind != Kind::kFinish) || !disk_->busy()) {
+    return copier_->Submit(std::move(job));
+  }
+  // A std::function must be copyable.
+  const auto shared = std::make_shared<CopyJob>(std::move(job));
+  disk_->Make([copier = copier_, shared] { copier->Submit(std::move(*shared)); }, kMostCallsLeft);
+}
+
+void ServiceImpl::RemoveLater(const std::string& name) {
+  disk_->Make([folder = folder_, name] { unlinkat(folder->copies(), name.c_str(), 0); },
+              kMostCallsLeft);
+}
+
+template <typename Call>
+bool ServiceImpl::Ask(Call call, bool unknown) {
+  const auto said = std::make_shared<std::atomic<bool>>(unknown);
+  const bool made = disk_->Make([folder = folder_, said, call] { *said = call(*folder); });
+  return made ? said->load() : unknown;
+}
+
+bool ServiceImpl::Exists(const FileKey& key) {
+  return Ask(
+      [name = Copier::NameIn(key)](const RunFolder& folder) {
+        return faccessat(folder.copies(), name.c_str(), F_OK, 0) == 0;
+      },
+      false);
+}
+
 // Also of what is there of a large file.
 bool ServiceImpl::Link(const FileKey& alias, const FileKey& copy) {
-  bool made = true;
-  for (const char* suffix : {"", ".part"}) {
-    const std::string name = Copier::NameIn(alias, suffix);
-    unlinkat(folder_.copies(), name.c_str(), 0);
-    made = made &&
-           symlinkat(Copier::NameIn(copy, suffix).c_str(), folder_.copies(), name.c_str()) == 0;
-  }
-  return made;
+  const auto link = [alias, copy](const RunFolder& folder) {
+    bool made = true;
+    for (const char* suffix : {"", ".part"}) {
+      const std::string name = Copier::NameIn(alias, suffix);
+      const std::string to = Copier::NameIn(copy, suffix);
+      unlinkat(folder.copies(), name.c_str(), 0);
+      made = made && symlinkat(to.c_str(), folder.copies(), name.c_str()) == 0;
+    }
+    return made;
+  };
+  return Ask(link, false);
 }
 
 std::string ServiceImpl::StatusJson() {
@@ -649,7 +713,7 @@ std::string ServiceImpl::StatusJson() {
                 ",\"uptime_ms\":", (SteadyClock().Now() - started_) / kMilli,
                 ",\"sessions\":", sessions_, ",\"streams\":", book_.streams(),
                 ",\"files\":", book_.files(), ",\"full\":", book_.full() ? "true" : "false",
-                ",\"jobs\":", book_.in_flight(), ",\"plain\":", folder_.table().plain(),
+                ",\"jobs\":", book_.in_flight(), ",\"plain\":", folder_->table().plain(),
                 ",\"settings\":", Quoted(options_.settings), ",\"warnings\":[", warnings,
                 "],\"sources\":[", sources, "],\"knobs\":[", knobs, "],\"metrics\":{", metrics,
                 "}}");

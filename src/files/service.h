@@ -52,7 +52,8 @@ class Service {
   virtual ~Service() = default;  // ends it, and removes what is not to stay
 
   // Answers nobody any more, leaves its folder to the next one, and waits for the threads that read
-  // the source. False: some still wait for it, and whoever destroys this waits for them.
+  // the source. False: some still wait for it, or for the disk of the copies, and whoever destroys
+  // this waits for them.
   virtual bool End(Nanos wait) = 0;
   // Somebody is there, or was a moment ago.
   virtual bool busy() const = 0;

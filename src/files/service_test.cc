@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "files/client.h"
+#include "files/copier.h"
 #include "files/engine_supply.h"
 #include "files/identity.h"
 #include "files/packet.h"
@@ -276,7 +277,7 @@ TEST_F(FileServiceTest, AFileThatHasJustChangedIsLeftAlone) {
 }
 
 // A supply whose reads wait until they are let go, as of a mount whose server has gone.
-class HungSupply final : public FileSupply {
+class HungSupply : public FileSupply {
  public:
   Status AddSource(const std::string&, const std::string&) override { return Status(); }
   Result<FileLoan> Read(const std::string&, const std::shared_ptr<const SourceFile>&, const Extent&,
@@ -314,6 +315,48 @@ class HungSupply final : public FileSupply {
   std::atomic<bool> hangs_ = true;
   std::atomic<bool> answers_ = true;
 };
+
+// A supply that hangs while it keeps a copy, as on a disk that does not answer.
+class HungKeep final : public HungSupply {
+ public:
+  Result<FileLoan> Read(const std::string&, const std::shared_ptr<const SourceFile>&,
+                        const Extent& extent, const Purpose&, const std::stop_token&) override {
+    return FileLoan(std::vector<std::byte>(extent.bytes), StallCause::kSource);
+  }
+  Status KeepCopy(const std::string& path, const SourceFile&, int, const char*, uint32_t) override {
+    return HungSupply::Read(path, nullptr, {}, {}, {}).status();
+  }
+};
+
+// Whoever hangs while it publishes a copy holds nobody up who tells of a change.
+TEST_F(FileServiceTest, AChangeIsTakenWhileACopyIsPublishedOnADiskThatHangs) {
+  const std::string path = Write("a", "bytes");
+  HungKeep hung;
+  Registry registry;
+  options_.store = StoreFolder();
+  options_.supply = &hung;
+  options_.registry = &registry;
+  auto service = Service::Start(options_);
+  ASSERT_TRUE(service) << service.error().ToString();
+  std::thread reader([&] {
+    Client client;
+    ASSERT_TRUE(
+        client.Start(options_.cache.c_str(), options_.socket.c_str(), options_.sources[0].c_str()));
+    Found found = Found::kCopy;
+    EXPECT_EQ(client.OpenCopy(path, O_CLOEXEC, &found), -1);
+    EXPECT_EQ(found, Found::kSource);
+  });
+  hung.AwaitRead();
+  auto session = Session::Connect(options_.socket, 10 * kSecond, 0);
+  ASSERT_TRUE(session) << session.error().ToString();
+  EXPECT_TRUE((*session)->Changed(path).ok());
+  reader.join();
+  hung.LetGo();
+  const std::string copy = StrCat(options_.cache, "/copies/", Copier::NameIn(KeyOf(path)));
+  EXPECT_TRUE(Soon([&] { return access(copy.c_str(), F_OK) != 0; })) << "it is not taken back";
+  session->reset();
+  service->reset();
+}
 
 TEST_F(FileServiceTest, ASourceThatHangsKeepsTheFolderFromNobody) {
   const std::string path = Write("a", "bytes");

@@ -1,8 +1,34 @@
 #include <algorithm>
+#include <chrono>
 
 #include "files/copy_job.h"
 
 namespace forebay::files {
+
+bool Ticket::BeginPublishing() {
+  const MutexLock lock(mutex_);
+  publishing_ = !dropped_;
+  return publishing_;
+}
+
+void Ticket::EndPublishing() {
+  const MutexLock lock(mutex_);
+  publishing_ = false;
+  ended_.notify_all();
+}
+
+bool Ticket::dropped() const {
+  const MutexLock lock(mutex_);
+  return dropped_;
+}
+
+void Ticket::Drop(bool wait) {
+  MutexLock lock(mutex_);
+  dropped_ = true;
+  if (!wait) return;
+  ended_.wait_for(lock.native(), std::chrono::nanoseconds(kPatience),
+                  [&]() NO_THREAD_SAFETY_ANALYSIS { return !publishing_; });
+}
 
 CopyPlace Room::Find(uint64_t bytes, bool may_stage, bool urgent) const {
   for (const CopyPlace place : {CopyPlace::kKept, CopyPlace::kStaged}) {
