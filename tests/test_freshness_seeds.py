@@ -110,22 +110,18 @@ class Changing:
 
 
 class Job:
-    """A loader, and the versions that its samples may not be older than. `change_times`: it sees a
-    change by them alone, too; engines do that have nothing in memory and are no daemon.
-    """
+    """A loader, and the versions that its samples may not be older than."""
 
-    def __init__(
-        self, files: Changing, engine: forebay.Engine, mode: str, change_times: bool
-    ) -> None:
+    def __init__(self, files: Changing, engine: forebay.Engine, mode: str) -> None:
         self.files = files
-        self.oldest = files.oldest(change_times)
+        self.oldest = files.oldest(change_times=True)
         self.loader = forebay.DataLoader(
             files.root, 5, shuffle=True, engine=engine, freshness=mode, extensions=[".bin"]
         )
 
     def epoch(self) -> None:
         if self.loader.freshness == "epoch" and self.loader.epoch > 0:
-            shown = self.files.oldest(change_times=False)
+            shown = self.files.oldest(change_times=True)
             self.oldest = {name: max(v, shown[name]) for name, v in self.oldest.items()}
         try:
             for batch in self.loader:
@@ -145,7 +141,7 @@ class OwnLoader:
 
     def __init__(self, files: Changing, engine: forebay.Engine) -> None:
         self.files = files
-        self.oldest = files.oldest(change_times=False)
+        self.oldest = files.oldest(change_times=True)
         paths = [str(files.root / name) for name in sorted(files.version)]
         loader = torch_data.DataLoader(_Paths(paths), batch_size=None, shuffle=True)
         self.loader = forebay.accelerate(loader, engine=engine)
@@ -229,7 +225,7 @@ def test_no_sample_is_older_than_its_mode_allows(
             job: Job | OwnLoader = (
                 OwnLoader(files, engine)
                 if kind == "accelerate" and torch_data is not None
-                else Job(files, engine, mode, change_times=kind == "engine")
+                else Job(files, engine, mode)
             )
             end.callback(job.close)
             jobs.append(job)
