@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/files_testing.h"
 #include "forebay/forebay.h"
 #include "port/attach.h"
 
@@ -45,6 +46,7 @@ class CapiSharedTest : public ::testing::Test {
     for (uint32_t i = 0; i < kFiles; ++i) {
       const std::string text = std::to_string(i) + std::string((i * 337) % 5000, 'x');
       std::ofstream(root_ + "/data/" + std::to_string(1000 + i)) << text;
+      forebay::WrittenLongAgo(root_ + "/data/" + std::to_string(1000 + i));
     }
     folder_ = root_ + "/run";
   }

@@ -90,8 +90,8 @@ struct FileSize {
 
 // Stands for the time of a file's last change of any kind (ctime); never 0.
 uint32_t StampOf(int64_t ctime_ns);
-// The same, but even, as no other is, where the file seems to have been written a moment ago: it may
-// be written again within the same tick of its storage's clock, which no later look could tell.
+// The same, but even, as no other is, where the file seems to have been written a moment ago: it
+// may be written again within the same tick of its storage's clock, which no later look could tell.
 uint32_t StampOfLook(int64_t mtime_ns, int64_t ctime_ns);
 inline bool WasYoung(uint32_t stamp) { return stamp != 0 && stamp % 2 == 0; }
 // Whether a look that found `now` may be at other bytes than an earlier one that found `then`; 0:

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/files_testing.h"
 #include "base/rng.h"
 #include "source/delay_source.h"
 #include "source/null_source.h"
@@ -60,6 +61,7 @@ class TestFiles {
         EXPECT_EQ(pwrite(fd, bytes.data(), bytes.size(), 0), static_cast<ssize_t>(length));
       }
       close(fd);
+      WrittenLongAgo(paths.back());
     }
     auto built = BuildFileList(paths, {});
     EXPECT_TRUE(built) << built.status().ToString();

@@ -32,7 +32,7 @@ using Outcome = CopyResult::Outcome;
 constexpr const char* kWritten = ".tmp";
 constexpr const char* kPart = ".part";
 constexpr size_t kMostNames = 100'000;  // of a folder that is listed
-constexpr size_t kShortPath = 1500;  // whose attribute every file system takes
+constexpr size_t kShortPath = 1500;     // whose attribute every file system takes
 
 bool SameTime(const timespec& a, const timespec& b) {
   return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;

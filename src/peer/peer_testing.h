@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/files_testing.h"
 #include "base/owned.h"
 #include "base/rng.h"
 #include "base/thread_annotations.h"
@@ -161,6 +162,7 @@ class PeerCluster : public ::testing::Test {
       std::ofstream(StrCat(dir, "/", 100000 + i, ".bin"), std::ios::binary)
           .write(reinterpret_cast<const char*>(bytes.data()),
                  static_cast<std::streamsize>(bytes.size()));
+      WrittenLongAgo(StrCat(dir, "/", 100000 + i, ".bin"));
     }
     return Open(name);
   }

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "base/crc32c.h"
+#include "base/files_testing.h"
 #include "source/null_source.h"
 #include "stage/engine.h"
 
@@ -66,6 +67,7 @@ class EngineCluster : public ::testing::Test {
       std::ofstream(StrCat(root_, "/data/", 1000 + i), std::ios::binary)
           .write(reinterpret_cast<const char*>(bytes.data()),
                  static_cast<std::streamsize>(bytes.size()));
+      WrittenLongAgo(StrCat(root_, "/data/", 1000 + i));
     }
     auto built = BuildCatalog(root_ + "/data", {});
     ASSERT_TRUE(built) << built.status().ToString();

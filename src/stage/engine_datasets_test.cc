@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/files_testing.h"
 #include "base/rng.h"
 #include "catalog/test_data.h"
 #include "source/delay_source.h"
@@ -63,6 +64,7 @@ class EngineDatasets : public ::testing::Test {
       std::ofstream(paths.back(), std::ios::binary)
           .write(reinterpret_cast<const char*>(bytes.data()),
                  static_cast<std::streamsize>(bytes.size()));
+      WrittenLongAgo(paths.back());
     }
     auto built = BuildFileList(paths, {});
     EXPECT_TRUE(built) << built.status().ToString();
