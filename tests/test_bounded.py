@@ -9,13 +9,16 @@ from pathlib import Path
 import forebay
 import pytest
 from conftest import forebay_threads
+from data_sets import written_long_ago
 from test_daemon import run_folder  # noqa: F401 - a fixture
 
 
 def _files(folder: Path, count: int, size: int = 3000) -> list[str]:
     folder.mkdir()
     for i in range(count):
-        (folder / f"{i:04}.bin").write_bytes(i.to_bytes(4, "little") * (size // 4))
+        path = folder / f"{i:04}.bin"
+        path.write_bytes(i.to_bytes(4, "little") * (size // 4))
+        written_long_ago(path)
     return [str(folder / f"{i:04}.bin") for i in range(count)]
 
 

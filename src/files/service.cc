@@ -40,7 +40,7 @@ namespace {
 constexpr uint64_t kListening = 0;  // what epoll tells of
 constexpr uint64_t kWake = 1;
 constexpr uint64_t kFirstConnection = 2;
-constexpr size_t kMostThreads = 256;
+constexpr size_t kMostReads = 256;
 constexpr Nanos kLongestSleep = kSecond;
 constexpr Nanos kFirstLinger = 5 * kSecond;
 constexpr Nanos kUnlinkEvery = 100 * kMilli;
@@ -205,7 +205,7 @@ ServiceImpl::ServiceImpl(const ServiceOptions& options, RunFolder folder)
       registry_(*options.registry),
       mechanism_(registry_.AddMechanism("files", "copies of whole files for unmodified programs")),
       reads_in_flight_(mechanism_.AddKnob(
-          "files_reads_in_flight", KnobType::kCount, 1, kMostThreads,
+          "files_reads_in_flight", KnobType::kCount, 1, kMostReads,
           static_cast<int64_t>(options.reads_in_flight), "reads of the source at once")),
       cache_bytes_(mechanism_.AddKnob("files_cache_bytes", KnobType::kBytes, 0, INT64_MAX,
                                       static_cast<int64_t>(options.cache_bytes),
@@ -729,9 +729,9 @@ Status ServiceOptions::Validate() const {
   if (slots < 2 || (slots & (slots - 1)) != 0) {
     return Status(Code::kInvalidArgument, StrCat("slots must be a power of two: ", slots));
   }
-  if (reads_in_flight < 1 || reads_in_flight > kMostThreads) {
+  if (reads_in_flight < 1 || reads_in_flight > kMostReads) {
     return Status(Code::kInvalidArgument,
-                  StrCat("reads_in_flight is 1 to ", kMostThreads, ": ", reads_in_flight));
+                  StrCat("reads_in_flight is 1 to ", kMostReads, ": ", reads_in_flight));
   }
   for (const std::string& source : sources) {
     std::array<char, 4096> normal;
