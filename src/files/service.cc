@@ -204,9 +204,9 @@ ServiceImpl::ServiceImpl(const ServiceOptions& options, RunFolder folder)
       room_(options.cache_bytes, options.ahead_bytes),
       registry_(*options.registry),
       mechanism_(registry_.AddMechanism("files", "copies of whole files for unmodified programs")),
-      reads_in_flight_(mechanism_.AddKnob(
-          "files_reads_in_flight", KnobType::kCount, 1, kMostReads,
-          static_cast<int64_t>(options.reads_in_flight), "reads of the source at once")),
+      reads_in_flight_(mechanism_.AddKnob("files_reads_in_flight", KnobType::kCount, 1, kMostReads,
+                                          static_cast<int64_t>(options.reads_in_flight),
+                                          "reads of the source at once")),
       cache_bytes_(mechanism_.AddKnob("files_cache_bytes", KnobType::kBytes, 0, INT64_MAX,
                                       static_cast<int64_t>(options.cache_bytes),
                                       "the most that copies which are kept may take")),
