@@ -82,6 +82,12 @@ Book::Entry* Book::FindOrAdd(std::string_view path) {
   return &entry;
 }
 
+FileSlot* Book::AddSlot(const FileKey& key, FileState state) {
+  FileSlot* slot = table_.Add(key, state);
+  if (slot == nullptr && actions_.GrowTable()) slot = table_.Add(key, state);
+  return slot;
+}
+
 bool Book::SetState(Entry& entry, FileState state) {
   if (entry.rare != nullptr) {
     for (Entry* alias : entry.rare->aliases) {
@@ -89,7 +95,7 @@ bool Book::SetState(Entry& entry, FileState state) {
     }
   }
   if (entry.slot == nullptr) {
-    entry.slot = table_.Add(entry.key, state);
+    entry.slot = AddSlot(entry.key, state);
     return entry.slot != nullptr;
   }
   FileTable::Set(*entry.slot, state);
@@ -231,10 +237,13 @@ void Book::ChangeAll(std::string_view path) {
   ++changes_;
   const FileKey key = KeyOf(path);
   FileSlot* slot = table_.Find(key);
-  if (slot == nullptr) slot = table_.Add(key, FileState::kChanged);
+  if (slot == nullptr) slot = AddSlot(key, FileState::kChanged);
   if (slot == nullptr) {
     // It cannot be remembered, so no copy can be trusted.
-    if (!table_.closed()) actions_.Say("the table of files is full: all go to the source from now");
+    if (!table_.closed()) {
+      actions_.Say(
+          "the table of files is full, or gets no more memory: all go to the source from now");
+    }
     table_.Close();
     return;
   }

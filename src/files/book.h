@@ -38,6 +38,8 @@ class BookActions {
   virtual bool Link(const FileKey& alias, const FileKey& copy) = 0;
   // Of the process, by that descriptor or, with -1, by mappings.
   virtual ReadProgress Progress(int64_t process, int64_t fd) = 0;
+  // Room for more files; false: there is none.
+  virtual bool GrowTable() = 0;
   virtual void Say(const std::string& what) = 0;
 };
 
@@ -136,6 +138,7 @@ class Book {
   bool Covers(std::string_view path) const;
   Entry* FindOrAdd(std::string_view path);
   bool BelowChanged(std::string_view path) const;
+  FileSlot* AddSlot(const FileKey& key, FileState state);
   bool SetState(Entry& entry, FileState state);
   FileState IdleState(const Entry& entry) const;
   void ShowRoom();

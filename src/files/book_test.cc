@@ -21,11 +21,15 @@ using Kind = CopyJob::Kind;
 // A source and a cache in memory; jobs end when the test says so.
 class BookTest : public ::testing::Test, public BookActions {
  protected:
+  static constexpr uint64_t kSlots = 1 << 10;  // of the table's first part
+  static constexpr uint64_t kMostSlots = 1 << 12;
+
   BookTest() { Make(10 * 4096, 4 * 4096); }
 
   void Make(uint64_t kept, uint64_t staged, BookOptions options = {}) {
-    memory_.assign(FileTable::BytesFor(1 << 12) / sizeof(uint64_t) + 1, 0);
-    table_ = FileTable::Make(memory_.data(), 1 << 12);
+    memory_.assign(FileTable::BytesFor(kSlots, kMostSlots) / sizeof(uint64_t) + 1, 0);
+    table_ = FileTable::Make(memory_.data(), kSlots, kMostSlots);
+    table_grows_ = 0;
     jobs_.clear();
     copies_.clear();
     answers_.clear();
@@ -149,6 +153,12 @@ class BookTest : public ::testing::Test, public BookActions {
     return true;
   }
   ReadProgress Progress(int64_t process, int64_t) override { return progress_[process]; }
+  bool GrowTable() override {
+    if (table_.parts() == table_.most_parts()) return false;
+    table_.AddPart();
+    ++table_grows_;
+    return true;
+  }
   void Say(const std::string& what) override { said_.push_back(what); }
   // Blocks of jobs that have not ended.
   std::vector<size_t> Blocks() const {
@@ -173,6 +183,7 @@ class BookTest : public ::testing::Test, public BookActions {
   }
 
   std::vector<uint64_t> memory_;
+  size_t table_grows_ = 0;
   FileTable table_;
   std::unique_ptr<Room> room_;
   std::unique_ptr<Registry> registry_;
@@ -293,8 +304,14 @@ TEST_F(BookTest, AChangeReachesAllNamesOfAFile) {
 
 TEST_F(BookTest, ATableThatIsFullEndsAllTrust) {
   std::vector<std::string> paths;
-  for (size_t i = 0; i < (1 << 12); ++i) paths.push_back(Path(i));
-  std::vector<std::string_view> views(paths.begin(), paths.end());
+  const size_t fit = (kSlots + kMostSlots) / 4 * 3;
+  for (size_t i = 0; i <= fit; ++i) paths.push_back(Path(i));
+  const std::vector<std::string_view> views(paths.begin(), paths.end());
+  book_->Changed({views.data(), fit}, 98);
+  EXPECT_FALSE(table_.closed());
+  EXPECT_EQ(table_grows_, 1U);
+  EXPECT_EQ(State(Path(0)), FileState::kChanged);
+  EXPECT_EQ(State(Path(fit - 1)), FileState::kChanged);
   book_->Changed(views, 99);
   EXPECT_TRUE(table_.closed());
   EXPECT_EQ(said_.size(), 1);

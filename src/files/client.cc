@@ -12,7 +12,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include "base/boot_id.h"
 #include "files/raw_call.h"
 
 namespace forebay::files {
@@ -24,6 +23,8 @@ constexpr int64_t kPatienceMs = 10'000;
 constexpr int64_t kQuietMs = 30'000;
 // A change is told in passing; a service that is this slow is gone.
 constexpr int64_t kChangePatienceMs = 5'000;
+// A program starts with it, once.
+constexpr int64_t kTablePatienceMs = kChangePatienceMs;
 // What one question asks for at most. More would wait for all of it before the first byte.
 constexpr uint64_t kMostAsked = 4 << 20;
 constexpr int kMostParts = 3;  // that end while they are read
@@ -46,15 +47,6 @@ int OpenAt(const char* path, int flags) {
 }
 
 void CloseFd(int fd) { RawCall(SYS_close, fd); }
-
-BootId BootOfThisMachine() {
-  const int fd = OpenAt(BootId::kPath, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return BootId();
-  char text[64];
-  const long n = RawCall(SYS_read, fd, RawArgument(text), sizeof(text));
-  CloseFd(fd);
-  return ParseBootId({text, n > 0 ? static_cast<size_t>(n) : 0});
-}
 
 // That a block of this very part is there; never 0.
 uint64_t SeenOf(const FileKey& key, uint64_t parts, uint64_t block) {
@@ -93,16 +85,17 @@ int Connect(const char* path, int64_t patience_ms) {
   return static_cast<int>(rc);
 }
 
+// Without a path where it is empty.
 bool SendQuestion(int fd, Header header, std::string_view path) {
   auto length = static_cast<uint16_t>(path.size());
-  header.count = 1;
-  header.bytes = static_cast<uint32_t>(sizeof(length) + path.size());
+  header.count = path.empty() ? 0 : 1;
+  header.bytes = path.empty() ? 0 : static_cast<uint32_t>(sizeof(length) + path.size());
   iovec parts[] = {{.iov_base = &header, .iov_len = sizeof(header)},
                    {.iov_base = &length, .iov_len = sizeof(length)},
                    {.iov_base = const_cast<char*>(path.data()), .iov_len = path.size()}};
   msghdr message{};
   message.msg_iov = parts;
-  message.msg_iovlen = 3;
+  message.msg_iovlen = path.empty() ? 1 : 3;
   long rc = -EINTR;
   while (rc == -EINTR) rc = RawCall(SYS_sendmsg, fd, RawArgument(&message), MSG_NOSIGNAL);
   return rc > 0;
@@ -120,6 +113,50 @@ bool WaitForAnswer(int fd, int64_t end, const FileTable& table, bool gives_up) {
     if (rc > 0) return true;
     if (rc != -EINTR && rc != 0) return false;
   }
+}
+
+// An answer and the descriptor that comes with it; -1: none of both has come.
+int TakeDescriptor(int fd, Header* reply) {
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  iovec part{.iov_base = reply, .iov_len = sizeof(*reply)};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  long rc = -EINTR;
+  while (rc == -EINTR) {
+    rc = RawCall(SYS_recvmsg, fd, RawArgument(&message), MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  }
+  const cmsghdr* const rights = rc < 0 ? nullptr : CMSG_FIRSTHDR(&message);
+  int got = -1;
+  if (rights != nullptr && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS &&
+      rights->cmsg_len == CMSG_LEN(sizeof(got))) {
+    std::memcpy(&got, CMSG_DATA(rights), sizeof(got));
+  }
+  if (got >= 0 && (rc != sizeof(*reply) || reply->magic != Header::kMagic)) {
+    CloseFd(got);
+    got = -1;
+  }
+  return got;
+}
+
+// The table's descriptor and how much of it to map; -1: the service does not give it.
+int AskTable(const char* socket, JobNumber job, size_t* bytes) {
+  const int64_t end = NowMs() + kTablePatienceMs;
+  const int fd = Connect(socket, kTablePatienceMs);
+  if (fd < 0) return -1;
+  int got = -1;
+  if (SendQuestion(fd, {.kind = Kind::kTable, .job = job}, {})) {
+    // Who is not waited for any more is told so, unless the answer has come: it must know of
+    // programs that do not tell of changes.
+    if (!WaitForAnswer(fd, end, FileTable(), false)) RawCall(SYS_shutdown, fd, SHUT_RDWR);
+    Header reply{};
+    got = TakeDescriptor(fd, &reply);
+    *bytes = reply.a;
+  }
+  CloseFd(fd);
+  return got;
 }
 
 }  // namespace
@@ -154,33 +191,37 @@ bool Client::Start(const char* cache, const char* socket, const char* sources, c
   sources_[used] = 0;
   if (used == 0) return false;
 
-  char table[sizeof(cache_) + 8];
-  std::memcpy(table, cache_, cache_length);
-  std::memcpy(table + cache_length, "/table", 7);
-  const int fd = OpenAt(table, O_RDWR | O_CLOEXEC);
-  if (fd < 0) return false;
-  const long bytes = RawCall(SYS_lseek, fd, 0, SEEK_END);
-  void* mapping = MAP_FAILED;
-  if (bytes >= static_cast<long>(sizeof(FileTableHeader))) {
-    // As all calls on this descriptor: whoever watches libc's sees none of them.
-    const long at = RawCall(SYS_mmap, 0, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (at > 0 || at < -4095) mapping = reinterpret_cast<void*>(at);
-  }
-  CloseFd(fd);
-  if (mapping == MAP_FAILED) return false;
-  const FileTable found = FileTable::Of(mapping, static_cast<size_t>(bytes));
-  if (!found.valid() || !found.OfBoot(BootOfThisMachine())) {
-    munmap(mapping, static_cast<size_t>(bytes));
-    return false;
-  }
+  if (!MapTable()) return false;
   cache_inside_ = false;
   for (const char* at = sources_; *at != 0; at += std::strlen(at) + 1) {
     if (IsBelow({cache_, cache_length}, at)) cache_inside_ = true;
   }
   std::memcpy(cache_ + cache_length, kCopies.data(), kCopies.size());
-  mapping_ = mapping;
-  mapping_bytes_ = static_cast<size_t>(bytes);
   cache_length_ = cache_length;
+  return true;
+}
+
+bool Client::MapTable() {
+  size_t bytes = 0;
+  const int fd = AskTable(socket_, job_, &bytes);
+  if (fd < 0) return false;
+  const long there = RawCall(SYS_lseek, fd, 0, SEEK_END);
+  void* mapping = MAP_FAILED;
+  if (there >= static_cast<long>(sizeof(FileTableHeader))) {
+    // As all calls on this descriptor: whoever watches libc's sees none of them.
+    const long at = RawCall(SYS_mmap, 0, static_cast<long>(bytes), PROT_READ | PROT_WRITE,
+                            MAP_SHARED, fd, 0);
+    if (at > 0 || at < -4095) mapping = reinterpret_cast<void*>(at);
+  }
+  CloseFd(fd);
+  if (mapping == MAP_FAILED) return false;
+  const FileTable found = FileTable::Of(mapping, bytes);
+  if (!found.valid()) {
+    munmap(mapping, bytes);
+    return false;
+  }
+  mapping_ = mapping;
+  mapping_bytes_ = bytes;
   table_ = found;
   return true;
 }
@@ -382,6 +423,8 @@ int64_t Client::TryPart(std::string_view path, void* out, size_t bytes, uint64_t
     }
     CloseFd(fd);
     if (part && slot->parts.load(std::memory_order_acquire) != parts) return -ESTALE;
+    // The next service makes its own, of which this table knows nothing.
+    if (part && !on()) return -EAGAIN;
     return done > 0 ? static_cast<int64_t>(done) : -EAGAIN;
   }
   return -EAGAIN;

@@ -3,8 +3,8 @@
 //
 // Safe for concurrent use by threads, across fork and in signal handlers: it holds a mapping of the
 // table, three strings and a number, all constant after Start(), and neither locks nor allocates.
-// It calls the system directly, never through libc, and leaves errno alone. On any trouble the
-// source itself is opened.
+// It calls the system directly, never through libc, and leaves errno alone. On any trouble, and
+// once the service has ended, the source itself is opened.
 #pragma once
 
 #include <fcntl.h>
@@ -27,11 +27,12 @@ class Client {
   Client& operator=(const Client&) = delete;
 
   // From the variables; false when one of the first three is missing or wrong, and the client stays
-  // off. No descriptor is held open. A cache whose table is gone leaves it off. Called once.
+  // off. So it does when the service is gone or gives no table in time. No descriptor is held open.
+  // Called once.
   bool Start(const char* cache, const char* socket, const char* sources, const char* job = nullptr);
   // Gives the mapping back. A client that lives as long as its process needs no Stop().
   void Stop();
-  bool on() const { return table_.valid() && !table_.closed(); }
+  bool on() const { return table_.valid() && table_.usable(); }
   // Whether copies may be opened: not while their disk hangs.
   bool uses_copies() const { return on() && !table_.passed_by(); }
 
@@ -115,6 +116,7 @@ class Client {
   // One question and its answer; kBad when there is none in time. `a` and `b` go out and come back.
   Answer Ask(Kind kind, std::string_view path, uint64_t* a, uint64_t* b) const;
   void Tell(Kind kind, std::string_view path, uint64_t a, uint64_t b) const;
+  bool MapTable();
   size_t CopyName(const FileKey& key, std::string_view ending, char* out, size_t size) const;
 
   static constexpr size_t kMostSources = 64;

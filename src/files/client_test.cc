@@ -2,21 +2,23 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
-#include "base/boot_id.h"
 #include "files/fake_service.h"
 #include "files/identity.h"
 
@@ -38,24 +40,24 @@ class FileClientTest : public testing::Test {
     ASSERT_NE(mkdtemp(pattern), nullptr);
     root_ = pattern;
     std::filesystem::create_directories(root_ + "/cache/copies");
-    constexpr uint64_t kSlots = 64;
-    const int fd = open((root_ + "/cache/table").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    ASSERT_GE(fd, 0);
-    bytes_ = FileTable::BytesFor(kSlots);
-    ASSERT_EQ(ftruncate(fd, static_cast<off_t>(bytes_)), 0);
-    mapping_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    close(fd);
-    ASSERT_NE(mapping_, MAP_FAILED);
-    table_ = FileTable::Make(mapping_, kSlots);
+    Result<TableMemory> memory = TableMemory::Make(64);
+    ASSERT_TRUE(memory) << memory.error().message();
+    memory_.emplace(*std::move(memory));
+    table_ = memory_->table();
     socket_ = root_ + "/s";
+    const auto gives = Gives();
     ASSERT_TRUE(client_.Start((root_ + "/cache").c_str(), socket_.c_str(), "/data:/other//set/"));
   }
   void TearDown() override {
     client_.Stop();
-    munmap(mapping_, bytes_);
     std::filesystem::remove_all(root_);
   }
 
+  // Its table, and nothing else.
+  std::unique_ptr<FakeService> Gives() {
+    return std::make_unique<FakeService>(
+        socket_, [](const auto&) { return Say(Answer::kNone); }, &*memory_);
+  }
   std::string Copy(const std::string& path, const std::string& ending = "") const {
     char name[kNameLength + 1];
     NameOf(KeyOf(path), name);
@@ -67,8 +69,7 @@ class FileClientTest : public testing::Test {
 
   std::string root_;
   std::string socket_;
-  void* mapping_ = nullptr;
-  size_t bytes_ = 0;
+  std::optional<TableMemory> memory_;
   FileTable table_;
   Client client_;
   Client::Found found_ = Client::Found::kCopy;
@@ -81,6 +82,7 @@ TEST_F(FileClientTest, CoversDataFoldersAndNotTheCache) {
   EXPECT_FALSE(client_.Covers("/database"));
   EXPECT_FALSE(client_.Covers("/other"));
   Client all;
+  const auto gives = Gives();
   ASSERT_TRUE(all.Start((root_ + "/cache").c_str(), socket_.c_str(), root_.c_str()));
   EXPECT_TRUE(all.Covers(root_ + "/x"));
   EXPECT_FALSE(all.Covers(root_ + "/cache/copies/x"));
@@ -89,34 +91,29 @@ TEST_F(FileClientTest, CoversDataFoldersAndNotTheCache) {
 
 TEST_F(FileClientTest, StaysOffWhenAnythingIsMissing) {
   const std::string cache = root_ + "/cache";
-  for (const auto& [c, s, f] : std::vector<std::tuple<const char*, const char*, const char*>>{
-           {nullptr, "/s", "/data"},
+  auto gives = Gives();
+  const char* s = socket_.c_str();
+  for (const auto& [c, at, f] : std::vector<std::tuple<const char*, const char*, const char*>>{
+           {nullptr, s, "/data"},
            {cache.c_str(), nullptr, "/data"},
-           {cache.c_str(), "/s", nullptr},
-           {cache.c_str(), "/s", ""},
-           {cache.c_str(), "/s", "relative"},
+           {cache.c_str(), s, nullptr},
+           {cache.c_str(), s, ""},
+           {cache.c_str(), s, "relative"},
            {cache.c_str(), "", "/data"},
-           {"/nowhere/at/all", "/s", "/data"}}) {
+           {cache.c_str(), "/nowhere/at/all", "/data"}}) {
     Client client;
-    EXPECT_FALSE(client.Start(c, s, f));
+    EXPECT_FALSE(client.Start(c, at, f));
     EXPECT_FALSE(client.on());
   }
-  std::filesystem::resize_file(cache + "/table", 64);  // a table cut short
+  // A service that gives no table, or one that is none.
+  gives.reset();
+  gives = std::make_unique<FakeService>(socket_, [](const auto&) { return Say(Answer::kBad); });
   Client client;
-  EXPECT_FALSE(client.Start(cache.c_str(), "/s", "/data"));
-}
-
-// The copies that it speaks of were not synced when the power was lost.
-TEST_F(FileClientTest, ATableOfAnEarlierStartOfTheMachineIsNotBelieved) {
-  const BootId now = ReadBootId();
-  if (!now.known()) GTEST_SKIP() << "NOT TESTED: this machine does not tell when it was started";
-  const std::string cache = root_ + "/cache";
-  Client client;
-  (void)FileTable::Make(mapping_, 64, now);
-  EXPECT_TRUE(client.Start(cache.c_str(), "/s", "/data"));
-  client.Stop();
-  (void)FileTable::Make(mapping_, 64, {.high = now.high, .low = now.low ^ 1});
-  EXPECT_FALSE(client.Start(cache.c_str(), "/s", "/data"));
+  EXPECT_FALSE(client.Start(cache.c_str(), s, "/data"));
+  gives.reset();
+  ASSERT_EQ(pwrite(memory_->fd(), "no", 2, offsetof(FileTableHeader, magic)), 2);
+  gives = Gives();
+  EXPECT_FALSE(client.Start(cache.c_str(), s, "/data"));
 }
 
 TEST_F(FileClientTest, ACopyIsOpenedAndCountedWithoutAsking) {
@@ -183,6 +180,89 @@ TEST_F(FileClientTest, ACopyThatIsGoneIsAskedForAgain) {
   });
   table_.Add(KeyOf("/data/a"), FileState::kKept);
   EXPECT_EQ(All(client_.OpenCopy("/data/a", 0, &found_)), "again");
+}
+
+// However it ended: here, its thread does without a word.
+TEST_F(FileClientTest, OnceTheServiceHasEndedNoCopyIsOpened) {
+  Put("/data/a", "copied");
+  table_.Add(KeyOf("/data/a"), FileState::kKept);
+  Client other;
+  {
+    const auto gives = Gives();
+    ASSERT_TRUE(other.Start((root_ + "/cache").c_str(), socket_.c_str(), "/data"));
+  }
+  const pid_t service = fork();
+  if (service == 0) {
+    const TableHold hold(table_);
+    raise(SIGKILL);
+  }
+  ASSERT_GT(service, 0);
+  int status = 0;
+  ASSERT_EQ(waitpid(service, &status, 0), service);
+  EXPECT_TRUE(WIFSIGNALED(status));
+  for (Client* client : {&client_, &other}) {
+    EXPECT_FALSE(client->on());
+    EXPECT_EQ(client->OpenCopy("/data/a", O_CLOEXEC, &found_), -1);
+    EXPECT_EQ(found_, Client::Found::kSource);
+  }
+  EXPECT_FALSE(table_.closed()) << "nobody had to say so";
+  other.Stop();
+}
+
+TEST_F(FileClientTest, AServiceThatLivesIsUsed) {
+  Put("/data/a", "copied");
+  table_.Add(KeyOf("/data/a"), FileState::kKept);
+  std::thread([&] { const TableHold hold(table_); }).join();  // it ended as it should
+  EXPECT_TRUE(client_.on());
+  const int fd = client_.OpenCopy("/data/a", O_CLOEXEC, &found_);
+  ASSERT_GE(fd, 0);
+  close(fd);
+}
+
+// A part more is found by who has the table already.
+TEST_F(FileClientTest, TheTableGrowsUnderItsClients) {
+  Result<TableMemory> memory = TableMemory::Make(FileTable::kFirstSlots * 2);
+  ASSERT_TRUE(memory) << memory.error().message();
+  memory_.emplace(*std::move(memory));
+  FileTable& table = memory_->table();
+  Client client;
+  {
+    const auto gives = Gives();
+    ASSERT_TRUE(client.Start((root_ + "/cache").c_str(), socket_.c_str(), "/data"));
+  }
+  struct stat st = {};
+  ASSERT_EQ(fstat(memory_->fd(), &st), 0);
+  EXPECT_EQ(static_cast<uint64_t>(st.st_blocks) * 512, FileTable::kFirstSlots * 32 + 4096);
+  const auto path = [](uint64_t i) { return "/data/" + std::to_string(i); };
+  std::vector<FileSlot*> slots;
+  while (FileSlot* slot = table.Add(KeyOf(path(slots.size())), FileState::kKept)) {
+    slots.push_back(slot);
+  }
+  EXPECT_EQ(slots.size(), FileTable::kFirstSlots / 4 * 3);
+  ASSERT_TRUE(memory_->Grow());
+  FileSlot* slot = table.Add(KeyOf(path(slots.size())), FileState::kKept);
+  ASSERT_NE(slot, nullptr);
+  slots.push_back(slot);
+  EXPECT_TRUE(client.Knows(path(slots.size() - 1)));
+  EXPECT_FALSE(client.Knows(path(slots.size())));
+  for (uint64_t i = 0; i < slots.size(); ++i) ASSERT_EQ(table.Find(KeyOf(path(i))), slots[i]);
+  EXPECT_FALSE(memory_->Grow()) << "it has all that it may have";
+  EXPECT_NE(ftruncate(memory_->fd(), 0), 0) << "a client could end the others";
+  client.Stop();
+}
+
+TEST_F(FileClientTest, WithoutMemoryThereIsNoTable) {
+  const pid_t child = fork();
+  if (child == 0) {
+    (void)std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit = {.rlim_cur = 1 << 16, .rlim_max = 1 << 16};
+    (void)setrlimit(RLIMIT_FSIZE, &limit);
+    const Result<TableMemory> made = TableMemory::Make(1 << 21);
+    _exit(!made && made.error().message().find("gets no memory") != std::string::npos ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 TEST_F(FileClientTest, WithoutAServiceTheSourceIsOpened) {

@@ -1,4 +1,5 @@
-// A file service for tests: answers as the test says, one question a connection.
+// A file service for tests: hands out a table and answers as the test says, one question a
+// connection.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,6 +18,9 @@
 #include <vector>
 
 #include "files/message.h"
+#include "files/packet.h"
+#include "files/table_memory.h"
+#include "wire/socket.h"
 
 namespace forebay::files {
 
@@ -30,7 +34,9 @@ class FakeService {
   };
   using Reply = std::function<Header(const Question&)>;
 
-  FakeService(const std::string& path, Reply reply) : reply_(std::move(reply)) {
+  // Without a table, nobody is given one.
+  FakeService(const std::string& path, Reply reply, TableMemory* table = nullptr)
+      : reply_(std::move(reply)), table_(table), path_(path) {
     listener_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
@@ -43,6 +49,7 @@ class FakeService {
     stop_ = true;
     thread_.join();
     close(listener_);
+    unlink(path_.c_str());
   }
   std::vector<Question> questions() {
     const std::lock_guard lock(mutex_);
@@ -60,7 +67,12 @@ class FakeService {
       const ssize_t got = recv(fd, packet.data(), packet.size(), 0);
       Header header{};
       uint16_t length = 0;
-      if (got >= static_cast<ssize_t>(sizeof(header) + sizeof(length))) {
+      if (got == sizeof(header)) std::memcpy(&header, packet.data(), sizeof(header));
+      if (header.kind == Kind::kTable && table_ != nullptr) {
+        const std::vector<std::byte> answer =
+            AnswerPacket(Kind::kTable, Answer::kReady, table_->bytes());
+        EXPECT_TRUE(wire::SendDescriptor(fd, answer, table_->fd()).ok());
+      } else if (got >= static_cast<ssize_t>(sizeof(header) + sizeof(length))) {
         std::memcpy(&header, packet.data(), sizeof(header));
         std::memcpy(&length, packet.data() + sizeof(header), sizeof(length));
         EXPECT_EQ(header.bytes, sizeof(length) + length);
@@ -80,7 +92,9 @@ class FakeService {
     }
   }
 
-  Reply reply_;
+  const Reply reply_;
+  TableMemory* const table_;
+  const std::string path_;
   int listener_ = -1;
   std::atomic<bool> stop_ = false;
   std::thread thread_;

@@ -41,6 +41,9 @@ enum class Kind : uint16_t {
   // Of a session: the name of the job that it is from now on, where others have a path. `a` of the
   // answer is its number, see Header::job.
   kJob = 11,
+  // The table of files (files/table.h), asked for once by each program that starts: the answer
+  // comes with its descriptor, `a` being how many bytes of it are to be mapped.
+  kTable = 12,
 };
 
 enum class Answer : uint16_t { kNone = 0, kReady = 1, kSource = 2, kPartial = 3, kBad = 4 };

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -16,14 +15,11 @@
 #include <string_view>
 #include <utility>
 
-#include "base/boot_id.h"
 #include "base/trusted_files.h"
 #include "files/identity.h"
 
 namespace forebay::files {
 namespace {
-
-constexpr uint64_t kFewestSlots = 1 << 14;
 
 template <typename See>
 void EachName(int folder, See see) {
@@ -68,7 +64,7 @@ bool MakeCopies(int run, const std::string& path) {
 
 }  // namespace
 
-Result<RunFolder> RunFolder::Open(const std::string& path, uint64_t slots) {
+Result<RunFolder> RunFolder::Open(const std::string& path) {
   RunFolder out;
   out.path_ = path;
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
@@ -89,8 +85,9 @@ Result<RunFolder> RunFolder::Open(const std::string& path, uint64_t slots) {
       OwnedFd(openat(out.folder_.get(), "copies", O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
   if (!out.copies_.valid()) return ErrnoStatus(errno, StrCat("opening ", path, "/copies"));
   FOREBAY_RETURN_IF_ERROR(out.CheckAttributes());
-  FOREBAY_RETURN_IF_ERROR(out.MakeTable(slots));
   out.Sweep();
+  // Of an older Forebay, which had its table here.
+  for (const char* name : {"table", "table.tmp"}) unlinkat(out.folder_.get(), name, 0);
   return out;
 }
 
@@ -111,60 +108,18 @@ Status RunFolder::CheckAttributes() const {
   return ErrnoStatus(failed, StrCat("setting an extended attribute in ", path_, "/copies"));
 }
 
-Status RunFolder::MakeTable(uint64_t slots) {
-  // Whoever still maps the table of a service that was killed must not trust it any more.
-  if (const OwnedFd old(openat(folder_.get(), "table", O_RDWR | O_CLOEXEC | O_NOFOLLOW));
-      old.valid()) {
-    struct stat st = {};
-    if (fstat(old.get(), &st) == 0 && st.st_size > 0) {
-      const auto bytes = static_cast<size_t>(st.st_size);
-      void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, old.get(), 0);
-      if (at != MAP_FAILED) {
-        const Mapping held(at, bytes);
-        FileTable table = FileTable::Of(at, bytes);
-        if (table.valid()) table.Close();
-      }
-    }
-    unlinkat(folder_.get(), "table", 0);
-  }
-  const OwnedFd file(openat(folder_.get(), "table.tmp",
-                            O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!file.valid()) return ErrnoStatus(errno, StrCat("making ", path_, "/table"));
-  // Its blocks are there before it is mapped: a full disk would end who writes to it.
-  int failed = posix_fallocate(file.get(), 0, static_cast<off_t>(FileTable::BytesFor(slots)));
-  while (failed == ENOSPC && slots > kFewestSlots) {
-    slots /= 4;
-    (void)!ftruncate(file.get(), 0);
-    failed = posix_fallocate(file.get(), 0, static_cast<off_t>(FileTable::BytesFor(slots)));
-  }
-  if (failed != 0) return ErrnoStatus(failed, StrCat("making ", path_, "/table"));
-  const size_t bytes = FileTable::BytesFor(slots);
-  void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
-  if (at == MAP_FAILED) return ErrnoStatus(errno, StrCat("mapping ", path_, "/table"));
-  mapping_ = Mapping(at, bytes);
-  table_ = FileTable::Make(at, slots, ReadBootId());
-  if (renameat(folder_.get(), "table.tmp", folder_.get(), "table") != 0) {
-    return ErrnoStatus(errno, StrCat("making ", path_, "/table"));
-  }
-  struct stat made = {};
-  if (fstat(file.get(), &made) != 0) return ErrnoStatus(errno, StrCat(path_, "/table"));
-  table_device_ = made.st_dev;
-  table_inode_ = made.st_ino;
-  return Status();
-}
-
 void RunFolder::Sweep() const {
   EachName(copies_.get(), [&](const dirent& found) { unlinkat(copies_.get(), found.d_name, 0); });
 }
 
 bool RunFolder::InPlace() const {
-  struct stat table = {};
-  struct stat copies = {};
-  struct stat ours = {};
-  return stat(StrCat(path_, "/table").c_str(), &table) == 0 && table.st_dev == table_device_ &&
-         table.st_ino == table_inode_ && stat(StrCat(path_, "/copies").c_str(), &copies) == 0 &&
-         fstat(copies_.get(), &ours) == 0 && copies.st_dev == ours.st_dev &&
-         copies.st_ino == ours.st_ino;
+  const auto same = [](int ours, const std::string& path) {
+    struct stat open = {};
+    struct stat named = {};
+    return fstat(ours, &open) == 0 && stat(path.c_str(), &named) == 0 &&
+           named.st_dev == open.st_dev && named.st_ino == open.st_ino;
+  };
+  return same(lock_.get(), StrCat(path_, "/lock")) && same(copies_.get(), StrCat(path_, "/copies"));
 }
 
 void RunFolder::Leave() {
@@ -172,8 +127,6 @@ void RunFolder::Leave() {
   struct stat ours = {};
   const bool at_path = stat(path_.c_str(), &named) == 0 && fstat(folder_.get(), &ours) == 0 &&
                        named.st_dev == ours.st_dev && named.st_ino == ours.st_ino;
-  if (table_.valid()) table_.Close();
-  unlinkat(folder_.get(), "table", 0);
   Sweep();
   unlinkat(folder_.get(), "copies", AT_REMOVEDIR);
   unlinkat(folder_.get(), "lock", 0);

@@ -15,8 +15,6 @@
 namespace forebay::files {
 namespace {
 
-constexpr uint64_t kSlots = 1 << 10;
-
 class RunFolderTest : public ::testing::Test {
  protected:
   RunFolderTest() {
@@ -39,9 +37,9 @@ class RunFolderTest : public ::testing::Test {
 
 TEST_F(RunFolderTest, HasWhatProgramsLookForAndNothingElse) {
   const std::string path = root_ + "/run";
-  Result<RunFolder> run = RunFolder::Open(path, kSlots);
+  Result<RunFolder> run = RunFolder::Open(path);
   ASSERT_TRUE(run) << run.error().message();
-  EXPECT_EQ(NamesIn(path), (std::vector<std::string>{"copies", "lock", "table"}));
+  EXPECT_EQ(NamesIn(path), (std::vector<std::string>{"copies", "lock"}));
   struct stat copies = {};
   ASSERT_EQ(stat((path + "/copies").c_str(), &copies), 0);
   EXPECT_EQ(copies.st_mode & 07777, 0700u);
@@ -56,10 +54,11 @@ TEST_F(RunFolderTest, TakesOverFromAServiceThatWasKilled) {
   std::filesystem::create_directories(path + "/spread");
   std::filesystem::permissions(path, std::filesystem::perms::owner_all);
   std::ofstream(path + "/copies/0123") << "of the one before";
-  Result<RunFolder> run = RunFolder::Open(path, kSlots);
+  std::ofstream(path + "/table") << "of an older Forebay";
+  Result<RunFolder> run = RunFolder::Open(path);
   ASSERT_TRUE(run) << run.error().message();
   EXPECT_TRUE(NamesIn(path + "/copies").empty());
-  EXPECT_EQ(NamesIn(path), (std::vector<std::string>{"copies", "lock", "table"}));
+  EXPECT_EQ(NamesIn(path), (std::vector<std::string>{"copies", "lock"}));
   run->Leave();
 }
 
@@ -75,7 +74,7 @@ TEST_F(RunFolderTest, CopiesAreSpreadOverBlockGroups) {
   ino_t most = 0;
   for (int i = 0; i < 8; ++i) {
     const std::string path = root_ + "/run" + std::to_string(i);
-    Result<RunFolder> run = RunFolder::Open(path, kSlots);
+    Result<RunFolder> run = RunFolder::Open(path);
     ASSERT_TRUE(run) << run.error().message();
     struct stat copies = {};
     ASSERT_EQ(stat((path + "/copies").c_str(), &copies), 0);

@@ -30,6 +30,7 @@
 #include "files/packet.h"
 #include "files/read_progress.h"
 #include "files/run_folder.h"
+#include "files/table_memory.h"
 #include "wire/program.h"
 #include "wire/quoted.h"
 #include "wire/socket.h"
@@ -67,7 +68,7 @@ size_t FilesToKeepOpen() {
 
 class ServiceImpl final : public Service, private BookActions {
  public:
-  ServiceImpl(const ServiceOptions& options, RunFolder folder);
+  ServiceImpl(const ServiceOptions& options, RunFolder folder, TableMemory memory);
   ~ServiceImpl() override;
   Status Listen();
 
@@ -113,6 +114,7 @@ class ServiceImpl final : public Service, private BookActions {
   void Leave(const Connection& connection);
   bool HandleOrder(uint64_t id, const Question& question);
   void Send(uint64_t id, enum Answer answer, uint64_t a, std::string_view text = {});
+  void SendTable(uint64_t id);
   void Watch(uint64_t id, Connection& connection);
   void Observe(const Connection& connection) const;
   void Close(uint64_t id);
@@ -139,6 +141,7 @@ class ServiceImpl final : public Service, private BookActions {
     const auto id = static_cast<pid_t>(process);
     return fd < 0 ? MappingProgress(id) : DescriptorProgress(id, fd);
   }
+  bool GrowTable() override { return memory_.Grow(); }
   void Say(const std::string& what) override { Warn(what); }
   void Warn(const std::string& what);
   void AddSource(std::string_view source);
@@ -150,6 +153,7 @@ class ServiceImpl final : public Service, private BookActions {
 
   const ServiceOptions options_;
   const std::shared_ptr<RunFolder> folder_;  // shared with calls on the disk
+  TableMemory memory_;
   Room room_;
   Registry& registry_;
   Mechanism& mechanism_;
@@ -198,9 +202,10 @@ BookOptions BookOptionsOf(const ServiceOptions& options) {
   return out;
 }
 
-ServiceImpl::ServiceImpl(const ServiceOptions& options, RunFolder folder)
+ServiceImpl::ServiceImpl(const ServiceOptions& options, RunFolder folder, TableMemory memory)
     : options_(options),
       folder_(std::make_shared<RunFolder>(std::move(folder))),
+      memory_(std::move(memory)),
       room_(options.cache_bytes, options.ahead_bytes),
       registry_(*options.registry),
       mechanism_(registry_.AddMechanism("files", "copies of whole files for unmodified programs")),
@@ -214,7 +219,7 @@ ServiceImpl::ServiceImpl(const ServiceOptions& options, RunFolder folder)
                                       static_cast<int64_t>(options.ahead_bytes),
                                       "the most that copies made ahead of their reader may take")),
       metrics_(mechanism_),
-      book_(folder_->table(), BookOptionsOf(options), room_, metrics_, *this),
+      book_(memory_.table(), BookOptionsOf(options), room_, metrics_, *this),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
       ended_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
@@ -267,8 +272,8 @@ bool ServiceImpl::End(Nanos wait) {
 
 bool ServiceImpl::LeaveFolder() {
   if (left_) return true;
-  const bool hangs = folder_->table().passed_by();
-  folder_->table().Close();
+  const bool hangs = memory_.table().passed_by();
+  memory_.table().Close();
   const auto leave = [folder = folder_] { folder->Leave(); };
   if (disk_ == nullptr) {
     leave();
@@ -333,7 +338,7 @@ Status ServiceImpl::Listen() {
 
 void ServiceImpl::WatchDisk(const std::stop_token& stop) {
   Mutex mutex;
-  FileTable table = folder_->table();
+  FileTable table = memory_.table();
   while (!stop.stop_requested()) {
     if (busy()) table.SetPassedBy(!options_.supply->CopiesAnswer());
     MutexLock lock(mutex);
@@ -357,6 +362,7 @@ void ServiceImpl::Wake() const {
 }
 
 void ServiceImpl::Loop(const std::stop_token& stop) {
+  const TableHold hold(memory_.table());
   std::array<epoll_event, 64> events;
   while (!stop.stop_requested()) {
     const Nanos sleep = Round();
@@ -381,7 +387,7 @@ void ServiceImpl::Loop(const std::stop_token& stop) {
 Nanos ServiceImpl::Round() {
   ApplyKnobs();
   const Nanos now = SteadyClock().Now();
-  if (now - unlinked_ >= kUnlinkEvery && !folder_->table().passed_by()) {
+  if (now - unlinked_ >= kUnlinkEvery && !memory_.table().passed_by()) {
     unlinked_ = now;
     // Who finds no copy asks for one.
     for (const FileKey& key : options_.supply->TakeUnlinks()) Remove(key);
@@ -406,10 +412,10 @@ void ServiceImpl::TellEnded() const {
 // Nobody finds the copies any more. Who has come gets no answer and comes to the next service, once
 // this one has ended.
 void ServiceImpl::FolderGone(uint64_t id) {
-  if (!folder_->table().closed()) {
+  if (!memory_.table().closed()) {
     options_.say(StrCat("the cache folder ", folder_->path(), " was removed: this service ends"));
   }
-  folder_->table().Close();
+  memory_.table().Close();
   Close(id);
   folder_gone_.store(true, std::memory_order_relaxed);
   TellEnded();
@@ -546,6 +552,8 @@ void ServiceImpl::Handle(uint64_t id, std::span<const std::byte> packet) {
     }
     case Kind::kStatus:
       return Send(id, Answer::kReady, 0, StatusJson());
+    case Kind::kTable:
+      return SendTable(id);
   }
   Send(id, Answer::kBad, 0);
 }
@@ -621,6 +629,20 @@ void ServiceImpl::Send(uint64_t id, enum Answer answer, uint64_t a, std::string_
     return Close(id);
   }
   if (connection.watched) Watch(id, connection);
+}
+
+void ServiceImpl::SendTable(uint64_t id) {
+  Connection& connection = connections_[id];
+  connection.busy = false;
+  const std::vector<std::byte> packet =
+      AnswerPacket(connection.asked, Answer::kReady, memory_.bytes());
+  if (wire::SendDescriptor(connection.fd.get(), packet, memory_.fd()).ok()) {
+    if (connection.watched) Watch(id, connection);
+    return;
+  }
+  // The program starts without it, and tells of no changes.
+  memory_.table().SetUnwatched();
+  Close(id);
 }
 
 void ServiceImpl::Observe(const Connection& connection) const {
@@ -713,7 +735,7 @@ std::string ServiceImpl::StatusJson() {
                 ",\"uptime_ms\":", (SteadyClock().Now() - started_) / kMilli,
                 ",\"sessions\":", sessions_, ",\"streams\":", book_.streams(),
                 ",\"files\":", book_.files(), ",\"full\":", book_.full() ? "true" : "false",
-                ",\"jobs\":", book_.in_flight(), ",\"plain\":", folder_->table().plain(),
+                ",\"jobs\":", book_.in_flight(), ",\"plain\":", memory_.table().plain(),
                 ",\"settings\":", Quoted(options_.settings), ",\"warnings\":[", warnings,
                 "],\"sources\":[", sources, "],\"knobs\":[", knobs, "],\"metrics\":{", metrics,
                 "}}");
@@ -752,13 +774,16 @@ Result<std::unique_ptr<Service>> Service::Start(const ServiceOptions& options) {
     return Status(Code::kInvalidArgument, "a file service needs an engine");
   }
   (void)std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes is an error like any other
-  Result<RunFolder> folder = RunFolder::Open(options.cache, options.slots);
+  FOREBAY_RETURN_IF_ERROR(TableHold::Check());
+  Result<TableMemory> memory = TableMemory::Make(options.slots);
+  if (!memory) return memory.error();
+  Result<RunFolder> folder = RunFolder::Open(options.cache);
   if (!folder) return folder.error();
   ServiceOptions set = options;
   if (set.ahead_bytes == 0) {
     set.ahead_bytes = std::clamp(set.cache_bytes / 8, uint64_t{16} << 20, uint64_t{256} << 20);
   }
-  auto service = std::make_unique<ServiceImpl>(set, *std::move(folder));
+  auto service = std::make_unique<ServiceImpl>(set, *std::move(folder), *std::move(memory));
   FOREBAY_RETURN_IF_ERROR(service->Listen());
   return std::unique_ptr<Service>(std::move(service));
 }

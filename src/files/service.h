@@ -26,7 +26,7 @@ struct ServiceOptions {
   uint64_t cache_bytes = 0;  // the most that copies which are kept may take
   uint64_t ahead_bytes = 0;  // 0: an eighth of the above, 16 to 256 MiB
   uint64_t reads_in_flight = 64;
-  uint64_t slots = 1 << 21;                     // of the table, a power of two
+  uint64_t slots = 1 << 21;  // of the table's last part (it grows), a power of two
   uint64_t partial_bytes = uint64_t{16} << 20;  // files above this are read while they are copied
   Nanos young = 3 * kSecond;
   Nanos linger = 5 * kSecond;

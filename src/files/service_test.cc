@@ -16,6 +16,7 @@
 #include <iterator>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -141,6 +142,23 @@ class FileServiceTest : public ::testing::Test {
     return session_->SetKnobs(settings);
   }
   static constexpr size_t kSlowFileBytes = 5 << 20;  // which takes several reads
+  // As a program does; `closed`: how it does not wait for the answer. Not valid when none came.
+  OwnedFd AskTable(int closed) const {
+    OwnedFd out;
+    const OwnedFd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+    const Result<sockaddr_un> address = wire::SocketAddress(options_.socket);
+    EXPECT_TRUE(address);
+    EXPECT_EQ(connect(fd.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address), 0);
+    if (closed >= 0) (void)shutdown(fd.get(), closed);
+    const std::vector<std::byte> packet = PathsPacket(Kind::kTable, {});
+    EXPECT_EQ(send(fd.get(), packet.data(), packet.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(packet.size()));
+    pollfd ready = {fd.get(), POLLIN, 0};
+    EXPECT_EQ(poll(&ready, 1, 10'000), 1);
+    Header header;
+    (void)wire::ReceiveDescriptor(fd.get(), std::as_writable_bytes(std::span(&header, 1)), &out);
+    return out;
+  }
   // Waits for what comes by itself.
   template <typename Condition>
   static bool Soon(Condition condition) {
@@ -358,6 +376,19 @@ TEST_F(FileServiceTest, AChangeIsTakenWhileACopyIsPublishedOnADiskThatHangs) {
   service->reset();
 }
 
+// A program that starts without the table tells of no changes.
+TEST_F(FileServiceTest, WhoDoesNotTakeTheTableIsNotTrusted) {
+  Start();
+  Client client;
+  ASSERT_TRUE(
+      client.Start(options_.cache.c_str(), options_.socket.c_str(), options_.sources[0].c_str()));
+  EXPECT_TRUE(AskTable(-1).valid());
+  EXPECT_FALSE(client.unwatched());
+  EXPECT_FALSE(AskTable(SHUT_RD).valid());
+  EXPECT_TRUE(Soon([&] { return client.unwatched(); }));
+  EXPECT_TRUE(client.on());
+}
+
 TEST_F(FileServiceTest, ASourceThatHangsKeepsTheFolderFromNobody) {
   const std::string path = Write("a", "bytes");
   HungSupply hung;
@@ -411,7 +442,7 @@ TEST_F(FileServiceTest, WhileTheDiskOfTheCopiesHangsFilesAreOpenedAtTheSource) {
   hung.SetCopiesAnswer(false);
   waits.join();
   // Whoever waits for as long as for a service that is gone says so to all others.
-  const OwnedFd table(open((options_.cache + "/table").c_str(), O_RDONLY | O_CLOEXEC));
+  const OwnedFd table = AskTable(-1);
   int64_t quiet_until = -1;
   ASSERT_EQ(pread(table.get(), &quiet_until, sizeof quiet_until,
                   offsetof(FileTableHeader, quiet_until_ms)),

@@ -1,17 +1,20 @@
 // The table that the file service shares with its clients: which files have copies.
 //
-// It lies in CACHE/table, mapped by all. Only the service adds slots and sets states; clients count
-// their opens and may close the table. A state is a hint: the copy itself, CACHE/copies/NAME, is
-// there or not, and is complete when it is there (it gets that name when its last byte is written).
-// So a service that was killed leaves nothing that is wrong, and a client needs no service to find
-// a copy. Nothing here allocates, locks or calls the system.
+// It lies in memory that the service makes (table_memory.h) and hands to each client by its
+// descriptor (Kind::kTable), mapped by all. Only the service adds slots and sets states; clients
+// count their opens and may close the table. A state is a hint: the copy itself, CACHE/copies/NAME,
+// is there or not, and is complete when it is there (it gets that name when its last byte is
+// written). It is in parts, each of which is a hash table of its own, so that it grows without
+// moving a slot: those that are in use have memory, the others only addresses. With the service's
+// thread it ends for all, however that thread ended. Nothing here allocates, locks or calls the
+// system.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
-#include "base/boot_id.h"
 #include "files/key.h"
 
 namespace forebay::files {
@@ -40,25 +43,28 @@ struct FileSlot {
 static_assert(sizeof(FileSlot) == 32);
 
 struct FileTableHeader {
-  static constexpr uint64_t kMagic = 0x3242415446594246;  // "FBYFTAB2"
+  static constexpr uint64_t kMagic = 0x3342415446594246;  // "FBYFTAB3"
+  // What the kernel sets in `owner` when the thread that held it ends (FUTEX_OWNER_DIED).
+  static constexpr uint32_t kOwnerDied = 0x40000000;
   uint64_t magic;
-  uint64_t slots;  // a power of two
+  uint64_t slots;  // of the first part, a power of two
+  uint64_t most;   // of the last part, a power of two
+  // The service's thread, see TableHold. 0: of none, which is not said to have ended.
+  std::atomic<uint32_t> owner;
   // Not 0: no copy may be used any more. A client sets it when it cannot tell the service of a
   // change.
   std::atomic<uint32_t> closed;
   // Not 0: a program was started that tells of no changes, so copies are compared with the source.
   std::atomic<uint32_t> unwatched;
+  std::atomic<uint32_t> parts;  // in use, at least 1; stored once they have memory, with release
   // Milliseconds of the monotonic clock: a question was not answered in time, so nobody asks
   // before.
   std::atomic<int64_t> quiet_until_ms;
-  std::atomic<uint64_t> plain;  // programs that were started without the library: it does not fit
-  std::atomic<uint64_t> large;  // copies of large files that are complete: grows with each
   // Not 0: the disk that has the copies hangs, so files are opened and read at the source.
   std::atomic<uint32_t> passed_by;
   uint32_t unused;
-  // Since when the machine runs. Copies of another start may be torn: they were not synced.
-  uint64_t boot_high;
-  uint64_t boot_low;
+  std::atomic<uint64_t> plain;  // programs that were started without the library: it does not fit
+  std::atomic<uint64_t> large;  // copies of large files that are complete: grows with each
   uint64_t reserved[7];
 };
 static_assert(sizeof(FileTableHeader) == 128);
@@ -67,25 +73,27 @@ static_assert(offsetof(FileTableHeader, passed_by) == 48);  // tests write to it
 // A view; whoever maps it owns the mapping.
 class FileTable {
  public:
-  FileTable() = default;
-  explicit FileTable(FileTableHeader* header)
-      : header_(header), slots_(reinterpret_cast<FileSlot*>(header + 1)) {}
+  static constexpr uint64_t kFirstSlots = 1 << 15;  // 1 MiB
+  static constexpr uint64_t kGrowth = 4;            // each part has so many times the slots
+  static constexpr size_t kMostParts = 8;
 
-  static size_t BytesFor(uint64_t slots) {
-    return sizeof(FileTableHeader) + slots * sizeof(FileSlot);
-  }
-  // Of a new, zeroed mapping of BytesFor(slots).
-  static FileTable Make(void* mapping, uint64_t slots, const BootId& boot = {});
+  FileTable() = default;
+
+  // Of all parts, or of the first `parts`.
+  static size_t BytesFor(uint64_t slots, uint64_t most, size_t parts = kMostParts);
+  static size_t BytesFor(uint64_t slots) { return BytesFor(slots, slots); }
+  // Of a new, zeroed mapping of BytesFor(slots, most), of which the first part has memory.
+  static FileTable Make(void* mapping, uint64_t slots, uint64_t most);
+  static FileTable Make(void* mapping, uint64_t slots) { return Make(mapping, slots, slots); }
   // Checks a mapping of `bytes`; not valid() when it is no such table.
   static FileTable Of(void* mapping, size_t bytes);
-  // Whether it was made since the machine was started, as far as its maker knew. If not, no copy
-  // may be used.
-  bool OfBoot(const BootId& boot) const {
-    const BootId made{.high = header_->boot_high, .low = header_->boot_low};
-    return !made.known() || made == boot;
-  }
 
   bool valid() const { return header_ != nullptr; }
+  // Copies may be used: it is not closed, and the service has not ended, killed or not.
+  bool usable() const {
+    return !closed() && (header_->owner.load(std::memory_order_acquire) &
+                         FileTableHeader::kOwnerDied) == 0;
+  }
   bool closed() const { return header_->closed.load(std::memory_order_acquire) != 0; }
   void Close() { header_->closed.store(1, std::memory_order_release); }
   bool unwatched() const { return header_->unwatched.load(std::memory_order_acquire) != 0; }
@@ -100,10 +108,19 @@ class FileTable {
   void CountLarge() { header_->large.fetch_add(1, std::memory_order_release); }
   bool passed_by() const { return header_->passed_by.load(std::memory_order_acquire) != 0; }
   void SetPassedBy(bool pass) { header_->passed_by.store(pass ? 1 : 0, std::memory_order_release); }
-  uint64_t size() const { return header_->slots; }
+  std::atomic<uint32_t>& owner() const { return header_->owner; }
+
+  size_t parts() const {
+    const size_t parts = header_->parts.load(std::memory_order_acquire);
+    return parts < most_parts_ ? parts : most_parts_;
+  }
+  size_t most_parts() const { return most_parts_; }
+  // The service's only: one more part, which has memory now.
+  void AddPart() { header_->parts.fetch_add(1, std::memory_order_release); }
 
   FileSlot* Find(const FileKey& key) const;  // nullptr: not there
-  // The service's only, in one thread. nullptr when it is too full to stay fast.
+  // The service's only, in one thread and by one view. nullptr when the last part is too full to
+  // stay fast.
   FileSlot* Add(const FileKey& key, FileState state);
 
   static FileState StateOf(const FileSlot& slot) {
@@ -114,9 +131,17 @@ class FileTable {
   }
 
  private:
+  struct Part {
+    FileSlot* slots = nullptr;
+    uint64_t mask = 0;
+  };
+  static FileTable View(FileTableHeader* header);
+
   FileTableHeader* header_ = nullptr;
-  FileSlot* slots_ = nullptr;
-  uint64_t used_ = 0;
+  size_t most_parts_ = 0;
+  std::array<Part, kMostParts> parts_ = {};  // also those that are not in use
+  size_t filling_ = 0;                       // which part Add() adds to
+  uint64_t used_ = 0;                        // slots of that part
 };
 
 }  // namespace forebay::files

@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <spawn.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -17,6 +16,7 @@
 #include <iterator>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -57,22 +57,23 @@ class PreloadTest : public testing::Test {
     real_.reset();
     supply_.reset();
     engine_.reset();
-    if (mapping_ != nullptr) munmap(mapping_, bytes_);
     fs::remove_all(root_);
   }
 
   // A cache that the test fills itself.
   void MakeCache() {
     fs::create_directories(root_ + "/cache/copies");
-    constexpr uint64_t kSlots = 256;
-    const int fd = open((root_ + "/cache/table").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    ASSERT_GE(fd, 0);
-    bytes_ = FileTable::BytesFor(kSlots);
-    ASSERT_EQ(ftruncate(fd, static_cast<off_t>(bytes_)), 0);
-    mapping_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    close(fd);
-    ASSERT_NE(mapping_, MAP_FAILED);
-    table_ = FileTable::Make(mapping_, kSlots);
+    Result<files::TableMemory> memory = files::TableMemory::Make(256);
+    ASSERT_TRUE(memory) << memory.error().message();
+    memory_.emplace(*std::move(memory));
+    table_ = memory_->table();
+    GiveTableOnly();
+  }
+  // Nobody answers anything else.
+  void GiveTableOnly() {
+    service_.reset();
+    service_ = std::make_unique<FakeService>(
+        root_ + "/s", [](const auto&) { return Say(Answer::kNone); }, &*memory_);
   }
   // The real service, in this process.
   void StartReal(uint64_t partial_bytes = 16 << 20) {
@@ -155,8 +156,10 @@ class PreloadTest : public testing::Test {
 
   // Changes as the real service takes them; questions for copies as `reply` says.
   void Serve(FakeService::Reply reply = [](const auto&) { return Say(Answer::kSource); }) {
+    service_.reset();
     service_ = std::make_unique<FakeService>(
-        root_ + "/s", [this, reply](const FakeService::Question& question) {
+        root_ + "/s",
+        [this, reply](const FakeService::Question& question) {
           if (question.kind != Kind::kChanged) return reply(question);
           for (const auto& entry : fs::recursive_directory_iterator(data_)) {
             const std::string path = entry.path().string();
@@ -164,7 +167,8 @@ class PreloadTest : public testing::Test {
           }
           Drop(question.path);
           return Say(Answer::kReady);
-        });
+        },
+        &*memory_);
   }
   void Drop(const std::string& path) {
     fs::remove(CopyOf(path));
@@ -241,8 +245,7 @@ class PreloadTest : public testing::Test {
 
   std::string root_;
   std::string data_;
-  void* mapping_ = nullptr;
-  size_t bytes_ = 0;
+  std::optional<files::TableMemory> memory_;
   FileTable table_;
   std::mutex mutex_;
   std::unique_ptr<FakeService> service_;
@@ -319,10 +322,10 @@ TEST_F(PreloadCopyTest, TheIdentityIsTheCopysNotThePaths) {
   }
 }
 
-TEST_F(PreloadCopyTest, WithoutACacheNothingHappens) {
+TEST_F(PreloadCopyTest, WithoutAServiceNothingHappens) {
   const std::string path = Both("a", "of the source", "of the copy");
   EXPECT_EQ(Run(With::kLibraryAlone, {"read", path}), Run(With::kNothing, {"read", path}));
-  fs::remove(root_ + "/cache/table");
+  service_.reset();
   EXPECT_EQ(Run(With::kLibrary, {"read", path}), Run(With::kNothing, {"read", path}));
 }
 
@@ -350,7 +353,7 @@ TEST_F(PreloadCopyTest, AMissingCopyIsAskedForAndWaitedFor) {
   EXPECT_EQ(service_->questions().size(), 1U);
 }
 
-TEST_F(PreloadCopyTest, WithoutAServiceCopiesAreStillReadAndTheRestIsTheSource) {
+TEST_F(PreloadCopyTest, ACopyNeedsNoAnswerAndTheRestIsTheSource) {
   const std::string copied = Both("a", "of the source", "of the copy");
   Write(data_ + "/b", "of the source");
   EXPECT_TRUE(Run(With::kLibrary, {"read", copied}).text.starts_with("open: of the copy\n"));
