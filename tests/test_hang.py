@@ -106,6 +106,38 @@ def test_a_disk_that_hangs_in_the_middle_of_an_epoch_is_left(
 
 
 @needs_fuse
+@pytest.mark.parametrize("shared", [False, True], ids=["engine", "daemon"])
+def test_a_loader_over_a_disk_that_hangs_begins_without_copies(
+    shared, large_folder, disk, tmp_path, caplog, monkeypatch
+):
+    if shared:
+        runtime = tmp_path / "r"
+        runtime.mkdir(mode=0o700)
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    cache = disk.path / "cache"
+    disk.set(stall_ms="forever")
+    make = forebay.SharedEngine if shared else forebay.Engine
+    began = time.monotonic()
+    with caplog.at_level(logging.WARNING, logger="forebay"):
+        engine = make(memory="8M", keep=False, cache_dir=cache)
+        with forebay.DataLoader(large_folder.root, 8, engine=engine, timeout=60) as loader:
+            assert time.monotonic() - began < 15, "more than the engine's patience"
+            for _ in range(2):
+                assert sum(checked(batch, large_folder) for batch in loader) == len(large_folder)
+            assert "nothing is copied" in loader.report()
+    said = [r.getMessage() for r in caplog.records if "cache folder" in r.getMessage()]
+    assert len(said) == 1, said
+    assert f"the cache folder {cache} has not answered for" in said[0]
+    assert "repair its disk" in said[0]
+    assert str(cache) in engine.cache_status
+    disk.set(stall_ms=0)
+    if shared:
+        log = next(runtime.rglob("forebayd.log"))
+        assert log.read_text().count("WARNING: the cache folder") == 1
+    del loader, engine
+
+
+@needs_fuse
 @pytest.mark.skipif(not Cluster.available()[0], reason=f"no test bed: {Cluster.available()[1]}")
 def test_a_peer_that_stops_answering_is_left(tmp_path):
     """SIGSTOP: nothing of it comes, and no connection is lost."""

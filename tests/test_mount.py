@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from forebay.commands.mount import mounted_kind
 from forebay.slowfs import SlowFs
+from transparent.table import PASSED_BY, table_of
 
 _usable, _reason = SlowFs.available()
 pytestmark = pytest.mark.skipif(not _usable, reason=f"nothing can be mounted here: {_reason}")
@@ -216,9 +217,12 @@ def test_goes_on_without_its_service_and_shows_the_sources_errors(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="copies are not written to by others than root")
 def test_an_open_copy_is_read_at_the_source_while_its_disk_hangs(
-    source: Path, mount: Mount, tmp_path: Path
+    source: Path, mount: Mount, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test takes the place of the service's watch, and writes other bytes into the copy."""
+    runtime = tmp_path / "r"
+    runtime.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
     cache = tmp_path / "cache"
     path = max(source.rglob("class*/*.bin"), key=lambda p: p.stat().st_size)
     name, expected = path.relative_to(source), path.read_bytes()
@@ -231,17 +235,14 @@ def test_an_open_copy_is_read_at_the_source_while_its_disk_hangs(
     links = [os.readlink(link) for link in folder.iterdir() if link.is_symlink()]
     (copy,) = [Path(link) for link in links if "/copies/" in link]
     (service,) = processes("forebayd", str(cache))
+    table = table_of(next(runtime.rglob("files-*.sock")))
     os.kill(service, signal.SIGSTOP)
     try:
         with open(copy, "r+b") as garbled:
             garbled.write(bytes(len(expected)))
-        with open(copy.parent.parent / "table", "r+b") as table:
-            table.seek(48)  # FileTableHeader::passed_by
-            table.write(b"\1")
+        table[PASSED_BY] = 1
         assert os.pread(fd, 4096, 0) == expected[:4096]
-        with open(copy.parent.parent / "table", "r+b") as table:
-            table.seek(48)
-            table.write(b"\0")
+        table[PASSED_BY] = 0
     finally:
         os.kill(service, signal.SIGCONT)
         os.close(fd)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import os
 import statistics
 import subprocess
@@ -24,6 +23,7 @@ from forebay._errors import MissingError
 from forebay.commands import run as run_command
 from forebay.commands.mount import mounted_kind
 from forebay.slowfs import SlowFs
+from transparent.table import PASSED_BY, table_of
 
 _usable, _reason = SlowFs.available()
 pytestmark = pytest.mark.skipif(not _usable, reason=f"no mount here: {_reason}")
@@ -39,7 +39,6 @@ FOREBAY = [sys.executable, "-m", "forebay.cli"]
 HANGS_S = 10.0  # for as long as that steps are taken
 LONGEST_S = 4.0  # of one read, on a machine that is busy
 USUAL_S = 0.5
-PASSED_BY = 48  # in the table that programs look at
 
 # A training loop: for each line it reads all files of the folder that it names, and says of each
 # how long that took, what it read, and whether it was of a copy. A line may name a file that is
@@ -85,12 +84,10 @@ def digests(data: Path) -> dict[str, str]:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[SlowFs]:
-    """With pages in memory, as every disk has them. The table of files is mapped by all."""
+    """With pages in memory, as every disk has them."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "mount").mkdir()
-    with SlowFs(
-        tmp_path / "disk", tmp_path / "mount", cache=True, writable_mb=0, in_memory="table"
-    ) as slow:
+    with SlowFs(tmp_path / "disk", tmp_path / "mount", cache=True, writable_mb=0) as slow:
         yield slow
         slow.set(stall_ms=0)  # nothing is left hanging when it ends
 
@@ -135,10 +132,9 @@ class Steps:
 class Disk:
     """What programs are told of the cache folder's disk."""
 
-    def __init__(self, slow: SlowFs, cache: Path) -> None:
+    def __init__(self, slow: SlowFs, service: Path) -> None:
         self.slow = slow
-        with open(cache / "run" / "table", "rb") as file:
-            self.table = mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ)
+        self.table = table_of(service)
 
     def hang(self) -> None:
         self.slow.set(stall_ms="forever")
@@ -161,7 +157,7 @@ def test_a_program_goes_on_and_ends_while_the_disk_hangs(
         wait_until(lambda: run.take(data) == FILES, "files are not read from copies")
         socket = next(runtime.rglob("files-*.sock"))
         session = _forebay.FileSession.connect(str(socket), job=0)
-        Disk(disk, cache).hang()
+        Disk(disk, socket).hang()
         began = time.monotonic()
         run.took.clear()
         changes = 0
@@ -203,7 +199,7 @@ def test_a_mount_goes_on_and_ends_while_the_disk_hangs(
         metrics = json.loads(session.status())["metrics"]
         assert metrics["forebay_files_kept_total"] == FILES
         del session
-        Disk(disk, cache).hang()
+        Disk(disk, socket).hang()
         began = time.monotonic()
         run.took.clear()
         while time.monotonic() - began < HANGS_S:
@@ -219,3 +215,41 @@ def test_a_mount_goes_on_and_ends_while_the_disk_hangs(
         run.process.communicate()
         if mounted_kind(shown):
             forebay("unmount", "--lazy", shown)
+
+
+def test_a_new_mount_over_a_disk_that_hangs_shows_the_source(
+    disk: SlowFs, data: Path, tmp_path: Path
+) -> None:
+    cache, shown = disk.path / "cache", tmp_path / "shown"
+    shown.mkdir()
+    disk.set(stall_ms="forever")
+    command = [*FOREBAY, "mount", str(data), str(shown), "--cache", str(cache)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+        assert done.returncode == 0, done.stderr
+        check_told(done.stderr, cache)
+        assert digests(shown) == digests(data)
+    finally:
+        disk.set(stall_ms=0)
+        if mounted_kind(shown):
+            forebay("unmount", shown)
+
+
+@needs_library
+def test_a_new_run_over_a_disk_that_hangs_goes_on_without_copies(
+    disk: SlowFs, data: Path
+) -> None:
+    cache = disk.path / "cache"
+    disk.set(stall_ms="forever")
+    words = ["run", "--source", str(data), "--cache", str(cache), "--", "cat", str(data / "001.bin")]
+    done = subprocess.run([*FOREBAY, *words], capture_output=True, timeout=30, check=False)
+    assert done.returncode == 0
+    assert done.stdout == (data / "001.bin").read_bytes()
+    check_told(done.stderr.decode(), cache)
+
+
+def check_told(said: str, cache: Path) -> None:
+    """Once, with the folder and what to do."""
+    assert said.count("\n") == 1 and "WARNING: " in said, said
+    assert f"the cache folder {cache} has not answered" in said
+    assert "--cache" in said

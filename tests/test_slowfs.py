@@ -442,21 +442,6 @@ def test_a_stall_holds_writes(source: Path, mount: Mount) -> None:
         assert written.result(timeout=20) == 1
 
 
-def test_what_is_in_memory_does_not_wait(source: Path, mount: Mount) -> None:
-    slow = mount(writable_mb=0, in_memory="f")
-    for name in ("f", "other"):
-        (slow.path / name).write_bytes(b"abc")
-    with open(slow.path / "f", "r+b", buffering=0) as f, open(slow.path / "other", "rb") as other:
-        slow.set(stall_ms="forever")
-        assert os.pwrite(f.fileno(), b"x", 1) == 1
-        assert os.pread(f.fileno(), 3, 0) == b"axc"
-        with ThreadPoolExecutor() as pool:
-            read = pool.submit(other.read)
-            wait_for(lambda: slow.stats()["in_flight"] == 1)
-            slow.set(stall_ms=0)
-            assert read.result(timeout=20) == b"abc"
-
-
 @pytest.mark.parametrize("what", ["cut", "make", "rename", "link", "remove", "attribute"])
 def test_a_stall_holds_changes(source: Path, mount: Mount, what: str) -> None:
     slow = mount(writable_mb=100, cache=True)  # names that the kernel knows are not looked up

@@ -296,15 +296,6 @@ struct FileSystem::Operation {
     const int fd = static_cast<int>(info->fh);
     ServeLoop& loop = *ServeLoop::Current();
     DataReply data{std::make_unique_for_overwrite<char[]>(size), 0};
-    if (fs.IsInMemory(node)) {
-      const ssize_t got = pread(fd, data.data.get(), size, offset);
-      if (got < 0) {
-        fuse_reply_err(request, errno);
-      } else {
-        fuse_reply_buf(request, data.data.get(), static_cast<size_t>(got));
-      }
-      return;
-    }
     const iovec into{data.data.get(), size};
     const ssize_t got = preadv2(fd, &into, 1, offset, RWF_NOWAIT);
     if (got > 0) data.size = static_cast<size_t>(got);
@@ -340,10 +331,6 @@ struct FileSystem::Operation {
         return;
       }
       const auto written = static_cast<size_t>(done);
-      if (fs.IsInMemory(node)) {
-        fuse_reply_write(request, written);
-        return;
-      }
       return fs.AnswerChange(written, {request, WriteReply{written}});
     }
     fuse_reply_write(request, size);
@@ -632,7 +619,6 @@ FileSystem::FileSystem(OwnedFd source, const Options& options)
     : source_(std::move(source)),
       cache_(options.cache),
       writable_(options.writable),
-      in_memory_(options.in_memory),
       timeout_s_(options.cache ? kCacheSeconds : 0),
       model_(options.settings, SteadyClock().Now()),
       writes_({.bytes_per_s = options.write_bytes_per_s, .stall = options.settings.stall},
@@ -648,12 +634,6 @@ std::optional<std::string> FileSystem::PathToChange(fuse_req_t request, NodeId p
     return std::nullopt;
   }
   return JoinPath(*folder, name);
-}
-
-bool FileSystem::IsInMemory(NodeId node) const {
-  if (in_memory_.empty()) return false;
-  const auto path = inodes_.PathOf(node);
-  return path && std::string_view(*path).substr(path->rfind('/') + 1) == in_memory_;
 }
 
 int FileSystem::FillEntry(std::string path, fuse_entry_param& entry) {

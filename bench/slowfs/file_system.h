@@ -37,7 +37,6 @@ class FileSystem {
     bool cache = false;  // the kernel may keep data, attributes and names
     bool writable = false;
     double write_bytes_per_s = 0;  // 0: no limit
-    std::string in_memory = {};    // name of files whose bytes never wait
   };
 
   static Result<std::unique_ptr<FileSystem>> Open(const Options& options);
@@ -77,7 +76,6 @@ class FileSystem {
   // Where `name` of the folder `parent` lies, for an operation that changes it; nothing, with the
   // request answered, where nothing may be changed.
   std::optional<std::string> PathToChange(fuse_req_t request, NodeId parent, const char* name);
-  bool IsInMemory(NodeId node) const;
   // There are no calls for extended attributes that take a folder and a name in it.
   std::optional<std::string> PathForAttributes(NodeId node) const;
   // Appends a line of a listing if it fits into `space`; returns the space that it needs.
@@ -90,7 +88,6 @@ class FileSystem {
   const OwnedFd source_;
   const bool cache_;
   const bool writable_;
-  const std::string in_memory_;
   const double timeout_s_;  // how long the kernel may keep names and attributes
 
   InodeTable inodes_;

@@ -55,9 +55,6 @@ Others:
   --writable MB       let programs change SOURCE_DIR, as a slow local disk would: what they write
                       takes a pipe of its own of so many megabytes a second (0: no limit); names are
                       changed without delay
-  --in-memory NAME    bytes of files of this name are read and written without delay, also in a
-                      stall: they stand for files that programs have mapped, whose pages a local
-                      disk's file system has in memory
   --seed N            for jitter, tail and EIO (default 1)
   --cache             let the kernel cache data, attributes and names, as NFS and Lustre clients do;
                       without it every access costs again
@@ -108,7 +105,6 @@ Result<Arguments> ParseArguments(int argc, char** argv) {
     kAllowOther,
     kThreads,
     kWritable,
-    kInMemory,
     kNoRealtime,
     kForeground,
     kHelpFlag
@@ -121,7 +117,6 @@ Result<Arguments> ParseArguments(int argc, char** argv) {
   options.push_back({"allow-other", no_argument, nullptr, kAllowOther});
   options.push_back({"threads", required_argument, nullptr, kThreads});
   options.push_back({"writable", required_argument, nullptr, kWritable});
-  options.push_back({"in-memory", required_argument, nullptr, kInMemory});
   options.push_back({"no-realtime", no_argument, nullptr, kNoRealtime});
   options.push_back({"foreground", no_argument, nullptr, kForeground});
   options.push_back({"help", no_argument, nullptr, kHelpFlag});
@@ -164,9 +159,6 @@ Result<Arguments> ParseArguments(int argc, char** argv) {
         arguments.file_system.write_bytes_per_s = megabytes * 1e6;
         break;
       }
-      case kInMemory:
-        arguments.file_system.in_memory = optarg;
-        break;
       case kNoRealtime:
         arguments.realtime = false;
         break;

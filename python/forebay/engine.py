@@ -13,6 +13,7 @@ from . import _forebay
 from ._errors import ArgumentError, ForebayError
 from ._internal import peers_watch, ranks
 from ._internal.units import format_bytes, parse_bytes, whole_number
+from .files import FolderHangs, check_answers
 
 _log = logging.getLogger("forebay")
 
@@ -85,6 +86,13 @@ class Engine:
             raise ArgumentError("cache_bytes needs a cache_dir")
         if cache_group not in (None, "") and not cache_dir:
             raise ArgumentError("cache_group needs a cache_dir")
+        self._hung = ""
+        try:
+            if cache_dir:
+                check_answers(cache_dir, "cache_dir=")
+        except FolderHangs as error:
+            self._hung = str(error)
+            cache_dir, cache_bytes, cache_group = None, 0, None
         self._options: dict[str, Any] = dict(
             memory=parse_bytes(memory),
             in_flight=whole_number("in_flight", in_flight, 0),
@@ -162,7 +170,7 @@ class Engine:
     @property
     def cache_status(self) -> str:
         """Why the cache folder takes no copies; empty while it does, or where there is none."""
-        return self.native.cache_status
+        return self._hung or self.native.cache_status
 
     def warn_of_cache(self) -> None:
         """Says each line of ``cache_problem()`` and ``changes()`` once, at WARNING."""
@@ -177,7 +185,7 @@ class Engine:
         """That the cache folder hung or stopped taking copies, and what to do, in a line each; what
         is over by now stays. Mostly nothing.
         """
-        return str(self.native.cache_warning)
+        return self._hung or str(self.native.cache_warning)
 
     def _warnings(self) -> str:
         return f"{self.cache_problem()}\n{self.changes()}".strip()

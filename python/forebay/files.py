@@ -9,8 +9,10 @@ import hashlib
 import json
 import os
 import re
+import select
 import shutil
 import stat
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +27,41 @@ NAMESPACE = "FOREBAY_FILES_NAMESPACE"
 CACHE, SOCKET, SOURCES = "FOREBAY_FILES_CACHE", "FOREBAY_FILES_SOCKET", "FOREBAY_FILES_SOURCES"
 JOB = "FOREBAY_FILES_JOB"
 
+_PATIENCE_S = 5.0  # with the disk of a folder for copies
 _NOT_YET_LOCKED_S = 600.0  # a folder without a lock may be of a run that begins
+
+
+class FolderHangs(StorageError):
+    """The disk of a folder for copies does not answer: one goes on without copies."""
+
+    def __init__(self, folder: str, option: str = "--cache") -> None:
+        super().__init__(
+            f"the cache folder {folder} has not answered for {_PATIENCE_S:g} s: nothing is copied, "
+            "and all is read from the source; repair its disk, or name a folder on another one "
+            f"with {option}"
+        )
+
+
+def check_answers(folder: str | os.PathLike[str], option: str = "--cache") -> None:
+    """Raises ``FolderHangs`` when the disk of a folder for copies, or of what there is of its path,
+    does not answer. A process of its own asks it, which nobody waits for if it hangs: a thread that
+    does could keep this process from its end.
+    """
+    path = os.path.abspath(os.fspath(folder))
+    variables = {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"}
+    command = [os.fsencode(program()), b"--look=" + os.fsencode(path)]
+    try:
+        asking = subprocess.Popen(
+            command, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+    except OSError:
+        return  # whoever starts the service says so
+    with asking:
+        assert asking.stdout is not None
+        # It ends at once; its child closes the pipe.
+        if not select.select([asking.stdout], [], [], _PATIENCE_S)[0]:
+            raise FolderHangs(path, option)
 
 
 def program() -> str:
@@ -105,6 +141,7 @@ class Service:
         if fresh:
             where = shared_folder(shared) if shared else fresh_folder()
         else:
+            check_answers(cache)  # type: ignore[arg-type]
             where = os.path.realpath(os.fspath(cache))  # type: ignore[arg-type]
             check_outside(where, folders)
             try:
@@ -126,7 +163,9 @@ class Service:
                 job,
                 timeout,
             )
-        except BaseException:  # Ctrl-C, too
+        except BaseException as error:  # Ctrl-C, too
+            if isinstance(error, StorageError) and "has not answered for" in str(error):
+                raise FolderHangs(where) from error
             if fresh and not shared:
                 shutil.rmtree(where, ignore_errors=True)
             raise
@@ -265,7 +304,14 @@ def shared_folder(shared: str) -> str:
 def _local_folder(make: Callable[[str, str], str], keep: str = "") -> str:
     why = []
     for base in (os.environ.get("SLURM_TMPDIR"), os.environ.get("TMPDIR"), "/var/tmp"):
-        if not base or not os.path.isdir(base):
+        if not base:
+            continue
+        try:
+            check_answers(base)
+        except FolderHangs:
+            why.append(f"{base}: its disk does not answer")
+            continue
+        if not os.path.isdir(base):
             continue
         clear_dead(base, keep)
         try:

@@ -80,9 +80,8 @@ class SlowFs:
 
     ``source`` appears read-only at ``path``: at ``mountpoint``, or at a temporary folder if that is
     None. With ``writable_mb`` it can be written to, at so many 10^6 bytes a second (0: no limit),
-    as a local disk can; bytes of files named ``in_memory`` never wait. The other arguments are the
-    settings of slowfs (``slowfs --help``); times are in milliseconds, ``bandwidth_mb`` in 10^6
-    bytes a second, ``stall_ms`` may be ``"forever"``.
+    as a local disk can. The other arguments are the settings of slowfs (``slowfs --help``); times
+    are in milliseconds, ``bandwidth_mb`` in 10^6 bytes a second, ``stall_ms`` may be ``"forever"``.
 
     Raises RuntimeError, with slowfs's own words, if the mount fails.
     """
@@ -97,7 +96,6 @@ class SlowFs:
         realtime: bool = True,
         timeout_s: float = 30,
         writable_mb: float | None = None,
-        in_memory: str | None = None,
         **settings: Setting,
     ) -> None:
         binary = self.find()
@@ -117,8 +115,6 @@ class SlowFs:
             command.append("--cache")
         if writable_mb is not None:
             command += ["--writable", str(writable_mb)]
-        if in_memory is not None:
-            command += ["--in-memory", in_memory]
         if not realtime:
             command.append("--no-realtime")
         if threads is not None:

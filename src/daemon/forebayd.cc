@@ -235,6 +235,9 @@ Status StartFiles(const Settings& settings, const wire::ProgramPlace& place, Dae
   options.say = [](const std::string& what) { Say(what); };
   // How much it may take is not known before.
   const std::shared_ptr<FolderStore> store = daemon->engine->cache_store();
+  if (const std::string hung = daemon->engine->CacheWarning(); store == nullptr && !hung.empty()) {
+    return Status(Code::kUnavailable, hung);
+  }
   if (store == nullptr || !store->WaitScanned(kLongestScan)) {
     return Status(Code::kUnavailable,
                   StrCat("the cache folder ", options.store, " is not read through within ",
@@ -292,6 +295,9 @@ Result<Daemon> Start(const Settings& settings, const wire::ProgramPlace& place) 
   if (const std::string note = daemon.engine->CacheNote(); !note.empty()) Say(note);
   daemon.engine->SetWarn(warn);
   const bool serves_files = !settings.files.store.empty();
+  if (const std::string hung = daemon.engine->CacheWarning(); !serves_files && !hung.empty()) {
+    warn(hung);
+  }
   Result<peer::Started> peers =
       peer::StartPeers(*daemon.engine, settings.peers, serves_files ? kFilesSuffix : "");
   if (!peers) return peers.error();
@@ -390,7 +396,19 @@ void EndWithoutReads(const Settings& settings, const wire::ProgramPlace& place, 
   (void)kill(getpid(), SIGKILL);
 }
 
+// For who must not hang himself, and asks before he opens the folder: standard output ends when the
+// folder's disk has answered. Nobody waits for the child if it does not.
+int Look(const std::string& folder) {
+  if (fork() != 0) return 0;
+  FolderStore::Look(folder);
+  _exit(0);
+}
+
 int Run(int argc, char** argv) {
+  constexpr std::string_view kLook = "--look=";
+  if (argc == 2 && std::string_view(argv[1]).starts_with(kLook)) {
+    return Look(argv[1] + kLook.size());
+  }
   ServeAllRanks();
   Settings settings;
   settings.program.name = "forebayd";

@@ -209,13 +209,18 @@ bool Client::MapTable() {
   void* mapping = MAP_FAILED;
   if (there >= static_cast<long>(sizeof(FileTableHeader))) {
     // As all calls on this descriptor: whoever watches libc's sees none of them.
-    const long at = RawCall(SYS_mmap, 0, static_cast<long>(bytes), PROT_READ | PROT_WRITE,
-                            MAP_SHARED, fd, 0);
+    const long at =
+        RawCall(SYS_mmap, 0, static_cast<long>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (at > 0 || at < -4095) mapping = reinterpret_cast<void*>(at);
+  }
+  const FileTable found = mapping == MAP_FAILED ? FileTable() : FileTable::Of(mapping, bytes);
+  if (!found.valid()) {
+    // This program has no room for it, and will tell of no changes.
+    const uint32_t one = 1;
+    RawCall(SYS_pwrite64, fd, RawArgument(&one), sizeof(one), offsetof(FileTableHeader, unwatched));
   }
   CloseFd(fd);
   if (mapping == MAP_FAILED) return false;
-  const FileTable found = FileTable::Of(mapping, bytes);
   if (!found.valid()) {
     munmap(mapping, bytes);
     return false;

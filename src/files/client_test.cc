@@ -251,6 +251,23 @@ TEST_F(FileClientTest, TheTableGrowsUnderItsClients) {
   client.Stop();
 }
 
+// Such a program tells of no changes.
+TEST_F(FileClientTest, WhoCannotMapTheTableIsNotTrusted) {
+  const auto gives = Gives();
+  const std::string cache = root_ + "/cache";
+  const pid_t child = fork();
+  if (child == 0) {
+    const rlimit limit = {.rlim_cur = 1, .rlim_max = 1};
+    (void)setrlimit(RLIMIT_AS, &limit);
+    Client client;
+    _exit(client.Start(cache.c_str(), socket_.c_str(), "/data") ? 1 : 0);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_TRUE(client_.unwatched());
+}
+
 TEST_F(FileClientTest, WithoutMemoryThereIsNoTable) {
   const pid_t child = fork();
   if (child == 0) {

@@ -47,9 +47,8 @@ FileTable FileTable::Make(void* mapping, uint64_t slots, uint64_t most) {
 FileTable FileTable::Of(void* mapping, size_t bytes) {
   auto* header = static_cast<FileTableHeader*>(mapping);
   if (bytes < sizeof(FileTableHeader) || header->magic != FileTableHeader::kMagic ||
-      !IsPowerOfTwo(header->slots) || !IsPowerOfTwo(header->most) ||
-      header->slots > header->most || header->most > bytes / sizeof(FileSlot) ||
-      BytesFor(header->slots, header->most) > bytes ||
+      !IsPowerOfTwo(header->slots) || !IsPowerOfTwo(header->most) || header->slots > header->most ||
+      header->most > bytes / sizeof(FileSlot) || BytesFor(header->slots, header->most) > bytes ||
       header->parts.load(std::memory_order_relaxed) == 0) {
     return FileTable();
   }

@@ -91,8 +91,8 @@ class FileTable {
   bool valid() const { return header_ != nullptr; }
   // Copies may be used: it is not closed, and the service has not ended, killed or not.
   bool usable() const {
-    return !closed() && (header_->owner.load(std::memory_order_acquire) &
-                         FileTableHeader::kOwnerDied) == 0;
+    return !closed() &&
+           (header_->owner.load(std::memory_order_acquire) & FileTableHeader::kOwnerDied) == 0;
   }
   bool closed() const { return header_->closed.load(std::memory_order_acquire) != 0; }
   void Close() { header_->closed.store(1, std::memory_order_release); }

@@ -17,8 +17,8 @@ constexpr uint64_t kMiB = 1 << 20;
 int Reserve(int fd, size_t from, size_t to) {
   int failed = EINTR;
   while (failed == EINTR) {
-    failed = fallocate(fd, 0, static_cast<off_t>(from), static_cast<off_t>(to - from)) == 0 ? 0
-                                                                                            : errno;
+    failed =
+        fallocate(fd, 0, static_cast<off_t>(from), static_cast<off_t>(to - from)) == 0 ? 0 : errno;
   }
   return failed;
 }
@@ -40,8 +40,7 @@ Result<TableMemory> TableMemory::Make(uint64_t most) {
                                       " MiB): free some, or raise the limit of this job's "
                                       "memory or file sizes"));
   }
-  void* at =
-      mmap(nullptr, out.bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, out.fd_.get(), 0);
+  void* at = mmap(nullptr, out.bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, out.fd_.get(), 0);
   if (at == MAP_FAILED) return ErrnoStatus(errno, "mapping the table of files");
   out.mapping_ = Mapping(at, out.bytes_);
   out.table_ = FileTable::Make(at, first, most);

@@ -1,5 +1,5 @@
-// The memory of the file service's table (files/table.h): no disk can make it wait, and it goes with
-// the last process that maps it.
+// The memory of the file service's table (files/table.h): no disk can make it wait, and it goes
+// with the last process that maps it.
 #pragma once
 
 #include <linux/futex.h>

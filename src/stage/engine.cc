@@ -41,6 +41,7 @@ constexpr uint64_t kClusterBytesASample = 24;
 constexpr uint64_t kGrowingBytesASample = 96;
 // The part of memory that samples which come before their data set leave free.
 constexpr uint64_t kEarlyLeavesOneIn = 16;
+constexpr Nanos kOpenPatience = 5 * kSecond;  // with the disk of the cache folder
 // What a file counts as while no size is known.
 constexpr uint32_t kGuessedBytes = 128 << 10;
 
@@ -339,8 +340,17 @@ Status Engine::OpenCache() {
   folder.group = options_.cache_group;
   folder.batch_bytes =
       std::clamp<uint64_t>(WriteBufferBytes(budget_) / 4, 256 << 10, uint64_t{1} << 20);
-  Result<std::shared_ptr<FolderStore>> store = FolderStore::Open(folder);
+  Result<std::shared_ptr<FolderStore>> store = FolderStore::OpenUnlessHung(folder, kOpenPatience);
   if (!store) return store.error();
+  if (*store == nullptr) {
+    MutexLock lock(mutex_);
+    cache_warning_ =
+        StrCat("the cache folder ", options_.cache_folder, " has not answered for ",
+               kOpenPatience / kSecond,
+               " s: nothing is copied, and all is read from the source; repair its disk, or name "
+               "another folder");
+    return Status();
+  }
   cache_ = std::make_unique<Cache>(*std::move(store), WriteBufferBytes(budget_), registry_);
   return Status();
 }
@@ -359,9 +369,11 @@ Result<std::unique_ptr<TieredSource>> Engine::ThroughCache(
 }
 
 Status Engine::CacheStatus() const {
-  if (cache_ == nullptr) return Status();
-  const Status health = cache_->store->health();
+  const Status health = cache_ == nullptr ? Status() : cache_->store->health();
   MutexLock lock(mutex_);
+  if (cache_ == nullptr) {
+    return cache_warning_.empty() ? Status() : Status(Code::kUnavailable, cache_warning_);
+  }
   if (!health.ok() || !scheduler_.stores().hangs()) return health;
   return Status(Code::kUnavailable, cache_warning_);
 }

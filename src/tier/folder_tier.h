@@ -72,6 +72,13 @@ class FolderStore {
   // tells. Fails when the folder cannot be opened at all, or when others could have put copies into
   // it.
   static Result<std::shared_ptr<FolderStore>> Open(const FolderTierOptions& options);
+  // The same, unless the disk hangs: nullptr when it has answered nobody for `patience`, neither
+  // this nor who looks meanwhile whether it answers. A thread is left behind, which closes what it
+  // has opened when the disk answers.
+  static Result<std::shared_ptr<FolderStore>> OpenUnlessHung(const FolderTierOptions& options,
+                                                             Nanos patience);
+  // Reads a little of what there is of the folder's path, and so waits for its disk.
+  static void Look(const std::string& folder);
   // Threads that hang in the kernel for more than two seconds are left behind.
   ~FolderStore();
   FolderStore(const FolderStore&) = delete;

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import struct
 import subprocess
 import tempfile
 import time
@@ -19,6 +18,8 @@ from typing import Any
 
 import forebay
 from forebay import _forebay
+
+from transparent.table import opens_in, table_of
 
 PACKAGE = Path(forebay.__file__).resolve().parent
 SERVICE = Path(os.environ.get("FOREBAYD") or PACKAGE / "forebayd")
@@ -99,8 +100,7 @@ class FileService:
 
     def opens(self) -> int:
         """How often programs opened a copy, also of files that have been changed since."""
-        table = (self.cache / "table").read_bytes()  # src/files/table.h
-        return sum(opens for *_, opens, _ in struct.iter_unpack("<QQIIQ", table[64:]))
+        return opens_in(table_of(self.socket))
 
     def metric(self, name: str) -> int:
         status = json.loads(_forebay.FileSession.connect(str(self.socket), 5.0).status())

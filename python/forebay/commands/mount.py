@@ -65,25 +65,32 @@ def run_mount(arguments: argparse.Namespace) -> int:
     more: dict[str, Any] = {}
     if arguments.name and run_command.split_name(f"{arguments.name}={source}")[0] == "":
         raise ArgumentError(f"--name {arguments.name}: letters, digits and . _ - make a name")
-    with run_command.peers_of(arguments, [], more):
-        service = files.Service.start(
-            cache=arguments.cache,
-            cache_bytes=limit,
-            sources=[source],
-            names={source: arguments.name} if arguments.name else None,
-            job=run_command.job_name(arguments.job),
-            **more,
-        )
+    service = None
     try:
-        run_command.tell(service)
-        environment = _environment(service.environment())
+        with run_command.peers_of(arguments, [], more):
+            service = files.Service.start(
+                cache=arguments.cache,
+                cache_bytes=limit,
+                sources=[source],
+                names={source: arguments.name} if arguments.name else None,
+                job=run_command.job_name(arguments.job),
+                **more,
+            )
+    except files.FolderHangs as error:
+        run_command.say(f"WARNING: the mount shows the source as it is: {error}")
+    try:
+        environment = _environment({})
+        if service is not None:
+            run_command.tell(service)
+            environment = _environment(service.environment())
         if arguments.foreground:
             # Ctrl-C and SIGTERM end it, and it unmounts.
             return run_command.execute([binary, "--foreground", *command[1:]], environment)
         # It returns when the mount is ready, and its background process has joined the service.
         return subprocess.run(command, env=environment, check=False).returncode
     finally:
-        service.close()
+        if service is not None:
+            service.close()
 
 
 def mounted_kind(path: str | os.PathLike[str]) -> str | None:

@@ -301,7 +301,7 @@ def job_name(name: str | None) -> str:
 def run(arguments: argparse.Namespace) -> int:
     from .._internal import ranks
     from .._internal.launcher import shared_job
-    from ..files import check_outside
+    from ..files import FolderHangs, check_answers, check_outside
 
     command = list(arguments.command)
     if command[:1] == ["--"]:
@@ -318,8 +318,13 @@ def run(arguments: argparse.Namespace) -> int:
     given, names = named_sources(arguments.source)
     sources, guessed = sources_of(given, command)
     sources += linked_sources(sources, command)
-    if arguments.cache:
-        check_outside(os.path.realpath(arguments.cache), sources)
+    hangs = None
+    try:
+        if arguments.cache:
+            check_answers(arguments.cache)
+            check_outside(os.path.realpath(arguments.cache), sources)
+    except FolderHangs as error:
+        hangs = error
     cache_bytes = parse_bytes(arguments.cache_size, "--cache-size") or None
     ahead_bytes = parse_bytes(arguments.ahead, "--ahead") or None
     # One of a node's tasks says what holds for all.
@@ -337,6 +342,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         from ..files import Service
 
+        if hangs is not None:
+            raise hangs
         library()
         # Nobody else comes to a folder of our own: it need not wait for them.
         own = arguments.private or not (arguments.cache or job)
@@ -360,7 +367,8 @@ def run(arguments: argparse.Namespace) -> int:
         if service is not None:
             service.close()
             service = None
-        say(f"running without Forebay: {' '.join(str(error).split())}")
+        level = "WARNING: " if isinstance(error, FolderHangs) else ""
+        say(f"{level}running without Forebay: {' '.join(str(error).split())}")
         env = dict(os.environ)
     try:
         code = execute(command, env)
