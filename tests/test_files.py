@@ -165,13 +165,11 @@ def test_a_killed_service_is_replaced(data: Path, place: str, tmp_path: Path) ->
     pid = first.status()["pid"]
     os.kill(pid, signal.SIGKILL)
     _await(lambda: _gone(pid), "it cannot be killed")
-    # What is there can be opened; the rest is the source's.
-    fd = client.open(os.fsencode(path))
-    assert fd >= 0
-    os.close(fd)
-    assert client.open(os.fsencode(data / "class1" / "1.bin")) == -1
+    # Without it all is the source's: what the client knows is not kept up to date any more.
+    assert not client.on
+    assert client.open(os.fsencode(path)) == -1
     with files.Service.start(**options) as second:
-        assert not client.on  # what it knew is not kept up to date any more
+        assert not client.on
         assert not (cache / "run" / "copies" / "half.tmp").exists()
         with pytest.raises(forebay.StorageError):
             first.status()

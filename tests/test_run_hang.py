@@ -236,15 +236,14 @@ def test_a_new_mount_over_a_disk_that_hangs_shows_the_source(
 
 
 @needs_library
-def test_a_new_run_over_a_disk_that_hangs_goes_on_without_copies(
-    disk: SlowFs, data: Path
-) -> None:
-    cache = disk.path / "cache"
+def test_a_new_run_over_a_disk_that_hangs_goes_on_without_copies(disk: SlowFs, data: Path) -> None:
+    cache, file = disk.path / "cache", data / "001.bin"
     disk.set(stall_ms="forever")
-    words = ["run", "--source", str(data), "--cache", str(cache), "--", "cat", str(data / "001.bin")]
-    done = subprocess.run([*FOREBAY, *words], capture_output=True, timeout=30, check=False)
+    words = ["run", "--source", data, "--cache", cache, "--", "cat", file]
+    command = [*FOREBAY, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, timeout=30, check=False)
     assert done.returncode == 0
-    assert done.stdout == (data / "001.bin").read_bytes()
+    assert done.stdout == file.read_bytes()
     check_told(done.stderr.decode(), cache)
 
 
