@@ -23,8 +23,8 @@ constexpr int64_t kPatienceMs = 10'000;
 constexpr int64_t kQuietMs = 30'000;
 // A change is told in passing; a service that is this slow is gone.
 constexpr int64_t kChangePatienceMs = 5'000;
-// A program starts with it, once.
-constexpr int64_t kTablePatienceMs = kChangePatienceMs;
+// A program starts with it, once; a shell may start many.
+constexpr int64_t kTablePatienceMs = 3'000;
 // What one question asks for at most. More would wait for all of it before the first byte.
 constexpr uint64_t kMostAsked = 4 << 20;
 constexpr int kMostParts = 3;  // that end while they are read
