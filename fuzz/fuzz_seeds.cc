@@ -160,7 +160,9 @@ void PutMessages(const std::string& folder) {
       wire::Encode(policy, 10, &bytes).ok() && wire::Encode(wire::Lend(), 11, &bytes).ok() &&
       wire::Encode(wire::Nudge(), 0, &bytes).ok() &&
       wire::Encode(wire::Stalled(), 0, &bytes).ok() &&
-      wire::Encode(wire::CloseDataset(), 0, &bytes).ok();
+      wire::Encode(wire::CloseDataset(), 0, &bytes).ok() &&
+      wire::Encode(wire::AskLook(), 0, &bytes).ok() &&
+      wire::Encode(wire::HandInLook(), 0, &bytes).ok();
   if (ok) {
     Put(folder, "wire", 0,
         std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));

@@ -47,7 +47,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       TryAll<Hello, HelloReply, StatusReply, OpenStream, OpenStreamReply, Declare, Seek,
              CloseStream, Take, Fetch, Loan, Release, Served, OpenDataset, OpenDatasetReply, Query,
              Text, Stats, StatsReply, SetKnobs, Nudge, SetPolicy, Lend, LendReply, GiveBack,
-             Stalled, CloseDataset>(frame);
+             Stalled, CloseDataset, AskLook, AskLookReply, LookProgress, HandInLook, DropLook>(
+          frame);
     }
   }
   return 0;

@@ -123,7 +123,8 @@ void BindCatalog(nb::module_& m) {
           "open",
           [](const std::string& path, const std::string& format,
              std::vector<std::string> extensions, nb::object progress, const EngineHandle* engine,
-             bool sizes_later, bool look, const std::optional<FirstEpoch>& first) {
+             bool sizes_later, bool look, const std::optional<FirstEpoch>& first,
+             const LooksHandle* looks) {
             std::shared_ptr<CatalogHandle::Early> early;
             if (engine != nullptr) early = std::make_shared<CatalogHandle::Early>(engine->engine);
             OpenedCatalog opened = Run(
@@ -131,6 +132,7 @@ void BindCatalog(nb::module_& m) {
                 [&](BuildOptions o) {
                   if (early) o.early = &early->samples;
                   if (first) o.first_needed = [&](size_t n) { return OrderOf(*first, n); };
+                  if (looks != nullptr) o.looks = looks->looks.get();
                   return OpenOrBuild(path, o);
                 },
                 sizes_later, look);
@@ -141,13 +143,14 @@ void BindCatalog(nb::module_& m) {
           nb::arg("path"), nb::arg("format") = "",
           nb::arg("extensions") = std::vector<std::string>(), nb::arg("progress") = nb::none(),
           nb::arg("engine") = nb::none(), nb::arg("sizes_later") = false, nb::arg("look") = true,
-          nb::arg("first") = nb::none(),
+          nb::arg("first") = nb::none(), nb::arg("looks") = nb::none(),
           "(catalog, rebuilt, note): the saved catalog when it is fresh, else a new one, saved. "
           "What is read on the way goes to `engine`, which takes it over by add_dataset. "
           "`sizes_later`: a new one of loose files is there before it is complete. `look`: every "
           "file of a saved one is looked at, and taken as it is now. `first`: (shuffle, seed, "
           "epoch, "
-          "rank, world, drop_last, exchange, ranks_per_node), whose samples are looked at first.")
+          "rank, world, drop_last, exchange, ranks_per_node), whose samples are looked at first. "
+          "`looks`: of this once, the way to other ranks; one of them looks, for all.")
       .def_static(
           "build",
           [](const std::string& path, const std::string& format,
@@ -168,16 +171,23 @@ void BindCatalog(nb::module_& m) {
           "One sample for each path, in this order.")
       .def_static(
           "open_files",
-          [](std::vector<std::string> paths, nb::object progress, bool look) {
+          [](std::vector<std::string> paths, nb::object progress, bool look,
+             const LooksHandle* looks) {
             OpenedCatalog opened = Run(
-                "", {}, progress, [&](const BuildOptions& o) { return OpenFileList(paths, o); },
+                "", {}, progress,
+                [&](BuildOptions o) {
+                  if (looks != nullptr) o.looks = looks->looks.get();
+                  return OpenFileList(paths, o);
+                },
                 false, look);
             return nb::make_tuple(CatalogHandle{std::move(opened.catalog)}, opened.rebuilt,
                                   opened.note, FileText(opened.file));
           },
           nb::arg("paths"), nb::arg("progress") = nb::none(), nb::arg("look") = true,
+          nb::arg("looks") = nb::none(),
           "(catalog, rebuilt, note, file): as from_files, but the saved catalog of the same list "
-          "when no folder of its files has changed since; `look` as in open. `file`: where it is "
+          "when no folder of its files has changed since; `look` and `looks` as in open. `file`: "
+          "where it is "
           "saved, if it is.")
       .def_static(
           "load",
@@ -228,13 +238,15 @@ void BindCatalog(nb::module_& m) {
           "Whether sizes and times are of this process's own look, not as they were saved.")
       .def(
           "look",
-          [](const CatalogHandle& c) {
+          [](const CatalogHandle& c, const LooksHandle* looks) {
             constexpr size_t kThreads = 64;
             Progress progress{nb::object(nb::none())};
             const Catalog& whole = Whole(c);
             Result<Relooked> looked = [&] {
               WaitUnlocked unlocked;
-              return whole.LookAtFiles(kThreads, [&] { return progress(); });
+              const auto tick = [&] { return progress(); };
+              if (looks == nullptr) return whole.LookAtFiles(kThreads, tick);
+              return whole.LookTogether(*looks->looks, kThreads, tick);
             }();
             progress.Rethrow();
             Relooked found = Value(std::move(looked));
@@ -247,6 +259,7 @@ void BindCatalog(nb::module_& m) {
             if (found.catalog) catalog = nb::cast(CatalogHandle{std::move(found.catalog)});
             return nb::make_tuple(catalog, found.changed, FileText(found.first));
           },
+          nb::arg("looks") = nb::none(),
           "(catalog, changed, path): looks at every loose file. None where this one knows all of "
           "it; "
           "else of the files as they are now, how many have another size or modification time, and "

@@ -17,6 +17,7 @@
 #include "port/failover_port.h"
 #include "port/local_port.h"
 #include "port/port.h"
+#include "port/rank_looks.h"
 #include "port/socket_port.h"
 #include "stage/early_samples.h"
 #include "stage/engine.h"
@@ -95,6 +96,11 @@ struct EngineHandle {
 struct SharedHandle {
   explicit SharedHandle(std::shared_ptr<SocketPort> made) : port(std::move(made)) {}
   std::shared_ptr<SocketPort> port;  // shared by Python objects, and by the port that it is of
+};
+
+// One opening's way to the other ranks of its job.
+struct LooksHandle {
+  std::shared_ptr<RankLooks> looks;
 };
 
 // What a port has to say, from the thread that finds out to the one that logs it: Python code does

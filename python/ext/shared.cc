@@ -1,8 +1,10 @@
 // Port: the node's daemon while there is one, an engine of this process while there is not, behind
 // the same methods as Engine. SharedEngine: a connection to a daemon, to see and to set.
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "common.h"
@@ -55,6 +57,8 @@ nb::object EngineOf(const PortHandle& self) {
 }
 
 void BindPort(nb::module_& m) {
+  nb::class_<LooksHandle>(m, "RankLooks",
+                          "One opening's way to the other ranks of its job on this node.");
   nb::class_<Changes>(m, "Changes", "What a Port has to say.")
       .def(
           "first",
@@ -143,6 +147,31 @@ void BindPort(nb::module_& m) {
           "come_back",
           [](const PortHandle& p) { return Unlocked([&] { return p.port->ComeBack(); }); },
           "Looks for a daemon at once; whether there is one now.")
+      .def(
+          "rank_looks",
+          [](const PortHandle& p, const std::string& job, uint32_t rank, uint32_t ranks,
+             std::optional<double> wrote_ago_s) -> nb::object {
+            std::shared_ptr<SocketPort> daemon = p.port->daemon();
+            if (daemon == nullptr) return nb::none();
+            RankOfJob who{.job = CleanJobName(job), .rank = rank, .ranks = ranks, .wrote_at = -1};
+            if (wrote_ago_s) {
+              const auto ago = static_cast<Nanos>(*wrote_ago_s * kSecond);
+              who.wrote_at = std::max<Nanos>(SteadyClock().Now() - ago, 0);
+            }
+            return nb::cast(
+                LooksHandle{std::make_shared<RankLooks>(std::move(daemon), std::move(who))});
+          },
+          nb::arg("job"), nb::arg("rank"), nb::arg("ranks"), nb::arg("wrote_ago_s") = nb::none(),
+          "For one opening of one data set; None while there is no daemon.")
+      .def(
+          "looks_over",
+          [](const PortHandle& p) {
+            Raise(Unlocked([&] {
+              if (const std::shared_ptr<SocketPort> daemon = p.port->daemon()) daemon->DropLook(0);
+              return Status();
+            }));
+          },
+          "Before this process writes to a data set: other ranks look again when they open it.")
       .def_prop_ro(
           "returning", [](const PortHandle& p) { return p.port->returning(); },
           "Whether tries to come back to a daemon are still to come.")

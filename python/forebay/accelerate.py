@@ -448,6 +448,10 @@ def _written_before(engine: Engine) -> set[str]:
     return _written_with.get(engine, set())
 
 
+def _common_folder(files: list[str]) -> str:
+    return os.path.dirname(os.path.commonprefix([min(files), max(files)]))
+
+
 def _catalog_of(files: list[str], engine: Engine) -> tuple[_forebay.Catalog, str]:
     """The files' catalog, and where it is saved: as of the last start where that is known to hold.
 
@@ -456,7 +460,13 @@ def _catalog_of(files: list[str], engine: Engine) -> tuple[_forebay.Catalog, str
     """
     with counting("looking at the data set's files") as progress:
         if isinstance(engine, SharedEngine) or engine._options["cache_dir"]:
-            return _forebay.Catalog.from_files(files, progress), ""
+            looks = engine.looks(_common_folder(files)) if files else None
+            if looks is None:
+                return _forebay.Catalog.from_files(files, progress), ""
+            catalog, _, note, _ = _forebay.Catalog.open_files(files, progress, True, looks)
+            if note:
+                _log.info("forebay: %s", note)
+            return catalog, ""
         catalog, _, note, saved = _forebay.Catalog.open_files(files, progress, look=False)
         if engine.may_hold(catalog.root):
             catalog, _, note, saved = _forebay.Catalog.open_files(files, progress)

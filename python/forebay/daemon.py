@@ -11,7 +11,7 @@ from typing import Any
 
 from . import _forebay
 from ._errors import ArgumentError
-from ._internal import peers_watch, ranks
+from ._internal import own_writes, peers_watch, ranks
 from ._internal.units import format_bytes, parse_bytes, text_of, whole_number
 from .engine import (
     Engine,
@@ -23,6 +23,9 @@ from .engine import (
 )
 
 _log = logging.getLogger("forebay")
+if ranks.among_others() is not None:
+    # What it writes before it opens a data set, it does not let another rank look at for it.
+    own_writes.remember()
 _START_S = 20.0
 # Seconds between tries to come back to a daemon.
 _RETURN_S = (2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0)
@@ -260,6 +263,19 @@ class SharedEngine(Engine):
 
     def may_hold(self, root: str) -> bool:
         return True  # of any job before this one
+
+    def looks(self, root: str) -> _forebay.RankLooks | None:
+        place = ranks.among_others()
+        if place is None:
+            return None
+        own_writes.tell_of(root, self)
+        return self.native.rank_looks(self.job, *place, own_writes.last_write_ago(root))
+
+    def wrote(self) -> None:
+        """This process is about to write to a data set that it has opened."""
+        port = self._port
+        if port is not None and self._pid == os.getpid():
+            port.looks_over()
 
     @property
     def cache_status(self) -> str:

@@ -215,6 +215,12 @@ class Engine:
         places += [entry[4][0] for entry in self.__dict__.get("_early_datasets", [])]
         return os.path.realpath(root) in places
 
+    def looks(self, root: str) -> Any:
+        """The way to other ranks of the job on this node, for one opening of the data set at
+        ``root``: one of them looks at its files, for all. None: each looks by itself.
+        """
+        return None
+
     def cluster(self) -> dict[str, Any] | None:
         """What this node knows of the job's other nodes: who is there, what came from each, and
         what went wrong with it last. None without peers.

@@ -220,7 +220,7 @@ class DataLoader:
             path.check_shards()  # copies of samples are used without a look at their shard
             self.catalog = path
             if freshness != "never" and not path.looked_at and self.engine.may_hold(path.root):
-                self.catalog = path.look()[0] or path
+                self.catalog = path.look(self.engine.looks(path.root))[0] or path
         else:
             # After the engine: what a scan of shards reads on its way stays in its memory.
             self.catalog = self._open_catalog(progress)
@@ -278,7 +278,7 @@ class DataLoader:
 
     def _look_again(self) -> None:
         """Before a later epoch: files that have changed are read anew from then on."""
-        catalog, changed, path = self.catalog.look()
+        catalog, changed, path = self.catalog.look(self.engine.looks(self.catalog.root))
         if catalog is None:
             return
         if not changed:  # perhaps: what is there of such files is read again, or compared
@@ -656,6 +656,7 @@ def open_catalog(
             sizes_later,
             look,
             first,
+            engine.looks(os.fspath(path)) if look and engine is not None else None,
         )
     if note:
         _log.info("forebay: %s", note)

@@ -14,6 +14,7 @@
 // they are known; and total_bytes, max_length, fingerprint, image, Save and Verify, which wait.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -26,6 +27,7 @@
 #include "base/clock.h"
 #include "base/owned.h"
 #include "base/status.h"
+#include "catalog/look_sharing.h"
 
 namespace forebay {
 
@@ -162,8 +164,20 @@ class Catalog {
   // Looks at every file of a kFolder or kFileList, by one statx each: CheckFresh does not see one
   // that was rewritten in place. To who looks again, `restamped` is a change, too. `tick` as
   // WorkStack::Drain takes it, or null. An error is that of a file that cannot be looked at, as one
-  // that is gone. Other formats: nothing has changed.
-  Result<Relooked> LookAtFiles(size_t threads, const std::function<bool()>& tick) const;
+  // that is gone. Other formats: nothing has changed. `looked`, if it is not null, counts files.
+  Result<Relooked> LookAtFiles(size_t threads, const std::function<bool()>& tick,
+                               std::atomic<uint64_t>* looked = nullptr) const;
+  // The same by one look for all processes that ask for it now. `looks` is for this once.
+  Result<Relooked> LookTogether(LookSharing& looks, size_t threads,
+                                const std::function<bool()>& tick) const;
+  // The same by another process's look. kChanged: that was at another list of files.
+  Result<Relooked> TakeLook(const SeenFiles& seen) const;
+  // For others to take: the files as this catalog knows them, with the stamps of a look at them.
+  // Nothing where that makes no sense: it is not of loose files.
+  std::optional<SeenFiles> Seen(const std::shared_ptr<std::vector<uint32_t>>& stamps) const;
+  // Identifies which files there are, in which order and under which labels, as loose files are
+  // listed, whatever their sizes and times. Once complete().
+  uint64_t ListHash() const;
   // The same while it is used: a copy whose files are looked at when they are needed, by its
   // sizer(). It is saved when it is complete(), but only if something has changed. Null: it is not
   // of loose files.
@@ -247,6 +261,8 @@ class Catalog {
   struct Impl;
   explicit Catalog(std::unique_ptr<Impl> impl);
   Status CheckTimes() const;
+  // The catalog of files that are as `found`, by sample.
+  Result<Relooked> Compare(std::span<const FileSize> found) const;
   // Mapped where the file system is local, else read: a file that another node replaces or cuts
   // off below a mapping ends the process that touches it (SIGBUS).
   static Result<std::unique_ptr<Catalog>> LoadFrom(OwnedFd fd, const std::string& file);
@@ -278,6 +294,9 @@ struct BuildOptions {
   std::function<std::vector<SampleId>(size_t samples)> first_needed;
   // Called from one thread at a time, at most ten times a second; false cancels (kCancelled).
   std::function<bool(uint64_t objects_done, uint64_t objects_total, uint64_t samples)> progress;
+  // The way to other processes that open the same now: one of them looks at the files, for all.
+  // Without sizes_later. Null: there are none. Borrowed.
+  LookSharing* looks = nullptr;
   // Takes the samples of shards that are read whole on the way; null: nobody does. Borrowed.
   EarlySink* early = nullptr;
   Status Validate() const;

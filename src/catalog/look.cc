@@ -204,11 +204,11 @@ std::unique_ptr<Catalog> Catalog::LookLater(size_t threads) const {
   return *std::move(made);
 }
 
-Result<Relooked> Catalog::LookAtFiles(size_t threads, const std::function<bool()>& tick) const {
-  Relooked out;
+Result<Relooked> Catalog::LookAtFiles(size_t threads, const std::function<bool()>& tick,
+                                      std::atomic<uint64_t>* looked) const {
   const std::span<const std::byte> image = this->image();
   const ImageView& view = impl_->view;
-  if (image.empty() || view.IsShards()) return out;
+  if (image.empty() || view.IsShards()) return Relooked();
   const FileLooks looks(view, {});
   std::vector<FileSize> found(view.samples.size());
   const auto look = [&](size_t piece) -> Status {
@@ -224,12 +224,90 @@ Result<Relooked> Catalog::LookAtFiles(size_t threads, const std::function<bool()
       Result<FileSize> size = looks.LookAt(static_cast<SampleId>(s), open.get());
       if (!size) return size.error();
       found[s] = *size;
+      if (looked != nullptr) looked->fetch_add(1, std::memory_order_relaxed);
     }
     return Status();
   };
   const size_t pieces = (found.size() + kAtOnce - 1) / kAtOnce;
   FOREBAY_RETURN_IF_ERROR(ParallelFor(pieces, std::min(threads, pieces), look, tick));
+  return Compare(found);
+}
 
+Result<Relooked> Catalog::LookTogether(LookSharing& looks, size_t threads,
+                                       const std::function<bool()>& tick) const {
+  const auto go_on = [&] { return !tick || tick(); };
+  Result<std::optional<SeenFiles>> seen = looks.Ask(StrCat(root(), " ", ListHash()), go_on);
+  if (!seen) return seen.error();
+  if (*seen) {
+    Result<Relooked> taken = TakeLook(**seen);
+    if (taken) return taken;
+  }
+  std::atomic<uint64_t> looked = 0;
+  const auto tell = [&] {
+    looks.Progress(looked.load(std::memory_order_relaxed));
+    return go_on();
+  };
+  Result<Relooked> found = LookAtFiles(threads, tell, &looked);
+  if (!found) return found;
+  const Catalog& now = found->catalog != nullptr ? *found->catalog : *this;
+  if (const std::optional<SeenFiles> own = now.Seen(found->stamps)) looks.HandIn(*own);
+  return found;
+}
+
+Result<Relooked> Catalog::TakeLook(const SeenFiles& seen) const {
+  const bool loose = format() == Format::kFolder || format() == Format::kFileList;
+  if (!loose || seen.list != ListHash() || seen.files.size() != size()) {
+    return Status(Code::kChanged, StrCat("another process looked at other files of ", root()));
+  }
+  std::vector<FileSize> found(seen.files.size());
+  for (size_t s = 0; s < found.size(); ++s) {
+    const SeenFile& file = seen.files[s];
+    found[s] = {
+        .length = file.length, .mtime_ns = file.mtime_ns, .change_stamp = file.change_stamp};
+  }
+  return Compare(found);
+}
+
+std::optional<SeenFiles> Catalog::Seen(const std::shared_ptr<std::vector<uint32_t>>& stamps) const {
+  const bool loose = format() == Format::kFolder || format() == Format::kFileList;
+  if (!loose || stamps == nullptr || !complete() || !has_object_times()) return std::nullopt;
+  SeenFiles seen{.list = ListHash(), .files = std::vector<SeenFile>(size())};
+  for (SampleId s = 0; s < seen.files.size(); ++s) {
+    const ObjectId in = object(s);
+    seen.files[s] = {
+        .mtime_ns = ObjectTime(in), .length = length(s), .change_stamp = (*stamps)[in]};
+  }
+  return seen;
+}
+
+uint64_t Catalog::ListHash() const {
+  if (impl_->growing != nullptr) return 0;
+  (void)WaitComplete();
+  const ImageView& view = impl_->view;
+  uint64_t hash = SplitMix64(view.header->format).Next();
+  const auto add = [&hash](uint64_t number) { hash = SplitMix64(hash ^ number).Next(); };
+  for (const SectionRecord& section : view.SectionTable()) {
+    const auto id = static_cast<SectionId>(section.id);
+    add(section.bytes);
+    // These have sizes and times in them.
+    if (id == SectionId::kTimes || id == SectionId::kObjects || id == SectionId::kSamples) continue;
+    add(section.crc);
+  }
+  for (const ObjectRecord& object : view.objects) add(object.folder);
+  for (const SampleRecord& sample : view.samples) {
+    add(uint64_t{sample.object} << 32 | static_cast<uint32_t>(sample.label));
+  }
+  // Of folders: another one may have been there for a moment. A list's root has that of its files.
+  for (size_t f = format() == Format::kFileList ? 1 : 0; f < view.folders.size(); ++f) {
+    add(static_cast<uint64_t>(view.times[f]));
+  }
+  return hash;
+}
+
+Result<Relooked> Catalog::Compare(std::span<const FileSize> found) const {
+  const std::span<const std::byte> image = this->image();
+  const ImageView& view = impl_->view;
+  Relooked out;
   out.stamps = std::make_shared<std::vector<uint32_t>>(view.objects.size());
   std::vector<std::byte> changed;
   for (SampleId s = 0; s < found.size(); ++s) {
@@ -241,7 +319,7 @@ Result<Relooked> Catalog::LookAtFiles(size_t threads, const std::function<bool()
       continue;
     }
     if (out.changed++ == 0) {
-      out.first = looks.Path(object);
+      out.first = ObjectPath(object);
       changed.assign(image.begin(), image.end());
     }
     FileRecords(changed, view).Set(s, found[s]);

@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
+#include <functional>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -141,12 +144,68 @@ class FirstLooks {
   std::jthread thread_;  // ends before the catalog, which it uses
 };
 
+// One look at the files for all processes that open them now.
+class CommonLook {
+ public:
+  // Borrows the options.
+  explicit CommonLook(const BuildOptions& options)
+      : looks_(options.look_at_files && !options.sizes_later ? options.looks : nullptr),
+        options_(options) {}
+
+  // What is saved in `file`, as another process has just found it; null: this one is to look, with
+  // options(). Only kCancelled is an error.
+  Result<std::unique_ptr<Catalog>> Take(const std::string& file,
+                                        const std::function<bool(const Catalog&)>& is_it) {
+    if (looks_ == nullptr || file.empty()) return std::unique_ptr<Catalog>();
+    BuildWatch watch(options_);
+    Result<std::optional<SeenFiles>> seen = looks_->Ask(file, watch.Tick());
+    if (!seen) return seen.error();
+    if (!*seen) {
+      asked_ = true;
+      return std::unique_ptr<Catalog>();
+    }
+    // Who looked has compared the folders, too, and saved what it found: it is the same list.
+    Result<std::unique_ptr<Catalog>> saved = Catalog::LoadOwn(file);
+    if (!saved || !(*saved)->has_object_times() || !is_it(**saved)) {
+      return std::unique_ptr<Catalog>();
+    }
+    Result<Relooked> looked = (*saved)->TakeLook(**seen);
+    if (!looked) return std::unique_ptr<Catalog>();
+    if (looked->catalog != nullptr) return std::move(looked->catalog);
+    (*saved)->SetLookedAt(std::move(looked->stamps));
+    return *std::move(saved);
+  }
+
+  // Those that were given, but that others see how far it is.
+  BuildOptions options() const {
+    BuildOptions out = options_;
+    if (!asked_) return out;
+    out.progress = [this](uint64_t done, uint64_t total, uint64_t samples) {
+      looks_->Progress(done + total + samples);
+      return !options_.progress || options_.progress(done, total, samples);
+    };
+    return out;
+  }
+
+  // It is saved, where it can be.
+  void HandIn(const Catalog& catalog) {
+    if (!asked_ || !catalog.looked_at()) return;
+    if (const std::optional<SeenFiles> seen = catalog.Seen(catalog.stamps())) looks_->HandIn(*seen);
+  }
+
+ private:
+  LookSharing* const looks_;
+  const BuildOptions& options_;
+  bool asked_ = false;  // and this process is to look
+};
+
 // Takes the files of a saved catalog as they are now. False: it is to be built again.
 bool LookAgain(std::unique_ptr<Catalog>& catalog, const std::string& file,
                const BuildOptions& options, std::string& note) {
   BuildWatch watch(options);
   watch.objects_total = catalog->object_count();
-  Result<Relooked> looked = catalog->LookAtFiles(options.threads, watch.Tick());
+  Result<Relooked> looked =
+      catalog->LookAtFiles(options.threads, watch.Tick(), &watch.objects_done);
   if (!looked) return false;  // building names the file, or is cancelled likewise
   if (looked->catalog == nullptr) {
     catalog->SetLookedAt(std::move(looked->stamps));
@@ -288,22 +347,36 @@ std::string DefaultCatalogFile(const std::string& path, const BuildOptions& opti
   return JoinPath(folder, StrCat(Label(full), "-", Hex(Hash(key)), ".catalog"));
 }
 
-Result<OpenedCatalog> OpenOrBuild(const std::string& path, const BuildOptions& options) {
-  FOREBAY_RETURN_IF_ERROR(options.Validate());
+Result<OpenedCatalog> OpenOrBuild(const std::string& path, const BuildOptions& given) {
+  FOREBAY_RETURN_IF_ERROR(given.Validate());
   Result<std::string> absolute = AbsolutePath(path);
   if (!absolute) return absolute.error();
-  const std::string file = DefaultCatalogFile(*absolute, options);
+  const std::string file = DefaultCatalogFile(*absolute, given);
   OpenedCatalog out;
   const Status trusted = CheckFolder(std::string(DirName(file)));
   out.note = trusted.message();
+  CommonLook common(given);
   if (!file.empty() && trusted.ok()) {
-    out.catalog = LoadFresh(file, *absolute, options, out.note);
+    Result<std::unique_ptr<Catalog>> taken =
+        common.Take(file, [&](const Catalog& catalog) { return IsOf(catalog, *absolute); });
+    if (!taken) return taken.error();
+    out.catalog = *std::move(taken);
     out.file = file;
     if (out.catalog != nullptr) return out;
   }
+  const BuildOptions options = common.options();
+  if (!file.empty() && trusted.ok()) {
+    out.catalog = LoadFresh(file, *absolute, options, out.note);
+    if (out.catalog != nullptr) {
+      common.HandIn(*out.catalog);
+      return out;
+    }
+  }
   Result<std::unique_ptr<Catalog>> built = BuildCatalog(*absolute, options);
   if (!built) return built.error();
-  return Keep(*std::move(built), file, trusted, *absolute, std::move(out.note));
+  out = Keep(*std::move(built), file, trusted, *absolute, std::move(out.note));
+  if (!out.file.empty()) common.HandIn(*out.catalog);
+  return out;
 }
 
 std::unique_ptr<Catalog> LoadSaved(const std::string& path, const BuildOptions& options) {
@@ -314,9 +387,8 @@ std::unique_ptr<Catalog> LoadSaved(const std::string& path, const BuildOptions& 
   return usable ? *std::move(saved) : nullptr;
 }
 
-Result<OpenedCatalog> OpenFileList(std::span<const std::string> paths,
-                                   const BuildOptions& options) {
-  FOREBAY_RETURN_IF_ERROR(options.Validate());
+Result<OpenedCatalog> OpenFileList(std::span<const std::string> paths, const BuildOptions& given) {
+  FOREBAY_RETURN_IF_ERROR(given.Validate());
   if (paths.empty()) return Status(Code::kInvalidArgument, "the list of files is empty");
   std::vector<std::string> files;
   files.reserve(paths.size());
@@ -333,10 +405,20 @@ Result<OpenedCatalog> OpenFileList(std::span<const std::string> paths,
   OpenedCatalog out;
   out.note = trusted.message();
   // Looked at before the files are: what changes meanwhile shows the next time.
-  const Result<uint64_t> times = FolderTimes(files, options.threads);
+  const Result<uint64_t> times = FolderTimes(files, given.threads);
   const std::string prefix = StrCat(Label(DirName(files[0])), "-", Hex(list.value()), "-");
   const std::string name = StrCat(prefix, times ? Hex(*times) : "", ".catalog");
   const std::string file = folder.empty() || !times ? "" : JoinPath(folder, name);
+  CommonLook common(given);
+  if (!file.empty() && trusted.ok()) {
+    Result<std::unique_ptr<Catalog>> taken =
+        common.Take(file, [&](const Catalog& catalog) { return Lists(catalog, files); });
+    if (!taken) return taken.error();
+    out.catalog = *std::move(taken);
+    out.file = file;
+    if (out.catalog != nullptr) return out;
+  }
+  const BuildOptions options = common.options();
   if (!file.empty() && trusted.ok()) {
     Result<std::unique_ptr<Catalog>> saved = Catalog::LoadOwn(file);
     const bool known = saved && Lists(**saved, files);
@@ -346,7 +428,7 @@ Result<OpenedCatalog> OpenFileList(std::span<const std::string> paths,
     if (known && (looks != nullptr || !options.look_at_files ||
                   LookAgain(*saved, file, options, out.note))) {
       out.catalog = *std::move(saved);
-      out.file = file;
+      common.HandIn(*out.catalog);
       return out;
     }
     if (!saved && saved.error().code() != Code::kNotFound) out.note = saved.error().message();
@@ -355,7 +437,9 @@ Result<OpenedCatalog> OpenFileList(std::span<const std::string> paths,
   if (!built) return built.error();
   out = Keep(*std::move(built), file, trusted, StrCat(files.size(), " listed files"),
              std::move(out.note));
-  if (!out.file.empty()) RemoveOthers(folder, prefix, name);
+  if (out.file.empty()) return out;
+  RemoveOthers(folder, prefix, name);
+  common.HandIn(*out.catalog);
   return out;
 }
 

@@ -113,6 +113,14 @@ Server::Server(Engine& engine, const ServerOptions& options)
       ready_batches_(engine.registry().AddGauge("forebay_daemon_ready_batches",
                                                 "Batches announced to clients and not taken yet")),
       rings_(engine.registry().AddGauge("forebay_daemon_rings", "Streams served through a ring")),
+      looks_handed_in_total_(engine.registry().AddCounter(
+          "forebay_daemon_looks_handed_in_total",
+          "Looks at all files of a data set that one rank made for its job")),
+      looks_taken_total_(
+          engine.registry().AddCounter("forebay_daemon_looks_taken_total",
+                                       "Looks at a data set's files that a rank was spared")),
+      look_bytes_(engine.registry().AddGauge("forebay_daemon_look_bytes",
+                                             "Memory of looks that are kept for other ranks")),
       started_(SteadyClock().Now()),
       ahead_limit_(engine.arena_bytes() / kAheadShare),
       next_id_(kFirstPeer),
@@ -245,6 +253,9 @@ void Server::Run(std::stop_token stop) {
     if (!pending_.empty()) wait = std::min(wait, kSlice);
     if (ring_count_ != 0) wait = std::min(wait, SleepOnRings());
     for (const Pending& ask : pending_) wait = std::min(wait, ask.deadline - now);
+    if (const Nanos over = board_.NextExpiry(); over != LookBoard::kNothing) {
+      wait = std::min(wait, over - now);
+    }
     if (accept_again_ != 0) wait = std::min(wait, accept_again_ - now);
     if (options_.linger != nullptr && Deserted()) wait = std::min(wait, LingerLeft(now));
     const int ready = WaitForEvents(events, wait);
@@ -274,6 +285,8 @@ void Server::Run(std::stop_token stop) {
     }
     RemoveGone();
     AnswerOpened();
+    board_.Expire(now);
+    look_bytes_.Set(board_.bytes());
     if (!pending_.empty()) Retry();
     if (ring_count_ != 0) PumpAll();
     AnswerLooks();
@@ -505,6 +518,33 @@ Status Server::OnFrame(Peer& peer, const wire::Frame& frame) {
       wire::Stalled stalled;
       FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &stalled));
       OnStalled(peer, stalled);
+      return Status();
+    }
+    case wire::Type::kAskLook: {
+      wire::AskLook ask;
+      FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &ask));
+      OnAskLook(peer, request, ask);
+      return Status();
+    }
+    case wire::Type::kLookProgress: {
+      wire::LookProgress progress;
+      FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &progress));
+      board_.Progress(peer.id, progress.ticket, SteadyClock().Now());
+      return Status();
+    }
+    case wire::Type::kHandInLook: {
+      wire::HandInLook look;
+      FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &look));
+      const Status taken = OnHandInLook(peer, look);
+      if (!taken.ok()) board_.Drop(peer.id, look.ticket, SteadyClock().Now());
+      Reply(peer, request, taken);
+      return Status();
+    }
+    case wire::Type::kDropLook: {
+      wire::DropLook drop;
+      FOREBAY_RETURN_IF_ERROR(wire::Decode(frame, &drop));
+      if (drop.ticket == 0) board_.Wrote(peer.id);
+      board_.Drop(peer.id, drop.ticket, SteadyClock().Now());
       return Status();
     }
     case wire::Type::kNudge:
@@ -827,6 +867,7 @@ void Server::RemoveGone() {
     for (const auto& [lease, bytes] : peer.leases) (void)engine_.Release(lease);
     for (const auto& [stream, info] : peer.streams) (void)engine_.CloseStream(stream);
     while (!peer.datasets.empty()) OnCloseDataset(peer, peer.datasets.begin()->first);
+    board_.Gone(peer.id);
     return true;
   });
   clients_.Set(peers_.size());

@@ -21,6 +21,7 @@
 #include "base/owned.h"
 #include "base/status.h"
 #include "base/thread_annotations.h"
+#include "daemon/look_board.h"
 #include "daemon/program_watch.h"
 #include "daemon/stream_watch.h"
 #include "metrics/registry.h"
@@ -218,6 +219,10 @@ class Server {
   void OnStats(Peer& peer, uint64_t request, StreamId stream);
   void OnLend(Peer& peer, uint64_t request, const wire::Lend& lend);
   void OnStalled(Peer& peer, const wire::Stalled& stalled);
+  void OnAskLook(Peer& peer, uint64_t request, const wire::AskLook& ask);
+  Status OnHandInLook(Peer& peer, const wire::HandInLook& look);
+  // Looks of clients that have ended by now, though nobody was told so yet.
+  void DropLooksOfEnded(const Peer& asker);
   std::string Describe() const;
   std::string PrometheusText() const;
   // Of a stream as of now, a wait that is going on included.
@@ -287,6 +292,9 @@ class Server {
   Metric& fetch_wait_total_;
   Metric& ready_batches_;
   Metric& rings_;
+  Metric& looks_handed_in_total_;
+  Metric& looks_taken_total_;
+  Metric& look_bytes_;
   const Nanos started_;
   const uint64_t ahead_limit_;  // bytes that may be announced and not taken
 
@@ -299,6 +307,7 @@ class Server {
   BatchLoan loan_;
   wire::Loan reply_;
   std::vector<uint64_t> released_;
+  LookBoard board_;
   uint64_t ahead_bytes_ = 0;
   size_t ring_count_ = 0;
   bool pressed_ = false;     // somebody waits for memory that only loans hold

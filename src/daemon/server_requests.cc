@@ -1,5 +1,7 @@
 // The server's answers about data sets, knobs and itself.
 #include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,6 +15,7 @@
 #include "base/thread.h"
 #include "daemon/server.h"
 #include "source/delay_source.h"
+#include "wire/socket.h"
 
 namespace forebay {
 namespace {
@@ -259,6 +262,85 @@ void Server::OnStalled(Peer& peer, const wire::Stalled& stalled) {
       std::min<uint64_t>(stalled.nanoseconds, static_cast<uint64_t>(now - started_)));
   engine_.CountStall(cause, waited);
   found->second.watch.Waited(cause, now - waited, now);
+}
+
+void Server::OnAskLook(Peer& peer, uint64_t request, const wire::AskLook& ask) {
+  if (ask.ticket == 0) DropLooksOfEnded(peer);
+  const Nanos now = SteadyClock().Now();
+  const bool wrote = ask.wrote_ago_ns >= 0;
+  LookBoard::Answer answer =
+      board_.Ask({.client = peer.id,
+                  .job = ask.job,
+                  .name = ask.name,
+                  .rank = ask.rank,
+                  .ranks = ask.ranks,
+                  .opening = ask.opening,
+                  .waited_for = ask.ticket,
+                  .wrote_at = wrote ? std::max<Nanos>(now - ask.wrote_ago_ns, 0)
+                                    : LookBoard::Question::kNever},
+                 now);
+  wire::AskLookReply reply;
+  reply.turn = static_cast<uint8_t>(answer.turn);
+  reply.ticket = answer.ticket;
+  if (answer.seen != nullptr) {
+    reply.list = answer.seen->list;
+    reply.files = answer.seen->files;
+    std::vector<std::byte> bytes;
+    (void)wire::Encode(reply, request, &bytes);
+    // As a ring's: the descriptor goes with bytes that the socket takes at once.
+    Flush(peer);
+    looks_taken_total_.Add(1);
+    if (peer.out.empty() &&
+        wire::SendDescriptor(peer.socket.get(), bytes, answer.seen->memory.get()).ok()) {
+      return;
+    }
+    reply = {};
+  }
+  (void)wire::Encode(reply, request, &peer.out);  // a few bytes
+}
+
+Status Server::OnHandInLook(Peer& peer, const wire::HandInLook& look) {
+  LookBoard::Seen seen{.memory = std::move(peer.received),
+                       .list = look.list,
+                       .files = look.files,
+                       .bytes = 0,
+                       .charge = nullptr};
+  constexpr int kSeals = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW;
+  struct stat st = {};
+  if (!seen.memory.valid() || fstat(seen.memory.get(), &st) != 0 ||
+      (fcntl(seen.memory.get(), F_GET_SEALS) & kSeals) != kSeals || look.files > kLargestImage ||
+      static_cast<uint64_t>(st.st_size) != look.files * sizeof(SeenFile)) {
+    return Status(Code::kInvalidArgument, "what a look has found did not come along");
+  }
+  seen.bytes = static_cast<uint64_t>(st.st_size);
+  // Not more than samples can do without.
+  Result<MemoryShare> share = engine_.Lend(seen.bytes, engine_.budget() / 2);
+  if (!share) return share.error();
+  seen.charge = std::make_shared<MemoryShare>(*std::move(share));
+  if (!board_.HandIn(peer.id, look.ticket, std::move(seen), SteadyClock().Now())) {
+    return Status(Code::kResourceExhausted, "this look is not kept for others");
+  }
+  looks_handed_in_total_.Add(1);
+  return Status();
+}
+
+void Server::DropLooksOfEnded(const Peer& asker) {
+  // A program that follows another one of its job must not get what that one saw.
+  std::vector<pollfd> fds;
+  std::vector<uint64_t> ids;
+  for (const auto& [id, peer] : peers_) {
+    if (id == asker.id) continue;
+    for (const int fd : {peer->socket.get(), peer->process.get()}) {
+      if (fd < 0) continue;
+      const bool process = fd == peer->process.get();
+      fds.push_back({fd, static_cast<short>(process ? POLLIN : POLLRDHUP), 0});
+      ids.push_back(id);
+    }
+  }
+  if (poll(fds.data(), fds.size(), 0) <= 0) return;
+  for (size_t i = 0; i < fds.size(); ++i) {
+    if (fds[i].revents != 0) board_.Gone(ids[i]);
+  }
 }
 
 }  // namespace forebay

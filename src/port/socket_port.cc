@@ -390,6 +390,39 @@ Result<std::string> SocketPort::Query(uint8_t what, StreamId stream) {
   return std::move(reply.text);
 }
 
+Result<wire::AskLookReply> SocketPort::AskLook(const wire::AskLook& request, OwnedFd* memory) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  wire::AskLookReply reply;
+  MutexLock call(call_mutex_);
+  received_.Reset();
+  FOREBAY_RETURN_IF_ERROR(Call(request, 0, &reply));
+  *memory = std::move(received_);
+  return reply;
+}
+
+Status SocketPort::HandInLook(const wire::HandInLook& look, const OwnedFd& memory) {
+  FOREBAY_RETURN_IF_ERROR(Alive());
+  wire::StatusReply reply;
+  MutexLock call(call_mutex_);
+  return Call(look, 0, &reply, memory.get());
+}
+
+void SocketPort::TellLookProgress(uint64_t ticket) {
+  if (!Alive().ok()) return;
+  wire::LookProgress message;
+  message.ticket = ticket;
+  MutexLock lock(write_mutex_);
+  (void)Tell(message);
+}
+
+void SocketPort::DropLook(uint64_t ticket) {
+  if (!Alive().ok()) return;
+  wire::DropLook message;
+  message.ticket = ticket;
+  MutexLock lock(write_mutex_);
+  (void)Tell(message);  // a lost connection has dropped it
+}
+
 Status SocketPort::SetKnobs(std::vector<std::string> names, std::vector<int64_t> values) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   wire::SetKnobs request;

@@ -85,6 +85,12 @@ class SocketPort final : public Port {
   Status SetKnobs(std::vector<std::string> names, std::vector<int64_t> values);
   // A node's policy as JSON (core/policy.h); empty: none.
   Status SetPolicy(std::string json);
+  // Looks at files that ranks of a job share, see wire::AskLook. With kTake `*memory` is what was
+  // handed in.
+  Result<wire::AskLookReply> AskLook(const wire::AskLook& request, OwnedFd* memory);
+  Status HandInLook(const wire::HandInLook& look, const OwnedFd& memory);
+  void TellLookProgress(uint64_t ticket);
+  void DropLook(uint64_t ticket);
   // What Fetch has waited for so far, by cause, in nanoseconds. An error has no causes: it counts
   // as waiting for memory where that was short, else for the source.
   std::array<Nanos, kStallCauses> FetchWaits() const;

@@ -89,6 +89,7 @@ Message Random(uint64_t seed) {
   Message::Fields(message, filler);
   if constexpr (requires { message.kind; }) message.kind %= Message::kKinds;
   if constexpr (requires { message.what; }) message.what %= Message::kKinds;
+  if constexpr (requires { message.turn; }) message.turn %= Message::kTurns;
   if constexpr (requires { message.names; }) message.values.resize(message.names.size());
   return message;
 }
@@ -181,6 +182,11 @@ bool DecodeAny(const Frame& frame) {
   as(GiveBack());
   as(Stalled());
   as(CloseDataset());
+  as(AskLook());
+  as(AskLookReply());
+  as(LookProgress());
+  as(HandInLook());
+  as(DropLook());
   return status.ok();
 }
 
@@ -191,7 +197,8 @@ using Messages =
     ::testing::Types<Hello, HelloReply, StatusReply, OpenStream, OpenStreamReply, Declare, Seek,
                      CloseStream, Take, Fetch, Loan, Release, Served, OpenDataset, OpenDatasetReply,
                      Query, Text, Stats, StatsReply, SetKnobs, Nudge, SetPolicy, Lend, LendReply,
-                     GiveBack, Stalled, CloseDataset>;
+                     GiveBack, Stalled, CloseDataset, AskLook, AskLookReply, LookProgress,
+                     HandInLook, DropLook>;
 TYPED_TEST_SUITE(MessageTest, Messages);
 
 TYPED_TEST(MessageTest, ComesBackAsItWent) {
@@ -287,6 +294,11 @@ TEST(Frame, GoldenBytes) {
 46420200190002000800000000000000080706050403020101f1f2f3f4f5f6f7
 464202001a0002000d00000000000000080706050403020101f1f2f30203f1f2f3f4f5f6f7
 464202001b0002000400000000000000080706050403020101f1f2f3
+464202001c0002002c00000000000000080706050403020102000000733102000000733203f1f2f304f1f2f305f1f2f3f4f5f6f706f1f2f3f4f5f6f707f1f2f3f4f5f6f7
+464202001d000200190000000000000008070605040302010102f1f2f3f4f5f6f703f1f2f3f4f5f6f704f1f2f3f4f5f6f7
+464202001e0002000800000000000000080706050403020101f1f2f3f4f5f6f7
+464202001f0002001800000000000000080706050403020101f1f2f3f4f5f6f702f1f2f3f4f5f6f703f1f2f3f4f5f6f7
+46420200200002000800000000000000080706050403020101f1f2f3f4f5f6f7
 )");
 }
 

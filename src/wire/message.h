@@ -2,7 +2,7 @@
 //
 // A client says Hello first; the HelloReply carries the arena's descriptor. Every request is
 // answered by its reply or by a StatusReply with the same request number; Release, Served, Nudge,
-// GiveBack, Stalled and CloseDataset have no answer.
+// GiveBack, Stalled, CloseDataset, LookProgress and DropLook have no answer.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 namespace forebay::wire {
 
 // Changes with the meaning of any message; both sides must have the same.
-inline constexpr uint32_t kProtocol = 7;
+inline constexpr uint32_t kProtocol = 8;
 
 enum class Type : uint16_t {
   kHello = 1,
@@ -45,8 +45,13 @@ enum class Type : uint16_t {
   kGiveBack,
   kStalled,
   kCloseDataset,
+  kAskLook,
+  kAskLookReply,
+  kLookProgress,
+  kHandInLook,
+  kDropLook,
 };
-inline constexpr Type kLastType = Type::kCloseDataset;
+inline constexpr Type kLastType = Type::kDropLook;
 
 struct Hello {
   static constexpr Type kType = Type::kHello;
@@ -244,6 +249,77 @@ struct CloseDataset {
   template <typename Self, typename Io>
   static void Fields(Self& m, Io& io) {
     io(m.dataset);
+  }
+};
+
+inline constexpr size_t kLongestLook = 4096;
+
+// Whether another process of the job looks at the files of a data set, or has just done so. Who is
+// told to wait asks again, with the ticket.
+struct AskLook {
+  static constexpr Type kType = Type::kAskLook;
+  std::string job;
+  std::string name;  // of the data set
+  uint32_t rank = 0;
+  uint32_t ranks = 0;    // of the job on this node
+  uint64_t opening = 0;  // the how-manyth of this data set by this process
+  uint64_t ticket = 0;   // 0: the first time
+  // How long ago this process last wrote to a file of a data set; below 0: it has not.
+  int64_t wrote_ago_ns = -1;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.job, m.name, m.rank, m.ranks, m.opening, m.ticket, m.wrote_ago_ns);
+  }
+  bool Valid() const { return job.size() <= kLongestJob && name.size() <= kLongestLook; }
+};
+
+struct AskLookReply {
+  static constexpr Type kType = Type::kAskLookReply;
+  static constexpr uint8_t kAlone = 0;  // look; nobody is interested in what is found
+  static constexpr uint8_t kLook = 1;   // look, and hand it in, or drop it
+  static constexpr uint8_t kWait = 2;
+  static constexpr uint8_t kTake = 3;  // the descriptor of sealed memory comes along
+  static constexpr uint8_t kTurns = 4;
+  uint8_t turn = kAlone;
+  uint64_t ticket = 0;
+  uint64_t list = 0;   // kTake: Catalog::ListHash
+  uint64_t files = 0;  // kTake: so many SeenFile
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.turn, m.ticket, m.list, m.files);
+  }
+  bool Valid() const { return turn < kTurns; }
+};
+
+// It goes on.
+struct LookProgress {
+  static constexpr Type kType = Type::kLookProgress;
+  uint64_t ticket = 0;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.ticket);
+  }
+};
+
+// The descriptor of sealed memory comes along, with so many SeenFile in it.
+struct HandInLook {
+  static constexpr Type kType = Type::kHandInLook;
+  uint64_t ticket = 0;
+  uint64_t list = 0;
+  uint64_t files = 0;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.ticket, m.list, m.files);
+  }
+};
+
+// Nothing will be handed in. Ticket 0: this process writes to a data set that its job has open.
+struct DropLook {
+  static constexpr Type kType = Type::kDropLook;
+  uint64_t ticket = 0;
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.ticket);
   }
 };
 

@@ -11,6 +11,7 @@ import contextlib
 import multiprocessing
 import os
 import sys
+import time
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -24,6 +25,8 @@ _CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {
     "os.symlink": ((1, 2),),
     "os.truncate": ((0, None),),
 }
+# What may give a folder another name, or a name another folder.
+_MOVES = ("os.rename", "os.symlink")
 
 
 class Written:
@@ -106,8 +109,89 @@ class Written:
         return folders
 
 
+class _Recent:
+    """Where this process has written to, and when for the last time."""
+
+    _MOST = 256
+
+    def __init__(self) -> None:
+        self._folders: dict[str, float] = {}  # of files that were opened to be written, or removed
+        self._names: dict[str, float] = {}  # that lead elsewhere now; they may be folders'
+        self._anywhere: float | None = None
+        # Where data sets lie that were opened, by who is told of writes to them.
+        self._told: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+
+    def tell_of(self, root: str, listener: Any) -> None:
+        roots = self._told.setdefault(listener, set())
+        roots.update({os.path.abspath(root), _real(root)})
+        if len(roots) > 4 * self._MOST:
+            roots.clear()
+            roots.add(os.sep)
+
+    def tell(self, path: str | None, moved: bool) -> None:
+        for listener, roots in list(self._told.items()):
+            names = set() if path is None else {path, _real(path)}
+            if path is None or any(
+                _is_below(name, root) or (moved and _is_below(root, name))
+                for name in names
+                for root in roots
+            ):
+                listener.wrote()
+
+    def note(self, path: str | None, moved: bool = False) -> None:
+        """None: nobody knows where."""
+        now = time.monotonic()
+        if path is None or len(self._folders) + len(self._names) >= self._MOST:
+            self._anywhere = now
+            self._folders.clear()
+            self._names.clear()
+        elif moved:
+            self._names[path] = now
+        else:
+            self._folders[os.path.dirname(path)] = now
+        self.tell(path, moved)
+
+    def last(self, root: str) -> float | None:
+        """To something below `root`, or to what `root` is below."""
+        roots = {os.path.abspath(root), _real(root)}
+        times = [] if self._anywhere is None else [self._anywhere]
+        for places, moved in ((self._folders, False), (self._names, True)):
+            for place, at in list(places.items()):
+                for name in {place, _real(place)}:
+                    if any(_is_below(name, r) or (moved and _is_below(r, name)) for r in roots):
+                        times.append(at)
+        return max(times, default=None)
+
+
 _watched: weakref.WeakSet[Written] = weakref.WeakSet()
+_recent: _Recent | None = None
 _installed = False
+
+
+def remember() -> None:
+    """From now on `last_write_ago` knows."""
+    global _recent
+    if _recent is None:
+        _recent = _Recent()
+        _install()
+
+
+def tell_of(root: str, listener: Any) -> None:
+    """`listener.wrote()` is called before this process writes to a file below `root`."""
+    if _recent is not None:
+        _recent.tell_of(root, listener)
+
+
+def last_write_ago(root: str) -> float | None:
+    """How many seconds ago this process wrote to a file below `root`; None: it has not, as far as
+    is known.
+    """
+    last = None if _recent is None else _recent.last(root)
+    return None if last is None else max(0.0, time.monotonic() - last)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return (path + os.sep).startswith(folder.rstrip(os.sep) + os.sep)
 
 
 def _real(path: str) -> str:
@@ -126,7 +210,7 @@ def _hook(event: str, arguments: tuple) -> None:
         return
     if event == "open" and not (isinstance(arguments[2], int) and arguments[2] & _WRITING):
         return
-    if not _watched:
+    if not _watched and _recent is None:
         return
     # An exception of ours would be the program's: its file would not be opened.
     with contextlib.suppress(Exception):
@@ -136,11 +220,15 @@ def _hook(event: str, arguments: tuple) -> None:
                 continue
             for written in list(_watched):
                 written.change(path, below=event != "open")
+            if _recent is not None:
+                _recent.note(path, moved=event in _MOVES)
         # os.open() does not tell of its dir_fd.
         if event == "open" and arguments[1] is None:
             text = os.fsdecode(arguments[0])
             for written in [] if os.path.isabs(text) else list(_watched):
                 written.change_anywhere(os.path.basename(text))
+            if _recent is not None and not os.path.isabs(text):
+                _recent.note(None)
 
 
 def _absolute(path: Any, start: Any) -> str | None:

@@ -45,11 +45,23 @@ def local_world() -> int:
 
 def local_rank() -> int:
     """This process's number among the ranks of its node; 0 when no launcher says."""
+    return _said_local_rank() or 0
+
+
+def _said_local_rank() -> int | None:
     for name in _LOCAL_RANK:
         digits = re.fullmatch(r"\s*(\d+)\s*", os.environ.get(name, ""))
         if digits:
             return int(digits.group(1))
-    return 0
+    return None
+
+
+def among_others() -> tuple[int, int] | None:
+    """This process's number among the ranks of its node, and how many there are; None where it is
+    alone, or the launcher does not say which one it is.
+    """
+    rank, world = _said_local_rank(), local_world()
+    return None if world == 1 or rank is None or rank >= world else (rank, world)
 
 
 def ranks_per_node(world_size: int) -> int:
