@@ -318,7 +318,8 @@ void Cluster::Inject(const Fault& f) {
     case FaultKind::kSourceErrors:
       one.storage.failing_until = until;
       one.storage.fails_one_in = std::max<uint64_t>(1, f.much);
-      one.failing_until = std::max(one.failing_until, until);
+      // Who waits between two attempts, or has just asked, is told of it later.
+      one.failing_until = std::max(one.failing_until, until + 200 * kMilli);
       excuse();
       break;
     case FaultKind::kSourceSlow:
@@ -594,7 +595,8 @@ void Cluster::CheckEnd() {
           [&](const peer::Member& member) { return member.node == other && member.alive; });
       if (alive != ones_[other].up) {
         Fail("members", StrCat("node ", node, " takes node ", other, " for ",
-                               alive ? "alive" : "dead"));
+                               alive ? "alive" : "dead", ": ",
+                               one.node->membership().Describe()));
       }
     }
   }
@@ -679,6 +681,9 @@ FaultOutcome Cluster::Run() {
   }
   world_.In(over + kSettle, World::kNobody, [this] {
     Trace("the final epochs");
+    for (const One& one : ones_) {
+      if (one.up) Trace(one.node->membership().Describe());
+    }
     final_ = true;
     if (std::none_of(ones_.begin(), ones_.end(), [](const One& one) { return one.up; })) {
       done_ = true;
