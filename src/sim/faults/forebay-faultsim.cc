@@ -1,4 +1,5 @@
 // forebay-faultsim: runs seeds of the fault simulator, and shrinks the schedule of one that fails.
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <optional>
@@ -15,7 +16,7 @@ using namespace forebay::sim;
 
 constexpr std::string_view kUsage =
     "forebay-faultsim [--seed N] [--seeds COUNT] [--schedule FAULTS] [--bug NAME] [--trace]\n"
-    "                 [--no-shrink]\n"
+    "                 [--no-shrink] [--keep-going]\n"
     "Runs clusters with faults on a virtual clock, from seed N (1) on. FAULTS is what a failure\n"
     "prints. Ends with 1 after a failure, with 2 for wrong arguments.\n";
 
@@ -32,6 +33,8 @@ int main(int argc, char** argv) {
   FaultRun run{.seed = 1};
   uint64_t seeds = 1;
   bool shrink = true;
+  bool keep_going = false;
+  uint64_t failures = 0;
   std::string bug;
   for (int i = 1; i < argc; ++i) {
     const std::string_view name = argv[i];
@@ -39,6 +42,8 @@ int main(int argc, char** argv) {
     bool right = true;
     if (name == "--trace") {
       run.trace = true;
+    } else if (name == "--keep-going") {
+      keep_going = true;
     } else if (name == "--no-shrink") {
       shrink = false;
     } else if (name == "--seed" || name == "--seeds") {
@@ -92,6 +97,13 @@ int main(int argc, char** argv) {
       const Schedule shortest = Shrink(run, out, 200);
       std::printf("shortest: %s\n", ReplayCommand(run.seed, shortest, bug).c_str());
     }
+    std::fflush(stdout);
+    ++failures;
+    if (!keep_going) return 1;
+  }
+  if (failures > 0) {
+    std::printf("%llu of %llu seeds failed\n", static_cast<unsigned long long>(failures),
+                static_cast<unsigned long long>(seeds));
     return 1;
   }
   std::printf("%llu seeds, %llu batches, no failure; longest wait %.2f s\n",

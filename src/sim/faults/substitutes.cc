@@ -3,7 +3,6 @@
 // libraries, so that the product itself has no switch for it.
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <time.h>
@@ -17,17 +16,9 @@
 #include "base/host_lookup.h"
 #include "base/planted_bug.h"
 #include "peer/membership_hosts.h"
+#include "peer/secret.h"
 #include "sim/faults/world.h"
 #include "source/wake_fd.h"
-
-extern "C" ssize_t getrandom(void* buffer, size_t length, unsigned int) {
-  forebay::sim::World* const world = forebay::sim::World::Current();
-  forebay::SplitMix64 fixed(7);
-  forebay::SplitMix64& from = world == nullptr ? fixed : world->entropy();
-  auto* bytes = static_cast<unsigned char*>(buffer);
-  for (size_t i = 0; i < length; ++i) bytes[i] = static_cast<unsigned char>(from.Next());
-  return static_cast<ssize_t>(length);
-}
 
 namespace forebay {
 
@@ -130,6 +121,14 @@ Result<OwnedFd> ListenAt(const HostPort&, const std::vector<HostAddress>&, uint3
     return ErrnoStatus(errno, "a simulated port");
   }
   return fd;
+}
+
+Digest RandomDigest() {
+  Digest digest{};
+  for (std::byte& byte : digest) {
+    byte = std::byte{static_cast<unsigned char>(sim::World::Current()->entropy().Next())};
+  }
+  return digest;
 }
 
 Result<std::string> OwnHost(const ClusterSpec&, Nanos) { return std::string("10.0.0.1"); }
