@@ -33,8 +33,8 @@ constexpr Nanos kWaitBound = kJoinWait + 2 * kRequestWait + kSecond;
 constexpr Nanos kSettle = 5 * kSecond;
 // Of these one reads no sample from the source twice, and none at all where there is room.
 constexpr uint64_t kFinalEpochs = 8;
-// Node 0 is the registrar of members that know each other by it, for good: who starts while it is
-// dead finds nobody. True, once its role passes on.
+// Node 0 is the registrar of members that know each other by it, for good: while it is dead nobody
+// learns of who comes. True, once its role passes on.
 constexpr bool kRegistrarPassesOn = false;
 constexpr Nanos kSlice = 100 * kMilli;  // a consumer looks again so often, as Engine::Take does
 constexpr int kMostRounds = 20'000;
@@ -112,8 +112,8 @@ class Cluster {
     StorageState storage;
     EnginePtr engine;
     std::unique_ptr<peer::Node> node;
-    SimSource* source = nullptr;  // the engine's
     MemoryShare share;
+    bool lent = false;
     DatasetId dataset = 0;
     Metric* peer_reads = nullptr;
     Metric* source_reads = nullptr;
@@ -138,6 +138,8 @@ class Cluster {
   void Mix(uint64_t value) { out_.hash = (out_.hash ^ value) * 0x100000001b3ULL; }
 
   void Start(uint32_t node);
+  void Open(uint32_t node);
+  void Reopen(uint32_t node);
   void End(uint32_t node);
   void Kill(uint32_t node, bool silent);
   void Inject(const Fault& fault);
@@ -151,6 +153,8 @@ class Cluster {
   // The end: epochs in which all go together, then a look at what is left.
   void NextFinalEpoch();
   bool Converged() const;
+  // The nodes cannot know who is there.
+  bool MayDisagree() const { return !kRegistrarPassesOn && !static_members_ && !ones_[0].up; }
   // What each node has and believes of a sample, for the trace.
   std::string Whereabouts(SampleId sample) const;
   void CloseAll();
@@ -169,7 +173,6 @@ class Cluster {
   std::vector<uint32_t> reads_at_start_;  // of the final epoch
   Nanos start_ = 0;
   bool static_members_ = false;
-  bool started_alone_ = false;  // a node did, without the registrar
   uint64_t memory_tier_ = 0;
   uint32_t batch_ = 8;
   Nanos think_ = 0;
@@ -185,8 +188,6 @@ void Cluster::Start(uint32_t node) {
   One& one = ones_[node];
   if (one.up || done_) return;
   Trace(StrCat("node ", node, " starts"));
-  if (node != 0 && !static_members_ && !ones_[0].up) started_alone_ = true;
-  if (node == 0) started_alone_ = false;
   world_.SetCurrent(node);
   network_.Revive(node);
   EngineOptions options;
@@ -229,10 +230,19 @@ void Cluster::Start(uint32_t node) {
   if (const Status started = one.node->Start(); !started.ok()) {
     return Fail("start", started.ToString());
   }
-  auto source = std::make_unique<SimSource>(world_, node, one.storage);
-  one.source = source.get();
   one.up = true;
-  const Result<DatasetId> dataset = one.engine->AddDataset(data_.catalog, std::move(source));
+  Open(node);
+  const Nanos now = world_.Local(node);
+  one.engine_due = one.node_due = one.member_due = now;
+  one.engine_busy = true;
+  one.excused_until = std::max(one.excused_until, world_.now());
+}
+
+// The data set, and a stream of it where the consumer stands.
+void Cluster::Open(uint32_t node) {
+  One& one = ones_[node];
+  const Result<DatasetId> dataset = one.engine->AddDataset(
+      data_.catalog, std::make_unique<SimSource>(world_, node, one.storage));
   if (!dataset) return Fail("start", dataset.status().ToString());
   one.dataset = *dataset;
   Consumer& c = one.consumer;
@@ -256,10 +266,17 @@ void Cluster::Start(uint32_t node) {
   c.stream = *opened;
   c.pending = false;
   c.next_take = world_.now();
-  const Nanos now = world_.Local(node);
-  one.engine_due = one.node_due = one.member_due = now;
-  one.engine_busy = true;
-  one.excused_until = std::max(one.excused_until, world_.now());
+}
+
+void Cluster::Reopen(uint32_t node) {
+  One& one = ones_[node];
+  // Who closes while memory is lent may have to wait for it, which no clock ends here.
+  if (!one.up || one.lent || closing_ || one.consumer.resting) return;
+  world_.SetCurrent(node);
+  GiveBack(node, INT64_MAX);
+  (void)one.engine->CloseStream(one.consumer.stream);
+  (void)one.engine->CloseDataset(one.dataset);
+  Open(node);
 }
 
 void Cluster::End(uint32_t node) {
@@ -268,10 +285,10 @@ void Cluster::End(uint32_t node) {
   one.up = false;
   one.consumer.held.clear();
   one.share = MemoryShare();
-  one.source->Die();
+  one.lent = false;
+  for (SimSource* source : one.storage.sources) source->Die();
   one.node.reset();
   one.engine.reset();
-  one.source = nullptr;
 }
 
 void Cluster::Kill(uint32_t node, bool silent) {
@@ -345,9 +362,17 @@ void Cluster::Inject(const Fault& f) {
         world_.SetCurrent(f.node);
         Result<MemoryShare> lent =
             one.engine->Lend(one.engine->arena_bytes() / std::max<uint64_t>(2, f.much));
-        if (lent) one.share = *std::move(lent);
-        world_.At(until, f.node, [this, node = f.node] { ones_[node].share = MemoryShare(); });
+        if (!lent) break;
+        one.share = *std::move(lent);
+        one.lent = true;
+        world_.At(until, f.node, [this, node = f.node] {
+          ones_[node].share = MemoryShare();
+          ones_[node].lent = false;
+        });
       }
+      break;
+    case FaultKind::kReopen:
+      Reopen(f.node);
       break;
   }
 }
@@ -515,6 +540,11 @@ void Cluster::OnEpochEnd(uint32_t node) {
   c.taken = 0;
   c.order = EpochOrder(c.sampler, c.epoch);
   c.next_take = world_.now();
+  Registry& registry = ones_[node].engine->registry();
+  const uint64_t kept = registry.AddGauge("forebay_stage_kept_bytes", "").value();
+  if (memory_tier_ != 0 && kept > memory_tier_) {
+    Fail("budget", StrCat("node ", node, " keeps ", kept, " bytes and may keep ", memory_tier_));
+  }
   if (!final_) return;
   c.resting = true;
   const bool all = std::all_of(ones_.begin(), ones_.end(),
@@ -565,8 +595,7 @@ std::string Cluster::Whereabouts(SampleId sample) const {
 
 void Cluster::NextFinalEpoch() {
   if (done_ || closing_) return;
-  const bool split = started_alone_ && !ones_[0].up && !kRegistrarPassesOn;
-  if (final_epochs_ > 0 && (split || Converged())) return CloseAll();
+  if (final_epochs_ > 0 && (MayDisagree() || Converged())) return CloseAll();
   if (++final_epochs_ > kFinalEpochs) {
     uint32_t most = 0;
     uint64_t sum = 0;
@@ -626,7 +655,7 @@ void Cluster::CheckEnd() {
     if (gauge("forebay_stage_arena_peak_bytes") > one.engine->arena_bytes()) {
       Fail("budget", StrCat("node ", node, " has used more than its memory"));
     }
-    if (started_alone_ && !ones_[0].up && !kRegistrarPassesOn) continue;
+    if (MayDisagree()) continue;
     const peer::View view = one.node->membership().Current();
     for (uint32_t other = 0; other < nodes_; ++other) {
       const bool alive = std::any_of(
@@ -639,7 +668,7 @@ void Cluster::CheckEnd() {
       }
     }
   }
-  if (!started_alone_ || ones_[0].up || kRegistrarPassesOn) CheckHomes();
+  if (!MayDisagree()) CheckHomes();
 }
 
 void Cluster::CheckHomes() {
@@ -701,7 +730,7 @@ FaultOutcome Cluster::Run() {
   for (One& one : ones_) one.storage.reads = &reads_;
   static_members_ = draw_.Below(2) == 0;
   batch_ = static_cast<uint32_t>(1 + draw_.Below(12));
-  think_ = static_cast<Nanos>(10 + draw_.Below(60)) * kMilli;
+  think_ = static_cast<Nanos>(15 + draw_.Below(75)) * kMilli;
   // All that fits, a little more than all together need, or less.
   const uint64_t tightness = draw_.Below(3);
   if (tightness > 0) {
@@ -712,8 +741,7 @@ FaultOutcome Cluster::Run() {
                                             : static_cast<Nanos>(draw_.Below(200)) * kMilli;
     world_.In(late, World::kNobody, [this, node] { Start(node); });
   }
-  // The last node that is there stays: without any there is nothing to see.
-  Nanos over = 4 * kSecond;
+  Nanos over = 3 * kSecond;
   for (const Fault& fault : out_.schedule.faults) {
     world_.In(fault.at, World::kNobody, [this, fault] { Inject(fault); });
     over = std::max(over, fault.at + fault.lasts);

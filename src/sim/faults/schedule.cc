@@ -12,10 +12,10 @@ namespace {
 
 constexpr std::array<std::string_view, kFaultKinds> kNames = {
     "crash",  "power-off",    "pause",         "cut",         "isolate",    "slow-link", "reset",
-    "corrupt", "garble", "source-stall", "source-errors", "source-slow", "clock-jump", "pressure"};
+    "corrupt", "garble", "source-stall", "source-errors", "source-slow", "clock-jump", "pressure", "reopen"};
 
 // When the last fault begins, at most.
-constexpr uint64_t kFaultMillis = 6000;
+constexpr uint64_t kFaultMillis = 4500;
 
 }  // namespace
 
@@ -74,7 +74,7 @@ Schedule Schedule::Draw(uint64_t seed, uint32_t nodes) {
     f.at = millis(0, kFaultMillis);
     f.node = static_cast<uint32_t>(rng.Below(nodes));
     f.other = static_cast<uint32_t>((f.node + 1 + rng.Below(nodes - 1)) % nodes);
-    f.lasts = millis(10, 3000);
+    f.lasts = millis(10, 2200);
     switch (f.kind) {
       case FaultKind::kCrash:
       case FaultKind::kPowerOff:

@@ -25,8 +25,9 @@ enum class FaultKind : uint8_t {
   kSourceSlow,    // reads take `much` times as long
   kClockJump,     // its clock goes `much` ms forward
   kPressure,      // one part in `much` of its memory is lent
+  kReopen,        // its consumer closes the data set, and opens it again at once
 };
-inline constexpr int kFaultKinds = 14;
+inline constexpr int kFaultKinds = 15;
 
 struct Fault {
   FaultKind kind = FaultKind::kCrash;

@@ -15,9 +15,14 @@ SimSource::SimSource(World& world, uint32_t node, StorageState& storage)
       node_(node),
       storage_(storage),
       event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      state_(std::make_shared<State>()) {}
+      state_(std::make_shared<State>()) {
+  storage_.sources.push_back(this);
+}
 
-SimSource::~SimSource() { state_->gone = true; }
+SimSource::~SimSource() {
+  state_->gone = true;
+  std::erase(storage_.sources, this);
+}
 
 size_t SimSource::Submit(std::span<const SourceRead> reads) {
   size_t taken = 0;

@@ -16,6 +16,7 @@ namespace forebay::sim {
 
 // What goes wrong with it, and what was read; outlives the sources, of which each start of the node
 // has a new one.
+class SimSource;
 struct StorageState {
   Nanos stalled_until = 0;
   Nanos failing_until = 0;
@@ -23,6 +24,7 @@ struct StorageState {
   Nanos slow_until = 0;
   uint64_t slower = 1;
   std::vector<uint32_t>* reads = nullptr;  // by sample, of all nodes
+  std::vector<SimSource*> sources;         // that live
 };
 
 class SimSource final : public Source {
