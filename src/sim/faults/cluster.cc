@@ -169,7 +169,7 @@ class Cluster {
   std::vector<One> ones_;
   FaultOutcome out_;
   Data data_;
-  std::vector<uint32_t> reads_;          // of the source, by sample
+  std::vector<uint32_t> reads_;           // of the source, by sample
   std::vector<uint32_t> reads_at_start_;  // of the final epoch
   Nanos start_ = 0;
   bool static_members_ = false;
@@ -241,8 +241,8 @@ void Cluster::Start(uint32_t node) {
 // The data set, and a stream of it where the consumer stands.
 void Cluster::Open(uint32_t node) {
   One& one = ones_[node];
-  const Result<DatasetId> dataset = one.engine->AddDataset(
-      data_.catalog, std::make_unique<SimSource>(world_, node, one.storage));
+  const Result<DatasetId> dataset =
+      one.engine->AddDataset(data_.catalog, std::make_unique<SimSource>(world_, node, one.storage));
   if (!dataset) return Fail("start", dataset.status().ToString());
   one.dataset = *dataset;
   Consumer& c = one.consumer;
@@ -444,10 +444,9 @@ void Cluster::Check(uint32_t node, const Held& held, size_t at) {
                                   ": sample ", sample));
     }
     const std::vector<std::byte>& right = data_.bytes[sample];
-    const bool same =
-        loan.lengths[i] == right.size() &&
-        (right.empty() ||
-         std::memcmp(loan.base + loan.offsets[i], right.data(), right.size()) == 0);
+    const bool same = loan.lengths[i] == right.size() &&
+                      (right.empty() ||
+                       std::memcmp(loan.base + loan.offsets[i], right.data(), right.size()) == 0);
     if (!same) {
       return Fail("bytes", StrCat("node ", node, ": sample ", sample,
                                   at == SIZE_MAX ? " changed while it was lent" : ""));
@@ -488,8 +487,8 @@ bool Cluster::Consume(uint32_t node) {
     const Nanos waited = now - since;
     out_.longest_wait = std::max(out_.longest_wait, waited);
     if (waited > kWaitBound) {
-      Fail("wait", StrCat("node ", node, " has waited ", waited / kMilli, " ms for a batch: ",
-                          one.engine->WaitingFor(c.stream)));
+      Fail("wait", StrCat("node ", node, " has waited ", waited / kMilli,
+                          " ms for a batch: ", one.engine->WaitingFor(c.stream)));
     }
   }
   if (!taken) {
@@ -533,8 +532,8 @@ bool Cluster::Consume(uint32_t node) {
 void Cluster::OnEpochEnd(uint32_t node) {
   Consumer& c = ones_[node].consumer;
   if (c.taken != c.order.size()) {
-    Fail("order", StrCat("node ", node, ", epoch ", c.epoch, ": ", c.taken, " of ",
-                         c.order.size(), " samples"));
+    Fail("order", StrCat("node ", node, ", epoch ", c.epoch, ": ", c.taken, " of ", c.order.size(),
+                         " samples"));
   }
   ++c.epoch;
   c.taken = 0;
@@ -614,9 +613,9 @@ void Cluster::NextFinalEpoch() {
                    one.engine->TierQuota(), "; ", plan ? plan->home_bytes(node) : 0,
                    " live there"));
     }
-    return Fail("convergence", StrCat("after ", kFinalEpochs, " epochs without a fault ", sum,
-                                      " reads of the source in one epoch, up to ", most,
-                                      " of a sample"));
+    return Fail("convergence",
+                StrCat("after ", kFinalEpochs, " epochs without a fault ", sum,
+                       " reads of the source in one epoch, up to ", most, " of a sample"));
   }
   reads_at_start_ = reads_;
   for (uint32_t node = 0; node < nodes_; ++node) {
@@ -663,8 +662,7 @@ void Cluster::CheckEnd() {
           [&](const peer::Member& member) { return member.node == other && member.alive; });
       if (alive != ones_[other].up) {
         Fail("members", StrCat("node ", node, " takes node ", other, " for ",
-                               alive ? "alive" : "dead", ": ",
-                               one.node->membership().Describe()));
+                               alive ? "alive" : "dead", ": ", one.node->membership().Describe()));
       }
     }
   }
@@ -694,8 +692,8 @@ void Cluster::CheckHomes() {
       const bool lives = found.home != peer::kNoNode;
       // Packing leaves a part of each node free.
       if (!lives && room > data_.total + data_.total / 2 + (uint64_t{80'000} * nodes_)) {
-        return Fail("lost-home", StrCat("sample ", s, " has no home for node ", node,
-                                        ", and there is room"));
+        return Fail("lost-home",
+                    StrCat("sample ", s, " has no home for node ", node, ", and there is room"));
       }
       if (lives && !ones_[found.home].up) {
         return Fail("lost-home", StrCat("sample ", s, " lives with node ", found.home,
@@ -711,8 +709,8 @@ void Cluster::CheckHomes() {
       const std::vector<std::byte>& bits = held[found.holder];
       const bool has = s / 8 < bits.size() && (std::to_integer<unsigned>(bits[s / 8]) >> s % 8 & 1);
       if (!has) {
-        return Fail("stale-directory", StrCat("node ", node, " believes that node ", found.holder,
-                                              " has sample ", s));
+        return Fail("stale-directory",
+                    StrCat("node ", node, " believes that node ", found.holder, " has sample ", s));
       }
     }
   }

@@ -21,8 +21,8 @@ uint64_t Seeds() {
 
 std::string Told(const FaultRun& run, const FaultOutcome& out, const std::string& bug = "") {
   return StrCat("seed ", run.seed, ": ", out.violation, ": ", out.what, "\n",
-                ReplayCommand(run.seed, out.schedule, bug), "\nshortest: ",
-                ReplayCommand(run.seed, Shrink(run, out, 100), bug));
+                ReplayCommand(run.seed, out.schedule, bug),
+                "\nshortest: ", ReplayCommand(run.seed, Shrink(run, out, 100), bug));
 }
 
 class FaultSeeds : public ::testing::TestWithParam<uint64_t> {};

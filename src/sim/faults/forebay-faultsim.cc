@@ -79,15 +79,15 @@ int main(int argc, char** argv) {
     batches += out.batches;
     longest = std::max(longest, out.longest_wait);
     if (seeds == 1) {
-      std::printf("%u nodes, %.1f s, %llu events, %llu batches, %llu source reads, %llu from peers, "
-                  "longest wait %.2f s, hash %016llx\nschedule %s\n",
-                  out.nodes, static_cast<double>(out.virtual_time) / 1e9,
-                  static_cast<unsigned long long>(out.events),
-                  static_cast<unsigned long long>(out.batches),
-                  static_cast<unsigned long long>(out.source_reads),
-                  static_cast<unsigned long long>(out.peer_reads),
-                  static_cast<double>(out.longest_wait) / 1e9,
-                  static_cast<unsigned long long>(out.hash), out.schedule.ToString().c_str());
+      std::printf(
+          "%u nodes, %.1f s, %llu events, %llu batches, %llu source reads, %llu from peers, "
+          "longest wait %.2f s, hash %016llx\nschedule %s\n",
+          out.nodes, static_cast<double>(out.virtual_time) / 1e9,
+          static_cast<unsigned long long>(out.events), static_cast<unsigned long long>(out.batches),
+          static_cast<unsigned long long>(out.source_reads),
+          static_cast<unsigned long long>(out.peer_reads),
+          static_cast<double>(out.longest_wait) / 1e9, static_cast<unsigned long long>(out.hash),
+          out.schedule.ToString().c_str());
     }
     if (out.ok()) continue;
     std::printf("seed %llu: %s: %s\n", static_cast<unsigned long long>(run.seed),

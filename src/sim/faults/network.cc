@@ -285,8 +285,8 @@ class FaultNetwork::SimTransport final : public Transport {
       net.garble_[from] = false;
       bytes.resize(bytes.size() / 2);
     }
-    own.last = std::max(own.last, net.Passable(from, other->node,
-                                               net.world_.now() + net.Delay(from, other->node)));
+    own.last = std::max(
+        own.last, net.Passable(from, other->node, net.world_.now() + net.Delay(from, other->node)));
     if (payload.empty()) {
       net.Post(endpoint_, net.world_.now(),
                [&net, link, side, number] { Acknowledge(net, link, side, number); });
@@ -419,9 +419,8 @@ void FaultNetwork::TellOther(const std::shared_ptr<Link>& link, int side, const 
   const uint32_t a = own.endpoint->node;
   const uint32_t b = other.endpoint->node;
   own.last = std::max(own.last, Passable(a, b, world_.now() + Delay(a, b)));
-  Post(other.endpoint, own.last, [this, link, side, why] {
-    EndSide(link, 1 - side, Status(Code::kUnavailable, why));
-  });
+  Post(other.endpoint, own.last,
+       [this, link, side, why] { EndSide(link, 1 - side, Status(Code::kUnavailable, why)); });
 }
 
 void FaultNetwork::CheckAnswers(uint64_t link, std::span<const std::byte> header) {
@@ -542,9 +541,8 @@ void FaultNetwork::PumpMembers(uint32_t node) {
       }
     }
   }
-  std::erase_if(tubes_, [](const std::shared_ptr<Tube>& tube) {
-    return tube->over[0] && tube->over[1];
-  });
+  std::erase_if(tubes_,
+                [](const std::shared_ptr<Tube>& tube) { return tube->over[0] && tube->over[1]; });
 }
 
 // To `side`, from the other one.

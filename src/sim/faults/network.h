@@ -29,7 +29,7 @@ class FaultNetwork {
   ~FaultNetwork();
 
   // ---- what the schedule does
-  void Cut(uint32_t a, uint32_t b, Nanos until);   // of each other
+  void Cut(uint32_t a, uint32_t b, Nanos until);    // of each other
   void Slow(uint32_t node, Nanos until, Nanos by);  // what it sends and gets is so much later
   void Corrupt(uint32_t node, Nanos until) { corrupt_[node] = until; }
   void Reset(uint32_t a, uint32_t b);  // their connections end
@@ -80,7 +80,7 @@ class FaultNetwork {
   std::vector<bool> silent_;
   std::vector<bool> woken_;
   std::vector<bool> members_poked_;
-  bool in_use_ = false;  // somebody was sent to the hole
+  bool in_use_ = false;                               // somebody was sent to the hole
   std::vector<std::shared_ptr<Endpoint>> endpoints_;  // by node; shared with what is on its way
   std::vector<std::weak_ptr<Link>> links_;
   uint64_t next_link_ = 0;

@@ -11,8 +11,9 @@ namespace forebay::sim {
 namespace {
 
 constexpr std::array<std::string_view, kFaultKinds> kNames = {
-    "crash",  "power-off",    "pause",         "cut",         "isolate",    "slow-link", "reset",
-    "corrupt", "garble", "source-stall", "source-errors", "source-slow", "clock-jump", "pressure", "reopen"};
+    "crash",         "power-off",   "pause",      "cut",      "isolate",
+    "slow-link",     "reset",       "corrupt",    "garble",   "source-stall",
+    "source-errors", "source-slow", "clock-jump", "pressure", "reopen"};
 
 // When the last fault begins, at most.
 constexpr uint64_t kFaultMillis = 4500;

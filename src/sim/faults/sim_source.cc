@@ -35,7 +35,8 @@ size_t SimSource::Submit(std::span<const SourceRead> reads) {
       Finish(*state_, read, began, Status(Code::kCancelled, "the process ends"));
       continue;
     }
-    Nanos took = world_.Between(300 * kMicro, 4 * kMilli) + static_cast<Nanos>(read.dest.size()) * 5;
+    Nanos took =
+        world_.Between(300 * kMicro, 4 * kMilli) + static_cast<Nanos>(read.dest.size()) * 5;
     if (storage_.slow_until > began) took *= static_cast<Nanos>(storage_.slower);
     if (world_.OneIn(300)) took += world_.Between(0, 200 * kMilli);
     world_.In(took, node_, [this, state = state_, read, began] { Try(state, read, began); });
