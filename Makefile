@@ -19,7 +19,7 @@ build: setup ## build the package into .venv: bin/forebay, bin/slowfs, import fo
 test: setup ## everything that must pass: checks, C++ tests (plain, asan+ubsan, tsan), fuzzers, pytest, bench-check
 	@scripts/test.sh
 
-soak: setup ## the seeded tests with 1000 seeds and two minutes of each fuzzer
+soak: setup ## the seeded tests with 1000 seeds, 10,000 clusters under faults, two minutes of each fuzzer
 	@scripts/soak.sh
 
 demo: build ## watch Forebay feed a training loop from slow storage

@@ -5,6 +5,7 @@
 #include <queue>
 #include <utility>
 
+#include "base/planted_bug.h"
 #include "core/home.h"
 
 namespace forebay::peer {
@@ -141,6 +142,7 @@ void Directory::PlanDead(std::vector<uint16_t>* homes, std::vector<Room>* free) 
     (*homes)[s] = kNowhere;
     orphans.push_back(s);
   }
+  if (FOREBAY_PLANTED(kLostHome) && !orphans.empty()) orphans.pop_back();
   PlaceRest(std::move(orphans), alive_, homes, free);
 }
 
@@ -251,6 +253,7 @@ void Directory::OnLost(uint32_t node, SampleId sample) {
 }
 
 void Directory::OnDead(uint32_t node) {
+  if (FOREBAY_PLANTED(kStaleDirectory)) return;
   for (SampleId s = 0; s < known_.size(); ++s) OnLost(node, s);
 }
 

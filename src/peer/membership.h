@@ -22,6 +22,7 @@ struct MembershipOptions {
   Member self;
   Nanos lease = 5 * kSecond;  // silent for so long: dead
   std::string secret;         // of the job, see secret.h
+  bool own_thread = true;     // false: it goes on in Step only, for simulators; not with etcd
   Status Validate() const;
 };
 
@@ -49,6 +50,9 @@ class Membership {
   // "node 2 of 4 by torchrun's variables, registered with node 0 at 10.0.0.1:7421; 4 are there".
   virtual std::string Describe() const = 0;
   virtual MembershipCounts counts() const { return {}; }
+  // Without own_thread: what that would do now. Returns for how long it would sleep then, unless
+  // something comes.
+  virtual Nanos Step() { return kSecond; }
 };
 
 // Returns at once; the view fills as members come. What goes wrong later (a port that is taken, a

@@ -67,10 +67,10 @@ void Links::Advance() {
   KeepTime();
 }
 
-void Links::Wait() {
+void Links::Wait(int most_millis) {
   std::array<epoll_event, 64> events;
   const int count =
-      ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), WaitMillis());
+      ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), most_millis);
   ReadClock();
   for (int i = 0; i < count; ++i) {
     const uint64_t key = events[static_cast<size_t>(i)].data.u64;

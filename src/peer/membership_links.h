@@ -90,7 +90,8 @@ class Links {
   // may send.
   void ReadClock() { now_ = SteadyClock().Now(); }
   void Advance();
-  void Wait();
+  void Wait(int most_millis);
+  int WaitMillis() const;
   // At the end.
   void SendLeaves();
 
@@ -114,7 +115,6 @@ class Links {
 
  private:
   void Watch(int fd, uint64_t key, uint32_t events);
-  int WaitMillis() const;
   void Listen();
   void Accept();
   Link& Add(OwnedFd fd);

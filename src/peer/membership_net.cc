@@ -47,13 +47,18 @@ class NetMembership final : public Membership {
       stop_ = true;
     }
     links_.Wake();
-    if (thread_ != nullptr) thread_->join();
+    if (thread_ != nullptr) {
+      thread_->join();
+    } else if (!options_.own_thread) {
+      links_.SendLeaves();
+    }
   }
 
   Status Start() {
     if (published_.event_fd() < 0) return ErrnoStatus(errno, "eventfd");
     FOREBAY_RETURN_IF_ERROR(links_.Open(role_.get()));
     role_->Begin();
+    if (!options_.own_thread) return Status();
     auto started = StartThread<std::thread>("forebay-members", [this] { Run(); });
     if (!started) return started.error();
     thread_ = std::make_unique<std::thread>(*std::move(started));
@@ -77,23 +82,31 @@ class NetMembership final : public Membership {
                   now.ok() ? role_->Describe() : now.message(), "; ", published_.Describe());
   }
   MembershipCounts counts() const override { return published_.counts(); }
+  Nanos Step() override {
+    links_.Wait(0);
+    (void)Round();
+    return links_.WaitMillis() * kMilli;
+  }
 
  private:
   void Run() {
-    while (true) {
-      links_.ReadClock();
-      std::vector<PeerOpinion> opinions;
-      {
-        MutexLock lock(mutex_);
-        if (stop_) break;
-        opinions.swap(opinions_);
-      }
-      for (const PeerOpinion& opinion : opinions) role_->OnOpinion(opinion);
-      links_.Advance();
-      role_->Tick();
-      links_.Wait();
-    }
+    while (Round()) links_.Wait(links_.WaitMillis());
     links_.SendLeaves();
+  }
+
+  // False: it is to end.
+  bool Round() {
+    links_.ReadClock();
+    std::vector<PeerOpinion> opinions;
+    {
+      MutexLock lock(mutex_);
+      if (stop_) return false;
+      opinions.swap(opinions_);
+    }
+    for (const PeerOpinion& opinion : opinions) role_->OnOpinion(opinion);
+    links_.Advance();
+    role_->Tick();
+    return true;
   }
 
   void Post(PeerOpinion opinion) {

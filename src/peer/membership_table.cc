@@ -72,8 +72,13 @@ MemberTable::Entry* MemberTable::Alive(uint32_t node, uint64_t incarnation) {
 }
 
 void MemberTable::Renew(uint32_t node, uint64_t incarnation, Nanos now) {
-  Entry* entry = Alive(node, incarnation);
-  if (entry != nullptr && entry->deadline != kNever) entry->deadline = now + lease_;
+  if (node >= nodes_ || !entries_[node]) return;
+  Entry& entry = *entries_[node];
+  if (entry.member.incarnation != incarnation || entry.deadline == kNever) return;
+  entry.deadline = now + lease_;
+  if (entry.member.alive) return;
+  entry.member.alive = true;
+  Changed(entry);
 }
 
 void MemberTable::Die(Entry& entry) {

@@ -28,7 +28,8 @@ class MemberTable {
   void Adopt(std::span<const Member> known, uint64_t version, Nanos now);
   // Versions from now on are above it.
   void Above(uint64_t version);
-  // A message of it has come: its lease begins anew.
+  // A message of it has come: its lease begins anew. One that was too late lives again: while its
+  // connection holds it has no reason to register once more.
   void Renew(uint32_t node, uint64_t incarnation, Nanos now);
   // It has left, or its connection has ended.
   void Gone(uint32_t node, uint64_t incarnation);

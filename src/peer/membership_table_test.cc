@@ -88,6 +88,24 @@ TEST_F(MemberTableTest, SuspectsHaveAQuarterOfTheLease) {
   EXPECT_TRUE(Alive(0));
 }
 
+// Its connection held all the time: it does not register again.
+TEST_F(MemberTableTest, WhoIsHeardOfAgainLives) {
+  ASSERT_TRUE(table_.Register(Someone(1, 7), 0).ok());
+  EXPECT_TRUE(table_.Suspect(1, 7, 1));
+  table_.Expire(4);
+  EXPECT_FALSE(Alive(1));
+  const uint64_t version = table_.version();
+  table_.Renew(1, 6, 5);  // not that one
+  EXPECT_FALSE(Alive(1));
+  table_.Renew(1, 7, 5);
+  EXPECT_TRUE(Alive(1));
+  EXPECT_GT(table_.version(), version) << "the others are told";
+  table_.Expire(14);
+  EXPECT_TRUE(Alive(1));
+  table_.Expire(15);
+  EXPECT_FALSE(Alive(1));
+}
+
 TEST_F(MemberTableTest, RegistrarStartedAnewGoesOn) {
   Member dead = Someone(3, 9);
   dead.alive = false;

@@ -159,6 +159,7 @@ Status Node::Start() {
     report.peers = seen_;
     return report;
   });
+  if (!parts_.own_thread) return Status();
   auto thread = StartThread("forebay-peer", [this](const std::stop_token& stop) { Run(stop); });
   if (!thread) return thread.error();
   thread_ = *std::move(thread);
@@ -254,32 +255,49 @@ void Node::Publish() {
 }
 
 void Node::Run(const std::stop_token& stop) {
-  std::vector<Ask> asks;
-  std::vector<std::shared_ptr<PeerDataset>> datasets;
   const std::array<int, 2> fds = {membership_->event_fd(), engine_.serving_fd()};
-  bool slept = true;
   while (!stop.stop_requested()) {
-    const bool more = transport_->Progress();
-    exchange_->Take(&asks, &datasets);
-    const Nanos now = SteadyClock().Now();
-    if (!datasets.empty()) AddDatasets(datasets);
-    if (!asks.empty()) Enqueue(asks);
-    SendAsks(now);
-    uint64_t count;
-    if ((slept || !reading_.empty()) && read(engine_.serving_fd(), &count, sizeof count) > 0) {
-      PollReading();
-    }
-    TakeTurns(now);
-    if (now >= tick_at_) Tick(now);
-    for (const uint32_t node : std::exchange(gathering_, {})) FlushGather(node);
-    slept = !more && exchange_->MaySleep();
-    Deliver(!slept, now);
-    if (!slept) continue;
-    const Nanos wait = std::min(tick_at_, TurnAt()) - SteadyClock().Now();
+    const Nanos wait = Round();
     if (wait > 0) transport_->Wait(fds, wait);
+  }
+}
+
+bool Node::Woken() const {
+  std::array<pollfd, 2> fds{
+      {{membership_->event_fd(), POLLIN, 0}, {engine_.serving_fd(), POLLIN, 0}}};
+  return poll(fds.data(), fds.size(), 0) > 0;
+}
+
+std::optional<Directory> Node::PlanOf(DatasetId dataset) const {
+  for (const auto& [number, state] : datasets_) {
+    if (state.ready && state.dataset->id == dataset) return state.dataset->Plan();
+  }
+  return std::nullopt;
+}
+
+// Returns for how long there is nothing to do, unless something comes.
+Nanos Node::Round() {
+  if (slept_) {
     pollfd member{membership_->event_fd(), POLLIN, 0};
     if (poll(&member, 1, 0) > 0) tick_at_ = 0;
   }
+  const bool more = transport_->Progress();
+  exchange_->Take(&asks_, &new_datasets_);
+  const Nanos now = SteadyClock().Now();
+  if (!new_datasets_.empty()) AddDatasets(new_datasets_);
+  if (!asks_.empty()) Enqueue(asks_);
+  SendAsks(now);
+  uint64_t count;
+  if ((slept_ || !reading_.empty()) && read(engine_.serving_fd(), &count, sizeof count) > 0) {
+    PollReading();
+  }
+  TakeTurns(now);
+  if (now >= tick_at_) Tick(now);
+  for (const uint32_t node : std::exchange(gathering_, {})) FlushGather(node);
+  slept_ = !more && exchange_->MaySleep();
+  Deliver(!slept_, now);
+  if (!slept_) return 0;
+  return std::max<Nanos>(0, std::min(tick_at_, TurnAt()) - SteadyClock().Now());
 }
 
 // When a request that a rate holds back can be served.

@@ -49,6 +49,7 @@ struct NodeParts {
   // Set by making the transport (MakeTransport); shared with the function that makes it.
   std::shared_ptr<std::string> trust = std::make_shared<std::string>();
   uint64_t corrupt_every = 0;  // a bit of every nth reply is flipped, for tests; 0: none
+  bool own_thread = true;      // false: the node goes on in Step only, for simulators
 };
 
 Result<std::unique_ptr<Peers>> AttachWith(Engine& engine, const PeerOptions& options,
@@ -81,6 +82,14 @@ class Node final : public Peers, private TransportHandler {
   Node(Engine& engine, const PeerOptions& options, NodeParts parts);
   ~Node() override;
   Status Start();
+  // Without own_thread: one round of what that would do now. Returns for how long it would sleep
+  // then, unless woken; 0: there is more to do.
+  Nanos Step() { return Round(); }
+  // A descriptor that ends such a sleep is readable.
+  bool Woken() const;
+  Membership& membership() { return *membership_; }
+  // The plan of a fixed data set; nothing: there is none yet.
+  std::optional<Directory> PlanOf(DatasetId dataset) const;
 
   std::vector<PeerStatus> Seen() const override;
   std::string Describe() const override;
@@ -170,6 +179,7 @@ class Node final : public Peers, private TransportHandler {
   void OnSent(ConnectionId connection, uint64_t tag, const Status& status) override;
 
   void Run(const std::stop_token& stop);
+  Nanos Round();
   void Tick(Nanos now);
   void Shutdown();
 
@@ -288,6 +298,10 @@ class Node final : public Peers, private TransportHandler {
   uint64_t knobs_seen_ = 0;
   Nanos tick_at_ = 0;
   Nanos held_at_ = 0;
+  // What was asked and handed over since the last round; kept for their memory.
+  std::vector<Ask> asks_;
+  std::vector<std::shared_ptr<PeerDataset>> new_datasets_;
+  bool slept_ = true;
 
   mutable Mutex mutex_;
   std::vector<PeerStatus> seen_ GUARDED_BY(mutex_);

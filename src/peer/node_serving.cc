@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/planted_bug.h"
 #include "catalog/paths.h"
 #include "peer/node.h"
 
@@ -116,6 +117,7 @@ void Node::DropServing(uint32_t node, ConnectionId id) {
   for (size_t i = 0; i < serves_.capacity(); ++i) {
     const Serve& serve = serves_[i];
     if (serve.at == Serve::At::kReading && !serve.pull && serve.connection == id) {
+      if (FOREBAY_PLANTED(kLeaseLeak)) serves_[i].lease = kNoLease;
       std::erase(reading_, i);
       EndServe(i);
     }
@@ -139,6 +141,7 @@ void Node::TakeTurns(Nanos now) {
     const std::optional<Turn> turn = turns_.Next(Room(), now);
     if (!turn) return;
     StartServe(*turn);
+    if (FOREBAY_PLANTED(kDoubleServe) && turn->request % 64 == 7) StartServe(*turn);
   }
 }
 

@@ -3,7 +3,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <pwd.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -315,16 +314,6 @@ bool SameDigest(const Digest& a, const Digest& b) {
   std::byte differ{0};
   for (size_t i = 0; i < a.size(); ++i) differ |= a[i] ^ b[i];
   return differ == std::byte{0};
-}
-
-Digest RandomDigest() {
-  Digest digest{};
-  size_t filled = 0;
-  while (filled < digest.size()) {
-    const ssize_t got = ::getrandom(digest.data() + filled, digest.size() - filled, 0);
-    if (got > 0) filled += static_cast<size_t>(got);
-  }
-  return digest;
 }
 
 Result<std::string> SecretFile(const ClusterSpec& cluster) {

@@ -139,6 +139,9 @@ Status EngineOptions::Validate() const {
     return Status(Code::kInvalidArgument,
                   StrCat("copy_threads is ", copy_threads, "; it takes 1 to 256"));
   }
+  if (!own_threads && !cache_folder.empty()) {
+    return Status(Code::kInvalidArgument, "a cache folder has threads: own_threads is needed");
+  }
   if (decode_threads > 1024) {
     return Status(Code::kInvalidArgument,
                   StrCat("decode_threads is ", decode_threads, "; it takes 0 to 1024"));
@@ -253,6 +256,10 @@ Status Engine::Start() {
     MutexLock lock(mutex_);
     tuner_lines_ = TuneLogHeader(TunerOptions(options_, arena_bytes));
   }
+  if (!options_.own_threads) {
+    stepped_ = std::make_unique<LoopState>();
+    return Status();
+  }
   auto loop = StartThread("forebay-loop", [this](std::stop_token stop) { RunLoop(stop); });
   if (!loop) return loop.error();
   loop_ = *std::move(loop);
@@ -268,7 +275,7 @@ void EngineDelete::operator()(Engine* engine) const {
 }
 
 Engine::~Engine() {
-  if (!loop_.joinable()) return;
+  if (!loop_.joinable() && stepped_ == nullptr) return;
   if (cache_ != nullptr) FinishCopies();
   loop_.request_stop();
   planner_.request_stop();
@@ -276,7 +283,7 @@ Engine::~Engine() {
   WakeLoop();
   order_ready_.notify_all();
   copy_ready_.notify_all();
-  loop_.join();
+  if (loop_.joinable()) loop_.join();
   if (planner_.joinable()) planner_.join();
   if (tuner_log_.valid()) WriteTunerLog();
   copiers_.clear();
@@ -1515,36 +1522,41 @@ void Engine::RunPlanner(std::stop_token stop) {
   RankOrders orders;  // ranks that share the engine ask at about the same time
   while (!stop.stop_requested()) {
     if (tuner_log_.valid()) WriteTunerLog();
-    OrderAction work;
-    SamplerSpec sampler;
-    Sizer* sizer = nullptr;
-    std::shared_ptr<const Catalog> catalog;  // the sizer's: its data set may be closed meanwhile
     {
       MutexLock lock(mutex_);
       order_ready_.wait_for(lock.native(), std::chrono::nanoseconds(kSlice),
                             [&]() NO_THREAD_SAFETY_ANALYSIS {
                               return stop.stop_requested() || !order_work_.empty();
                             });
-      if (order_work_.empty()) {
-        orders.Forget();
-        continue;
-      }
-      work = order_work_.front();
-      order_work_.pop_front();
-      if (!streams_[work.stream].open) continue;
-      const StreamOptions& options = streams_[work.stream].options;
-      sampler = options.sampler;
-      sizer = datasets_[options.shape.dataset].sizer;
-      catalog = datasets_[options.shape.dataset].catalog;
     }
-    std::vector<SampleId> order = orders.Order(sampler, work.epoch, work.first_position);
-    if (sizer != nullptr) sizer->Follow(work.stream, work.generation, order);
-    MutexLock lock(mutex_);
-    scheduler_.ExtendOrder(work.stream, work.generation, work.epoch, std::move(order), false);
-    Collect();
-    SignalProgress();
-    NotifyAll(streams_[work.stream]);
+    if (!PlanNext(orders)) orders.Forget();
   }
+}
+
+bool Engine::PlanNext(RankOrders& orders) {
+  OrderAction work;
+  SamplerSpec sampler;
+  Sizer* sizer = nullptr;
+  std::shared_ptr<const Catalog> catalog;  // the sizer's: its data set may be closed meanwhile
+  {
+    MutexLock lock(mutex_);
+    if (order_work_.empty()) return false;
+    work = order_work_.front();
+    order_work_.pop_front();
+    if (!streams_[work.stream].open) return true;
+    const StreamOptions& options = streams_[work.stream].options;
+    sampler = options.sampler;
+    sizer = datasets_[options.shape.dataset].sizer;
+    catalog = datasets_[options.shape.dataset].catalog;
+  }
+  std::vector<SampleId> order = orders.Order(sampler, work.epoch, work.first_position);
+  if (sizer != nullptr) sizer->Follow(work.stream, work.generation, order);
+  MutexLock lock(mutex_);
+  scheduler_.ExtendOrder(work.stream, work.generation, work.epoch, std::move(order), false);
+  Collect();
+  SignalProgress();
+  NotifyAll(streams_[work.stream]);
+  return true;
 }
 
 void Engine::RunCopier(std::stop_token stop) {

@@ -5,6 +5,8 @@
 // of contiguous streams. Consumers call from any thread.
 #pragma once
 
+#include <poll.h>
+
 #include <array>
 #include <atomic>
 #include <condition_variable>
@@ -70,6 +72,9 @@ struct EngineOptions {
   std::string cache_folder;
   uint64_t cache_bytes = 0;  // as FolderTierOptions::capacity_bytes
   std::string cache_group;   // as FolderTierOptions::group
+  // False: the engine has no thread of its own for reads and orders, and goes on in Step only. For
+  // simulators; then there is no cache folder, no contiguous stream, and no wait but of 0.
+  bool own_threads = true;
   Status Validate() const;
 };
 
@@ -300,6 +305,10 @@ class Engine {
   std::vector<JobStats> TakeJobStats();
   // What a pending Take waits for, in words: "source: reading /data/x.jpg".
   std::string WaitingFor(StreamId stream) const;
+  // Without own_threads: does what they would do now, if one of their descriptors is readable or
+  // they are `due`. Returns for how long they would sleep then; 0: there is more to do; nothing:
+  // they would not have woken.
+  std::optional<Nanos> Step(bool due);
   // Source reads under way now / the limit.
   size_t in_flight() const;
   size_t in_flight_limit() const;
@@ -482,8 +491,25 @@ class Engine {
   Status Start();
   // By number, null where there is no source; loop thread.
   void ListDatasets(std::vector<DatasetState*>* out) REQUIRES(mutex_);
+  // What the loop thread has from one round to the next.
+  struct LoopState {
+    std::vector<DatasetState*> datasets;
+    std::vector<pollfd> fds;
+    std::vector<ReadAction> reads;
+    ReadsUnderWay under_way;
+    std::vector<std::pair<Sizer*, size_t>> unsized;  // and how many lengths are known ahead of use
+    Nanos look_at = 0;
+    Nanos tune_at = 0;
+    Nanos held_until = kNeverReady;  // reads that wait for their share
+  };
   void RunLoop(std::stop_token stop);
+  // Returns how long the loop may sleep; 0: there is more to do.
+  Nanos LoopRound(LoopState& at);
+  // True: a descriptor has become readable.
+  bool LoopSleep(LoopState& at, Nanos sleep);
   void RunPlanner(std::stop_token stop);
+  // Makes the order that is asked for first. False: none is.
+  bool PlanNext(RankOrders& orders);
   void RunCopier(std::stop_token stop);
   // `arrived_crc` is of the bytes in the arena; only with options.verify.
   void Finished(DatasetState& dataset, const ReadAction& read, SourceDone& done,
@@ -632,6 +658,7 @@ class Engine {
   // scheduler.
   std::atomic<bool> progress_wanted_{false};
 
+  std::unique_ptr<LoopState> stepped_;  // without threads; constant after Start
   std::jthread loop_;
   std::jthread planner_;
   std::vector<std::jthread> copiers_;

@@ -386,82 +386,94 @@ void Engine::ListDatasets(std::vector<DatasetState*>* out) {
 }
 
 void Engine::RunLoop(std::stop_token stop) {
-  std::vector<DatasetState*> datasets;
-  std::vector<pollfd> fds;
-  std::vector<ReadAction> reads;
-  ReadsUnderWay under_way;
-  std::vector<std::pair<Sizer*, size_t>> unsized;  // and how many lengths are known ahead of use
-  Nanos look_at = 0;
-  Nanos tune_at = 0;
-  Nanos held_until = kNeverReady;  // reads that wait for their share
+  LoopState state;
   while (!stop.stop_requested()) {
-    bool arrived = false;
-    RetireUnused(SteadyClock().Now());
-    {
-      MutexLock lock(mutex_);
-      ListDatasets(&datasets);
-    }
-    under_way.Tick(SteadyClock().Now());
-    bool busy = ReapInto(datasets, under_way, &arrived);
-    if (cache_ != nullptr) busy |= StoreDue(datasets, &arrived);
-    Nanos now = SteadyClock().Now();
-    if (cache_ != nullptr && now >= cache_->look_at) {
-      cache_->look_at = now + kLookLatest;
-      WatchFolder(datasets, under_way, now);
-    }
-    // Not while more has arrived: a read that waits to be reaped does not hang.
-    if (!busy && now >= look_at) look_at = HedgeHanging(datasets, under_way, now);
-    {
-      MutexLock lock(mutex_);
-      if (now >= tune_at) {
-        tune_at = now + kTuneEvery;
-        StepTuner(now);
-      }
-      if (cache_ != nullptr) DropCopies();
-      unsized.clear();
-      for (DatasetId id = 0; id < datasets_.size(); ++id) {
-        Sizer* const sizer = IsOpen(id) ? datasets_[id].sizer : nullptr;
-        if (sizer == nullptr || scheduler_.residency().dataset(id).unsized == 0) continue;
-        TakeLengths(id, datasets_[id]);
-        unsized.emplace_back(sizer, scheduler_.residency().dataset(id).SizedAhead());
-      }
-      Collect();
-      // Under the same lock: a read may name a data set added since the top of the loop.
-      ListDatasets(&datasets);
-      reads.swap(outbox_);
-      // From here on a consumer with new reads must wake us.
-      loop_awake_ = !reads.empty() || busy;
-      held_until = scheduler_.jobs().wake_at();
-      loop_until_ = std::min(held_until, now + kSlice);
-    }
-    for (const ReadAction& read : reads) {
-      datasets[read.dataset]->backlog.push_back(read);
-      ++datasets[read.dataset]->flying;
-    }
-    reads.clear();
-    for (DatasetState* dataset : datasets) {
-      if (dataset != nullptr) SubmitBacklog(*dataset, under_way);
-    }
-    for (const auto& [sizer, ahead] : unsized) sizer->SetAhead(ahead);
-    if (arrived) SignalProgress();
-    if (busy) continue;
-    fds.clear();
-    fds.push_back({wake_fd_.get(), POLLIN, 0});
-    for (DatasetState* dataset : datasets) {
-      if (dataset != nullptr) fds.push_back({dataset->source->event_fd(), POLLIN, 0});
-    }
-    for (const auto& [sizer, ahead] : unsized) fds.push_back({sizer->event_fd(), POLLIN, 0});
-    Nanos sleep = under_way.size() == 0
-                      ? kSlice
-                      : std::clamp<Nanos>(std::min(look_at, tune_at) - now, kMilli, kSlice);
-    // Tokens that came in the meantime are not lost: no need for less than a millisecond.
-    if (held_until - now < sleep) sleep = std::max<Nanos>(held_until - now + kMilli, kMilli);
-    poll(fds.data(), fds.size(), static_cast<int>(sleep / kMilli));
-    if (fds[0].revents & POLLIN) {
-      uint64_t count;
-      (void)!read(wake_fd_.get(), &count, sizeof count);
-    }
+    const Nanos sleep = LoopRound(state);
+    if (sleep > 0) (void)LoopSleep(state, sleep);
   }
+}
+
+std::optional<Nanos> Engine::Step(bool due) {
+  RankOrders orders;
+  while (PlanNext(orders)) due = true;
+  if (!LoopSleep(*stepped_, 0) && !due) return std::nullopt;
+  return LoopRound(*stepped_);
+}
+
+Nanos Engine::LoopRound(LoopState& at) {
+  auto& [datasets, fds, reads, under_way, unsized, look_at, tune_at, held_until] = at;
+  bool arrived = false;
+  RetireUnused(SteadyClock().Now());
+  {
+    MutexLock lock(mutex_);
+    ListDatasets(&datasets);
+  }
+  under_way.Tick(SteadyClock().Now());
+  bool busy = ReapInto(datasets, under_way, &arrived);
+  if (cache_ != nullptr) busy |= StoreDue(datasets, &arrived);
+  Nanos now = SteadyClock().Now();
+  if (cache_ != nullptr && now >= cache_->look_at) {
+    cache_->look_at = now + kLookLatest;
+    WatchFolder(datasets, under_way, now);
+  }
+  // Not while more has arrived: a read that waits to be reaped does not hang.
+  if (!busy && now >= look_at) look_at = HedgeHanging(datasets, under_way, now);
+  {
+    MutexLock lock(mutex_);
+    if (now >= tune_at) {
+      tune_at = now + kTuneEvery;
+      StepTuner(now);
+    }
+    if (cache_ != nullptr) DropCopies();
+    unsized.clear();
+    for (DatasetId id = 0; id < datasets_.size(); ++id) {
+      Sizer* const sizer = IsOpen(id) ? datasets_[id].sizer : nullptr;
+      if (sizer == nullptr || scheduler_.residency().dataset(id).unsized == 0) continue;
+      TakeLengths(id, datasets_[id]);
+      unsized.emplace_back(sizer, scheduler_.residency().dataset(id).SizedAhead());
+    }
+    Collect();
+    // Under the same lock: a read may name a data set added since the top of the loop.
+    ListDatasets(&datasets);
+    reads.swap(outbox_);
+    // From here on a consumer with new reads must wake us.
+    loop_awake_ = !reads.empty() || busy;
+    held_until = scheduler_.jobs().wake_at();
+    loop_until_ = std::min(held_until, now + kSlice);
+  }
+  for (const ReadAction& read : reads) {
+    datasets[read.dataset]->backlog.push_back(read);
+    ++datasets[read.dataset]->flying;
+  }
+  reads.clear();
+  for (DatasetState* dataset : datasets) {
+    if (dataset != nullptr) SubmitBacklog(*dataset, under_way);
+  }
+  for (const auto& [sizer, ahead] : unsized) sizer->SetAhead(ahead);
+  if (arrived) SignalProgress();
+  if (busy) return 0;
+  fds.clear();
+  fds.push_back({wake_fd_.get(), POLLIN, 0});
+  for (DatasetState* dataset : datasets) {
+    if (dataset != nullptr) fds.push_back({dataset->source->event_fd(), POLLIN, 0});
+  }
+  for (const auto& [sizer, ahead] : unsized) fds.push_back({sizer->event_fd(), POLLIN, 0});
+  Nanos sleep = under_way.size() == 0
+                    ? kSlice
+                    : std::clamp<Nanos>(std::min(look_at, tune_at) - now, kMilli, kSlice);
+  // Tokens that came in the meantime are not lost: no need for less than a millisecond.
+  if (held_until - now < sleep) sleep = std::max<Nanos>(held_until - now + kMilli, kMilli);
+  return sleep;
+}
+
+bool Engine::LoopSleep(LoopState& at, Nanos sleep) {
+  const int readable = poll(at.fds.data(), at.fds.size(), static_cast<int>(sleep / kMilli));
+  if (readable <= 0) return false;
+  if (at.fds[0].revents & POLLIN) {
+    uint64_t count;
+    (void)!read(wake_fd_.get(), &count, sizeof count);
+  }
+  return true;
 }
 
 }  // namespace forebay
