@@ -22,8 +22,12 @@ using control::AgentState;
 using control::JsonArray;
 using control::JsonValue;
 
-constexpr Nanos kLocalRound = 100 * kMilli;
-constexpr Nanos kEtcdRound = 250 * kMilli;
+constexpr Nanos kRound = 100 * kMilli;
+// A round of a store that is far or busy has ten times what its calls took, so that they are a
+// tenth of the time at most, but no longer than this.
+constexpr Nanos kLongestRound = 250 * kMilli;
+constexpr int kIdleParts = 10;
+constexpr Nanos kEtcdLease = 2 * kSecond;
 constexpr Nanos kEtcdDeadline = kSecond;
 // A job whose batches lacked reads for so much of the time wants more than it gets.
 constexpr double kMuchWaiting = 0.5;
@@ -49,15 +53,16 @@ std::string_view StateName(AgentState state) {
 }
 
 // Nodes tell of their rates one after the other: when one takes from another, the sum of a single
-// round may be off by half (62 MB/s of 40 when limits first held). So windows are of three rounds,
-// and as much time is remembered as otherwise.
+// round may be off by half (62 MB/s of 40 when limits first held). So windows are of three rounds
+// at least, and as much time is remembered as otherwise.
 control::CapacityOptions OfSeveralNodes() {
-  constexpr int kRounds = 3;
+  constexpr int kTimes = 3;
   control::CapacityOptions out;
-  out.window = kRounds * kEtcdRound;
-  out.remembered /= kRounds;
-  out.fade = std::pow(out.fade, kRounds);
-  out.probe_every /= kRounds;
+  out.window *= kTimes;
+  static_assert(kTimes * 250 * kMilli >= 3 * kLongestRound);
+  out.remembered /= kTimes;
+  out.fade = std::pow(out.fade, kTimes);
+  out.probe_every /= kTimes;
   return out;
 }
 
@@ -71,7 +76,6 @@ ControlLoop::ControlLoop(Engine& engine, ControlLoopOptions options)
 Result<std::unique_ptr<ControlLoop>> ControlLoop::Start(Engine& engine,
                                                         ControlLoopOptions options) {
   if (options.node.empty()) options.node = NodeName();
-  if (options.round == 0) options.round = options.etcd.empty() ? kLocalRound : kEtcdRound;
   std::unique_ptr<ControlLoop> loop(new ControlLoop(engine, std::move(options)));
   const ControlLoopOptions& chosen = loop->options_;
   if (chosen.etcd.empty()) {
@@ -88,11 +92,14 @@ Result<std::unique_ptr<ControlLoop>> ControlLoop::Start(Engine& engine,
   control::AgentOptions agent;
   agent.prefix = chosen.prefix;
   agent.node = chosen.node;
-  loop->agent_.emplace(*loop->store_, agent);
   control::ControllerOptions controller;
   controller.prefix = chosen.prefix;
   controller.name = chosen.node;
-  if (!chosen.etcd.empty()) controller.capacity = OfSeveralNodes();
+  if (!chosen.etcd.empty()) {
+    agent.lease = controller.lease = kEtcdLease;
+    controller.capacity = OfSeveralNodes();
+  }
+  loop->agent_.emplace(*loop->store_, agent);
   loop->controller_.emplace(*loop->store_, controller);
   {
     MutexLock lock(loop->mutex_);
@@ -120,7 +127,8 @@ void ControlLoop::Run(std::stop_token stop) {
   while (!stop.stop_requested()) {
     const Nanos begin = SteadyClock().Now();
     Round(begin);
-    const Nanos left = options_.round - (SteadyClock().Now() - begin);
+    const Nanos took = SteadyClock().Now() - begin;
+    const Nanos left = std::clamp(kIdleParts * took, kRound, kLongestRound) - took;
     if (left <= 0) continue;
     MutexLock lock(sleep);
     ended.wait_for(lock.native(), stop, std::chrono::nanoseconds(left), [] { return false; });

@@ -31,7 +31,6 @@ struct ControlLoopOptions {
   std::vector<std::string> etcd;
   std::string prefix = "/forebay/";
   std::string node;  // empty: the host's name and the process
-  Nanos round = 0;   // 0: 0.1 s, with etcd 0.25 s
   // Told of changes that people should know of, in a sentence.
   std::function<void(std::string_view)> say;
 };
