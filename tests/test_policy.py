@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -281,3 +284,71 @@ def test_the_documents_example_is_a_policy() -> None:
     example = page.split("```toml\n")[1].split("```")[0]
     policy = parse_policy(example, "docs/policies.md")
     assert [rule.match for rule in policy.jobs] == ["imagenet-*", "nightly-*"]
+
+
+def test_a_policy_outlives_its_daemon(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    file = tmp_path / "node.toml"
+    file.write_text('[[job]]\nmatch = "kept-*"\nshare = 3\n')
+
+    def pid() -> int:
+        return int(json.loads(engine.native.describe())["pid"])
+
+    engine = SharedEngine("12M", linger=0)
+    code, out, err = call(capsys, "policy", "set", file)
+    assert code == 0 and "kept for the next daemon in" in out, err
+    (kept,) = (tmp_path / "state" / "forebay").iterdir()
+    assert str(kept) in out and kept.stat().st_mode & 0o777 == 0o600
+    code, out, _ = call(capsys, "status")
+    assert code == 0 and str(kept) in out
+    # Whether it ends by itself or is killed.
+    for kill in (False, True):
+        before = pid()
+        if kill:
+            os.kill(before, signal.SIGKILL)
+        engine.close()
+        _await_end(before)
+        code, out, err = call(capsys, "policy", "show")
+        assert code == 0 and "kept-*" in out and "no daemon is running" in err
+        engine = SharedEngine("12M", linger=0)
+        assert pid() != before
+        code, out, err = call(capsys, "policy", "show")
+        assert code == 0 and "kept-*" in out and not err
+    # What somebody else may have written is not believed, and that is said.
+    before = pid()
+    engine.close()
+    _await_end(before)
+    kept.chmod(0o666)
+    engine = SharedEngine("12M", linger=0)
+    code, out, _ = call(capsys, "policy", "show")
+    assert code == 0 and "no policy is in force" in out
+    code, out, _ = call(capsys, "status")
+    assert code == 0 and str(kept) in out and "remove it" in out
+    code, out, err = call(capsys, "policy", "set", file)
+    assert code == 0 and "kept for the next daemon in" in out, err
+    # Removed, by the daemon or where none runs.
+    code, out, err = call(capsys, "policy", "remove")
+    assert code == 0 and "no policy is in force" in out and not kept.exists(), err
+    code, out, err = call(capsys, "policy", "set", file)
+    assert code == 0 and kept.exists(), err
+    before = pid()
+    engine.close()
+    _await_end(before)
+    code, out, err = call(capsys, "policy", "remove")
+    assert code == 0 and "no daemon is running" in out and not kept.exists(), err
+    engine = SharedEngine("12M", linger=0)
+    code, out, _ = call(capsys, "policy", "show")
+    assert code == 0 and "no policy is in force" in out
+    engine.close()
+
+
+def _await_end(pid: int) -> None:
+    until = time.monotonic() + 30
+    while os.path.exists(f"/proc/{pid}"):
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+        assert time.monotonic() < until
+        time.sleep(0.02)

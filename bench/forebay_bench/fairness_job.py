@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -50,6 +51,7 @@ class Job:
         self._child = subprocess.Popen(
             [sys.executable, "-c", _JOB, json.dumps(spec)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "XDG_STATE_HOME": spec["folder"] + "-state"},
         )  # fmt: skip
         self._times = np.zeros(1)
         self._total = np.zeros(1)
