@@ -7,9 +7,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
+import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,16 +26,24 @@ from .measure import Case, Outcome
 from .run import Context
 
 _LOOK_S = 0.05
+_KILLED_S = 4.0
+_WHAT = "daemons with etcd"
 # Of what the daemons say that they read, beside what the mount says that it gave.
 _DISAGREE = 0.05
 
 
 @dataclass
 class _Window:
+    """A second."""
+
     begin: float
-    """Seconds after the jobs began."""
+    """Since the jobs began, in seconds."""
     phase: str
-    bytes: dict[str, float]
+    settled: bool
+    """Demand changed so long ago that the shares have to be right."""
+    idle: str = ""
+    """The job that wants nothing."""
+    bytes: dict[str, float] = field(default_factory=dict)
     """By job."""
     error: float = 0.0
     """Of the job that is farthest from its share, relative to its share."""
@@ -43,6 +54,8 @@ class _Daemon:
     """What a node's daemon says that it has read from the source, again and again."""
 
     handle: Any
+    alive: bool = True
+    leads: bool = False
     times: list[float] = field(default_factory=list)
     bytes: list[float] = field(default_factory=list)
 
@@ -51,54 +64,65 @@ class _Daemon:
         said = json.loads(self.handle.describe())
         self.times.append((before + time.monotonic()) / 2)
         self.bytes.append(said["source"]["bytes"])
+        self.leads = said["control"]["leads"]
 
     def read(self, begin: float, end: float) -> float:
         at = np.interp([begin, end], self.times, self.bytes)
         return float(at[1] - at[0])
+
+    def last_read(self, end: float) -> float:
+        """When it last had read something, as of then."""
+        times = np.array(self.times)
+        total = np.interp(end, times, self.bytes)
+        return float(times[np.searchsorted(self.bytes, total)])
 
 
 class _Measured:
     """One repetition of one set-up."""
 
     def __init__(
-        self, ctx: Context, mount: SlowFs, place: str, etcd: str, nodes: str, falls: int
+        self, ctx: Context, mount: SlowFs, place: str, etcd: str, setup: dict[str, Any]
     ) -> None:
-        work = ctx.workload["cluster"]
-        self._nodes = nodes
+        self._work = ctx.workload["cluster"]
+        self._nodes: str = setup["nodes"]
+        self._falls: int = setup["falls"]
+        self._kills: bool = setup["kills"]
         self._shares = dict(zip("ab", ctx.workload["shares"], strict=True))
-        self._falls = falls
         policy = dict(version=1, job=[dict(match=n, share=s) for n, s in self._shares.items()])
         _forebay.store_policy([etcd], "/forebay/", json.dumps(policy))
         spec = dict(memory=ctx.workload["memory"], batch=ctx.workload["batch"], etcd=etcd)
-        jobs: list[Job] = []
+        self.windows: list[_Window] = []
+        self._jobs: list[Job] = []
         self._daemons: list[_Daemon] = []
+        self._lock = threading.Lock()
+        folders = [os.path.join(place, str(i)) for i in range(len(self._nodes))]
         try:
-            for i, name in enumerate(nodes):
-                root = os.path.join(str(mount.path), str(i))
-                folder = os.path.join(place, str(i))
-                os.mkdir(folder, 0o700)
-                jobs.append(Job(dict(spec, root=root, folder=folder, job=name),
-                                ctx.workload["bytes"]))  # fmt: skip
-            for i, job in enumerate(jobs):
+            for i, name in enumerate(self._nodes):
+                os.mkdir(folders[i], 0o700)
+                one = dict(root=os.path.join(str(mount.path), str(i)), folder=folders[i], job=name)
+                self._jobs.append(Job(spec | one, ctx.workload["bytes"]))
+            for job, folder in zip(self._jobs, folders, strict=True):
                 job.await_ready()
-                folder = os.path.join(place, str(i))
                 self._daemons.append(_Daemon(_forebay.SharedEngine.attach_running(folder)))
             with self._looking():
-                self._run(work, mount, jobs)
-            for job in jobs:
-                job.end()
+                self._run(mount)
+            for job, daemon in zip(self._jobs, self._daemons, strict=True):
+                if daemon.alive:
+                    job.end()
         finally:
-            for job in jobs:
+            for job in self._jobs:
                 job.kill()
 
     @contextlib.contextmanager
-    def _looking(self) -> Any:
+    def _looking(self) -> Iterator[None]:
         ended = threading.Event()
 
         def look() -> None:
             while not ended.wait(_LOOK_S):
                 for daemon in self._daemons:
-                    daemon.look()
+                    with self._lock:
+                        if daemon.alive:
+                            daemon.look()
 
         thread = threading.Thread(target=look)
         thread.start()
@@ -108,39 +132,81 @@ class _Measured:
             ended.set()
             thread.join()
 
-    def _run(self, work: dict[str, Any], mount: SlowFs, jobs: list[Job]) -> None:
+    def _kill_leader(self) -> bool:
+        """Its whole node: the daemon that controls, and the job that it serves."""
+        with self._lock:
+            for job, daemon in zip(self._jobs, self._daemons, strict=True):
+                if daemon.leads:
+                    daemon.look()
+                    daemon.alive = False
+                    os.kill(daemon.handle.pid, signal.SIGKILL)
+                    job.kill()
+                    return True
+        return False
+
+    def _run(self, mount: SlowFs) -> None:
+        settle, both, fall = (self._work[name] for name in ("settle_s", "both_s", "fall_s"))
         time.sleep(3 * _LOOK_S)
         mount.reset()
-        began = max(job.tell("go") for job in jobs)
-        phases = [("all want more", work["settle_s"] + work["both_s"], "")]
-        phases += [("one node less", work["fall_s"], "pause"), ("again", work["fall_s"], "go")]
-        at = began
-        self.windows: list[_Window] = []
-        for phase, seconds, what in phases:
-            if what:
-                jobs[self._falls].tell(what)
-            begin = max(at, began + work["settle_s"])
-            at += seconds
-            time.sleep(max(0.0, at - time.monotonic()))
-            for t in np.arange(begin, at - 1 + 1e-6):
-                self.windows.append(_Window(t - began, phase, {}))
+        before = time.monotonic()
+        began = max(job.tell("go") for job in self._jobs)
+        time.sleep(settle + both)
+        self._jobs[self._falls].tell("pause")
+        time.sleep(fall)
+        back = self._jobs[self._falls].tell("go")
+        time.sleep(fall)
+        killed = time.monotonic()
+        if self._kills:
+            if not self._kill_leader():
+                raise RuntimeError("no daemon is the controller")
+            time.sleep(settle + _KILLED_S)
+        end = time.monotonic()
         given = mount.stats()["bytes_read"]
         time.sleep(3 * _LOOK_S)
-        read = sum(daemon.read(began - 2 * _LOOK_S, at) for daemon in self._daemons)
+        read = sum(daemon.read(before, end) for daemon in self._daemons)
         self.agreement = read / given
+        if abs(self.agreement - 1) > _DISAGREE:
+            raise RuntimeError(
+                f"the daemons read {self.agreement:.3f} of the bytes that the mount gave: not all "
+                "reads are under the policy"
+            )
+        # What its read-ahead had room for it still read.
+        fell = self._daemons[self._falls].last_read(back)
+        change = self._work["change_s"]
+        self._began = began
+        self._add("all want more", began + settle, fell, settled=True)
+        others = set(self._nodes[: self._falls] + self._nodes[self._falls + 1 :])
+        idle = "" if self._nodes[self._falls] in others else self._nodes[self._falls]
+        for phase, at, until, soon, who in (
+            ("a node wants nothing", fell, back, change, idle),
+            ("it wants more again", back, killed, change, ""),
+            ("the controller was killed", killed, end, settle, ""),
+        ):
+            self._add(phase, at, min(at + soon, until), settled=False, idle=who)
+            self._add(phase, at + soon, until, settled=True, idle=who)
+        together = [sum(w.bytes.values()) for w in self.windows if w.settled and not w.idle]
         for window in self.windows:
-            self._fill(window, began + window.begin)
+            window.error = self._error(window, statistics.median(together))
 
-    def _fill(self, window: _Window, begin: float) -> None:
-        for name, daemon in zip(self._nodes, self._daemons, strict=True):
-            read = daemon.read(begin, begin + 1)
-            window.bytes[name] = window.bytes.get(name, 0.0) + read
-        window.error = self._error(window)
+    def _add(self, phase: str, begin: float, end: float, *, settled: bool, idle: str = "") -> None:
+        for t in np.arange(begin, end - 1 + 1e-3):
+            window = _Window(float(t) - self._began, phase, settled, idle)
+            for name, daemon in zip(self._nodes, self._daemons, strict=True):
+                window.bytes[name] = window.bytes.get(name, 0.0) + daemon.read(t, t + 1)
+            self.windows.append(window)
 
-    def _error(self, window: _Window) -> float:
-        total = sum(window.bytes.values())
-        of = {n: s / sum(self._shares.values()) * total for n, s in self._shares.items()}
-        return max(abs(window.bytes[n] - fair) / fair for n, fair in of.items())
+    def _error(self, window: _Window, usual: float) -> float:
+        read = window.bytes
+        total = sum(read.values())
+        if window.idle:  # the other one has the rest of what there is
+            rest = max(usual, total) - read[window.idle]
+            return abs(total - read[window.idle] - rest) / rest
+        weights = sum(self._shares.values())
+        fair = {name: share / weights * total for name, share in self._shares.items()}
+        return max(abs(read[name] - fair[name]) / fair[name] for name in fair)
+
+    def worst(self, settled: bool) -> _Window:
+        return max((w for w in self.windows if w.settled == settled), key=lambda w: w.error)
 
 
 def run(ctx: Context, out: Outcome) -> None:
@@ -159,14 +225,46 @@ def run(ctx: Context, out: Outcome) -> None:
         tempfile.TemporaryDirectory(prefix="forebay-", dir=socket_folder()) as place,
     ):
         for setup in work["setups"]:
-            for i in range(work["repeats"]):
-                where = os.path.join(place, f"{setup['nodes']}{i}")
-                os.mkdir(where, 0o700)
-                with Etcd() as etcd:
-                    one = _Measured(ctx, mount, where, etcd.endpoint, setup["nodes"],
-                                    setup["falls"])  # fmt: skip
-                for w in one.windows:
-                    ctx.say(f"{setup['nodes']} {w.begin:5.1f} {w.phase:15} {w.error:6.3f} " +
-                            " ".join(f"{n}={b/1e6:.2f}" for n, b in w.bytes.items()) +
-                            f" sum {sum(w.bytes.values())/1e6:.2f}")
-                ctx.say(f"agreement {one.agreement}")
+            _add_setup(ctx, out, setup, mount, place)
+    out.notes.append(
+        f"{_WHAT}: one job on each, as its letter says, shares "
+        f"{':'.join(map(str, ctx.workload['shares']))}; one mount of "
+        f"{work['bandwidth_mb']:g} MB/s; bytes that the daemons read from it, in windows of 1 s: "
+        "by how much the job that is "
+        f"farthest from its share is off; from {work['settle_s']:g} s after all began, "
+        f"{work['change_s']:g} s after a node's demand has fallen to nothing or returned, and "
+        f"{work['settle_s']:g} s after kill -9 of the node whose daemon is the controller"
+    )
+
+
+def _add_setup(
+    ctx: Context, out: Outcome, setup: dict[str, Any], mount: SlowFs, place: str
+) -> None:
+    repeats = ctx.workload["cluster"]["repeats"]
+    nodes = setup["nodes"]
+    runs = []
+    for i in range(repeats):
+        where = os.path.join(place, f"{nodes}{i}")
+        os.mkdir(where, 0o700)
+        with Etcd() as etcd:
+            runs.append(_Measured(ctx, mount, where, etcd.endpoint, setup))
+        one = runs[-1]
+        worst, soon = one.worst(settled=True), one.worst(settled=False)
+        ctx.say(f"{_WHAT} {nodes}: worst second {worst.error:.1%} off ({worst.phase}, "
+                f"{worst.begin:.1f} s); right after a change {soon.error:.1%}; daemons' bytes "
+                f"{one.agreement:.3f} of the mount's ({i + 1}/{repeats})")  # fmt: skip
+    out.worst_median("cluster_share_error", (one.worst(settled=True).error for one in runs))
+    name = f"{_WHAT} {nodes}"
+    out.cases += [
+        Case(f"{name}: worst second: part that it is off", "ratio",
+             [one.worst(settled=True).error for one in runs],
+             note="; ".join(f"{w.phase}, {w.begin:.1f} s"
+                            for w in (one.worst(settled=True) for one in runs))),
+        Case(f"{name}: every second: part that it is off", "ratio",
+             [w.error for one in runs for w in one.windows if w.settled]),
+        Case(f"{name}: right after a change: part that it is off", "ratio",
+             [w.error for one in runs for w in one.windows if not w.settled]),
+        Case(f"{name}: all jobs together", "bytes/s",
+             [sum(w.bytes.values()) for one in runs for w in one.windows if w.settled],
+             ctx.workload["cluster"]["bandwidth_mb"] * 1e6, "the mount"),
+    ]  # fmt: skip

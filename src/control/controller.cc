@@ -120,7 +120,8 @@ double Controller::TakeRead(const StoreEntry& entry, const StageSummary& stage, 
   const bool told_again = so_far.revision != entry.revision;
   so_far.revision = entry.revision;
   // A job that was forgotten and came back counts from the start.
-  const bool goes_on = !is_new && *stage.read_bytes >= std::exchange(so_far.told, *stage.read_bytes);
+  const bool goes_on =
+      !is_new && *stage.read_bytes >= std::exchange(so_far.told, *stage.read_bytes);
   if (!goes_on) {
     so_far.told = *stage.read_bytes;
     so_far.bytes = told;

@@ -102,8 +102,7 @@ Status KeepPolicy(const std::string& path, std::string_view json) {
   const OwnedFd file =
       OpenPrivateFile(folder->get(), temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL);
   Status kept = file.valid() ? WriteAll(file.get(), json) : ErrnoStatus(errno, "writing");
-  if (kept.ok() &&
-      renameat(folder->get(), temporary.c_str(), folder->get(), name.c_str()) != 0) {
+  if (kept.ok() && renameat(folder->get(), temporary.c_str(), folder->get(), name.c_str()) != 0) {
     kept = ErrnoStatus(errno, "renaming");
   }
   if (kept.ok()) {

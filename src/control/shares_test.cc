@@ -92,7 +92,8 @@ struct SharesTest : ::testing::Test {
     const double rate = (node.read - std::exchange(node.before, node.read)) / seconds;
     summary.delivered = {rate, rate / kRead};
     const bool held = static_cast<bool>(node.limiter.TakeHeldBack());
-    summary.demand = {EstimateDemand(rate, held || node.wants), EstimateDemand(rate / kRead, false)};
+    summary.demand = {EstimateDemand(rate, held || node.wants),
+                      EstimateDemand(rate / kRead, false)};
     summary.read_bytes = static_cast<uint64_t>(node.read);
     return summary;
   }

@@ -26,7 +26,8 @@ struct CapacityOptions {
 
   // Nodes tell of what they read one after the other: a window counts some of it too early or too
   // late. So windows are longer, and as much time is remembered as otherwise. And what is handed
-  // out too much makes the source's queue longer, at the cost of those with small parts: it is less.
+  // out too much makes the source's queue longer, at the cost of those with small parts: it is
+  // less.
   static CapacityOptions OfSeveralNodes();
 };
 

@@ -22,8 +22,8 @@ struct StageSummary {
   // From the source, since the job began there: rates are of the moment that they were told at, and
   // leave gaps and overlaps between them. None: not told.
   std::optional<uint64_t> read_bytes = std::nullopt;
-  double stall_share = 0;      // part of the time that training waited
-  double capacity = 0;         // bytes a second that this node found the source to give; 0: unknown
+  double stall_share = 0;  // part of the time that training waited
+  double capacity = 0;     // bytes a second that this node found the source to give; 0: unknown
 };
 
 // Limits of each stage, in their order. `capacity` is what the source gives to all of them

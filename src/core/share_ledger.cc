@@ -34,8 +34,8 @@ void ShareLedger::Observe(std::span<const Entry> jobs, Nanos passed) {
     if (!std::isinf(claims[i].demand)) continue;  // it has what it wants
     const auto before = owed_.find(jobs[i].job);
     const double most = kMostSeconds * fair[i];
-    const double sum = (before == owed_.end() ? 0 : before->second * kept) + fair[i] * seconds -
-                       jobs[i].bytes;
+    const double sum =
+        (before == owed_.end() ? 0 : before->second * kept) + fair[i] * seconds - jobs[i].bytes;
     owed.emplace(jobs[i].job, std::clamp(sum, -most, most));
   }
   owed_ = std::move(owed);

@@ -47,8 +47,8 @@ class ControlLoop {
   ~ControlLoop();
 
   // Puts a policy in force on this node, all of it or nothing; an empty text: none. kUnimplemented
-  // where the policy is a cluster's. Neither of the two waits; the policy is kept in the file by the
-  // next round.
+  // where the policy is a cluster's. Neither of the two waits; the policy is kept in the file by
+  // the next round.
   Status SetPolicy(const std::string& json);
   std::string policy() const;
   // State, limits and rates as JSON: docs/daemon.md.
@@ -101,7 +101,7 @@ class ControlLoop {
   std::optional<control::Policy> policy_ GUARDED_BY(mutex_);
   Status policy_status_ GUARDED_BY(mutex_);
   std::optional<std::string> to_keep_ GUARDED_BY(mutex_);  // what the file is to have
-  bool kept_ GUARDED_BY(mutex_) = false;  // it has the policy in force
+  bool kept_ GUARDED_BY(mutex_) = false;                   // it has the policy in force
   Status keep_status_ GUARDED_BY(mutex_);
   bool loaded_ GUARDED_BY(mutex_) = false;
   std::condition_variable_any has_loaded_;

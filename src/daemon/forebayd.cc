@@ -1,7 +1,8 @@
 // forebayd: one engine for all of a user's training processes on a node.
 //
 // Started by the first client that needs it (port/attach.cc) and gone some seconds after the last
-// has left. Nothing of it outlives it but its policy, and what it said in its log, if it was killed.
+// has left. Nothing of it outlives it but its policy, and what it said in its log, if it was
+// killed.
 #include <poll.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
