@@ -27,6 +27,7 @@ from .run import Context
 
 _LOOK_S = 0.05
 _KILLED_S = 4.0
+_WAIT_S = 20.0
 _WHAT = "daemons with etcd"
 # Of what the daemons say that they read, beside what the mount says that it gave.
 _DISAGREE = 0.05
@@ -144,13 +145,24 @@ class _Measured:
                     return True
         return False
 
+    def _await_reads(self) -> float:
+        """When the last of them had begun to read."""
+        until = time.monotonic() + _WAIT_S
+        while not all(daemon.bytes and daemon.bytes[-1] > 0 for daemon in self._daemons):
+            if time.monotonic() > until:
+                raise RuntimeError(f"a job has read nothing in {_WAIT_S:g} s")
+            time.sleep(_LOOK_S)
+        return time.monotonic()
+
     def _run(self, mount: SlowFs) -> None:
         settle, both, fall = (self._work[name] for name in ("settle_s", "both_s", "fall_s"))
         time.sleep(3 * _LOOK_S)
         mount.reset()
         before = time.monotonic()
-        began = max(job.tell("go") for job in self._jobs)
-        time.sleep(settle + both)
+        for job in self._jobs:
+            job.tell("go")
+        began = self._await_reads()
+        time.sleep(max(0.0, began + settle + both - time.monotonic()))
         self._jobs[self._falls].tell("pause")
         time.sleep(fall)
         back = self._jobs[self._falls].tell("go")
