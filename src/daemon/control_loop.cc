@@ -367,6 +367,7 @@ std::string ControlLoop::Describe() const {
   // Empty: the policy goes with the daemon, or lies in etcd.
   out.Set("policy_kept", kept_ ? options_.policy_file : "");
   out.Set("policy_pending", to_keep_.has_value());
+  out.Set("policy_keep_error", keep_status_.ok() ? "" : keep_status_.ToString());
   JsonArray jobs;
   for (const JobView& view : jobs_) {
     JsonValue& job = jobs.emplace_back();

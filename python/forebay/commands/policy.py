@@ -153,10 +153,11 @@ def _set(options: argparse.Namespace) -> int:
     daemon.set_policy(policy.json)
     control = _settled(daemon)
     print(f"{options.file} is in force on this node")
-    if control["policy_kept"]:
-        print(f"kept for the next daemon in {control['policy_kept']}")
+    if kept := control.get("policy_kept"):
+        print(f"kept for the next daemon in {kept}")
     else:
-        print(f"it goes with this daemon: {control['policy_status'] or 'nothing of it is kept'}")
+        why = control.get("policy_keep_error") or "nothing of it is kept"
+        print(f"it goes with this daemon: {why}")
     return 0
 
 
@@ -165,7 +166,7 @@ def _settled(daemon: _forebay.SharedEngine) -> dict[str, Any]:
     until = time.monotonic() + _KEEP_S
     while True:
         control: dict[str, Any] = json.loads(daemon.describe())["control"]
-        if not control["policy_pending"] or time.monotonic() > until:
+        if not control.get("policy_pending") or time.monotonic() > until:
             return control
         time.sleep(0.02)
 
@@ -182,7 +183,7 @@ def _remove(options: argparse.Namespace) -> int:
         print("no daemon is running on this node, and the next one has no policy")
         return 0
     daemon.set_policy("")
-    if trouble := _settled(daemon)["policy_status"]:
+    if trouble := _settled(daemon).get("policy_keep_error"):
         raise StorageError(trouble)
     print("no policy is in force on this node")
     return 0
