@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -355,3 +356,70 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.skipif(not Etcd.available()[0], reason=Etcd.available()[1])
+def test_limits_outlive_the_controller(tmp_path: Path) -> None:
+    shares = {"a": 3, "b": 2, "c": 1}
+    data = tmp_path / "data"
+    data.mkdir()
+    for i in range(60):
+        (data / f"{i:03}.bin").write_bytes(bytes(200_000))
+    ended = threading.Event()
+
+    def consume(engine: SharedEngine) -> None:
+        loader = DataLoader(data, 4, shuffle=True, engine=engine, rank=0, world_size=1)
+        while not ended.is_set():
+            for _ in loader:
+                if ended.is_set():
+                    break
+        loader.close()
+
+    with Etcd() as etcd:
+        rules = [{"match": job, "share": share} for job, share in shares.items()]
+        policy = json.dumps({"version": 1, "job": rules})
+        _forebay.store_policy([etcd.endpoint], "/forebay/", policy)
+        engines = {}
+        for job in shares:
+            (tmp_path / job).mkdir(mode=0o700)
+            engines[job] = SharedEngine(
+                "8M", keep=False, linger=0, job=job, folder=tmp_path / job, etcd=etcd.endpoint
+            )
+        threads = [threading.Thread(target=consume, args=(e,)) for e in engines.values()]
+        for thread in threads:
+            thread.start()
+
+        def control(job: str) -> dict[str, Any]:
+            said: dict[str, Any] = json.loads(engines[job].native.describe())["control"]
+            return said
+
+        def limits() -> dict[str, float | None]:
+            return {
+                of["job"]: of["limit_bytes_per_s"] for job in engines for of in control(job)["jobs"]
+            }
+
+        try:
+            until = time.monotonic() + 60
+            while set(found := limits()) != set(shares) or None in found.values():
+                assert time.monotonic() < until, found
+                time.sleep(0.05)
+            (leader,) = (job for job in engines if control(job)["leads"])
+            dead = control(leader)["node"]
+            os.kill(json.loads(engines[leader].native.describe())["pid"], signal.SIGKILL)
+            del engines[leader]
+            # At no time are the others without limits, whoever decides.
+            while any(control(job)["leader"] in ("", dead) for job in engines):
+                assert time.monotonic() < until
+                found = limits()
+                assert set(found) == set(engines) and None not in found.values()
+                time.sleep(0.02)
+            while not all(control(job)["state"] == "following" for job in engines):
+                assert time.monotonic() < until
+                assert None not in limits().values()
+                time.sleep(0.02)
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join()
+            engines.clear()
+            gc.collect()
