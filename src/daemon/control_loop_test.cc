@@ -5,7 +5,10 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -21,6 +24,18 @@ using control::JsonValue;
 using testing::MakeEngine;
 using testing::SlowSource;
 using testing::TestFiles;
+
+// Gone with the object.
+struct StateFolder {
+  StateFolder() { (void)mkdtemp(path.data()); }
+  ~StateFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+  }
+  StateFolder(const StateFolder&) = delete;
+  StateFolder& operator=(const StateFolder&) = delete;
+  std::string path = std::filesystem::temp_directory_path() / "forebay-state-XXXXXX";
+};
 
 // Two jobs that take batches as fast as they come, from a source that 16 reads at once saturate.
 class ControlLoopTest : public ::testing::Test {
@@ -142,8 +157,8 @@ TEST_F(ControlLoopTest, APolicyBecomesLimitsAndKnobs) {
 }
 
 TEST_F(ControlLoopTest, APolicyIsKeptForTheNextOne) {
-  const testing::TempFolder folder;
-  policy_file_ = folder.path() + "/state/forebay/policy.json";
+  const StateFolder folder;
+  policy_file_ = folder.path + "/state/forebay/policy.json";
   const auto kept = [&] { return *control::ReadKeptPolicy(policy_file_); };
   const auto said = [&] {
     MutexLock lock(said_mutex_);
@@ -191,8 +206,8 @@ TEST_F(ControlLoopTest, APolicyIsKeptForTheNextOne) {
 }
 
 TEST_F(ControlLoopTest, APolicyThatCannotBeKeptIsInForce) {
-  const testing::TempFolder folder;
-  const std::string state = folder.path() + "/state";
+  const StateFolder folder;
+  const std::string state = folder.path + "/state";
   ASSERT_EQ(mkdir(state.c_str(), 0777), 0);
   ASSERT_EQ(chmod(state.c_str(), 0777), 0);
   policy_file_ = state + "/policy.json";
