@@ -205,7 +205,7 @@ TINY: dict[str, dict[str, Any]] = {
         "alone_s": 0.4, "settle_s": 0.3, "both_s": 0.3, "window_s": 0.3, "idle_s": 0.6,
         "cluster": {
             "repeats": 1, "bandwidth_mb": 30, "settle_s": 1, "both_s": 2, "fall_s": 4,
-            "change_s": 0.5, "setups": [{"nodes": "ab", "falls": 1, "kills": False}],
+            "change_s": 1, "setups": [{"nodes": "ab", "falls": 1, "kills": False}],
         },
         "run": {
             "repeats": 1, "files": 600, "workers": 1, "bandwidth_mb": 30, "settle_s": 0.5,

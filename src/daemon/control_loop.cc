@@ -164,12 +164,14 @@ void ControlLoop::KeepPolicy() {
   std::optional<std::string> json;
   {
     MutexLock lock(mutex_);
-    json.swap(to_keep_);
+    json = to_keep_;
   }
   if (!json) return;
   Status status = control::KeepPolicy(options_.policy_file, *json);
   if (!status.ok() && options_.say) options_.say(StrCat("WARNING: ", status.message()));
   MutexLock lock(mutex_);
+  if (to_keep_ != json) return;  // another one was set meanwhile
+  to_keep_.reset();
   kept_ = status.ok() && !json->empty();
   keep_status_ = std::move(status);
 }
