@@ -28,6 +28,12 @@ _LAUNCHER_VARIABLES = (
 )  # fmt: skip
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_state_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Daemons keep policies in the user's state folder; those of tests have one of their own."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 def seed_count() -> int:
     return int(os.environ.get("FOREBAY_SEEDS", "20"))
 

@@ -86,8 +86,8 @@ FIGURES = {
         "syscalls_per_ready_batch",
     },
     "fairness": {
-        "share_error", "redistribute_s", "shared_vs_alone", "run_share_error",
-        "run_share_error_one_daemon",
+        "share_error", "redistribute_s", "shared_vs_alone", "cluster_share_error",
+        "run_share_error", "run_share_error_one_daemon",
     },
     "transparent": {
         "first_vs_plain", "later_vs_plain", "decode_later_vs_plain", "tf_first_vs_plain",
@@ -203,6 +203,10 @@ TINY: dict[str, dict[str, Any]] = {
     "fairness": {
         "repeats": 1, "cluster_repeats": 0, "files": 150, "memory": 8 << 20, "bandwidth_mb": 30,
         "alone_s": 0.4, "settle_s": 0.3, "both_s": 0.3, "window_s": 0.3, "idle_s": 0.6,
+        "cluster": {
+            "repeats": 1, "bandwidth_mb": 30, "settle_s": 1, "both_s": 2, "fall_s": 4,
+            "change_s": 1, "setups": [{"nodes": "ab", "falls": 1, "kills": False}],
+        },
         "run": {
             "repeats": 1, "files": 600, "workers": 1, "bandwidth_mb": 30, "settle_s": 0.5,
             "windows": 2, "window_s": 0.4,
@@ -297,7 +301,7 @@ def check_result(result: dict, name: str, mode: str = "default", seed: int = 1) 
     if name == "peers" and not Etcd.available()[0]:
         figures.add("etcd_lookup_us")
     if name == "fairness" and not Etcd.available()[0]:
-        figures.add("run_share_error")
+        figures |= {"run_share_error", "cluster_share_error"}
     assert figures == FIGURES[name]
     assert all(type(v) in (int, float) and math.isfinite(v) for v in result["figures"].values())
     check_worst(result)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import os
+import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -266,6 +270,10 @@ def test_a_clusters_policy_lies_in_etcd(site: Path, capsys: pytest.CaptureFixtur
         assert etcd.wait()
         code, out, _ = call(capsys, "policy", "show", "--etcd", etcd.endpoint)
         assert code == 0 and "imagenet-*" in out
+        code, _, err = call(capsys, "policy", "remove", "--etcd", etcd.endpoint)
+        assert code == 0, err
+        code, out, _ = call(capsys, "policy", "show", "--etcd", etcd.endpoint)
+        assert code == 0 and "no policy is in force" in out
     code, _, err = call(capsys, "policy", "show", "--etcd", "ftp://a:1")
     assert code == 2 and "https://host:port" in err
 
@@ -281,3 +289,137 @@ def test_the_documents_example_is_a_policy() -> None:
     example = page.split("```toml\n")[1].split("```")[0]
     policy = parse_policy(example, "docs/policies.md")
     assert [rule.match for rule in policy.jobs] == ["imagenet-*", "nightly-*"]
+
+
+def test_a_policy_outlives_its_daemon(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    file = tmp_path / "node.toml"
+    file.write_text('[[job]]\nmatch = "kept-*"\nshare = 3\n')
+
+    running = [SharedEngine("12M", linger=0)]
+
+    def end(kill: bool = False) -> None:
+        pid = int(json.loads(running[0].native.describe())["pid"])
+        if kill:
+            os.kill(pid, signal.SIGKILL)
+        running.clear()
+        gc.collect()
+        until = time.monotonic() + 30
+        while _runs(pid):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
+    code, out, err = call(capsys, "policy", "set", file)
+    assert code == 0 and "kept for the next daemon in" in out, err
+    (kept,) = (tmp_path / "state" / "forebay").iterdir()
+    assert str(kept) in out and kept.stat().st_mode & 0o777 == 0o600
+    code, out, _ = call(capsys, "status")
+    assert code == 0 and str(kept) in out
+    # Whether it ends by itself or is killed.
+    for kill in (False, True):
+        end(kill)
+        code, out, err = call(capsys, "policy", "show")
+        assert code == 0 and "kept-*" in out and "no daemon is running" in err
+        running.append(SharedEngine("12M", linger=0))
+        code, out, err = call(capsys, "policy", "show")
+        assert code == 0 and "kept-*" in out and not err
+    # What somebody else may have written is not believed, and that is said.
+    end()
+    kept.chmod(0o666)
+    running.append(SharedEngine("12M", linger=0))
+    code, out, _ = call(capsys, "policy", "show")
+    assert code == 0 and "no policy is in force" in out
+    code, out, _ = call(capsys, "status")
+    assert code == 0 and str(kept) in out and "remove it" in out
+    code, out, err = call(capsys, "policy", "set", file)
+    assert code == 0 and "kept for the next daemon in" in out, err
+    # Removed, by the daemon or where none runs.
+    code, out, err = call(capsys, "policy", "remove")
+    assert code == 0 and "no policy is in force" in out and not kept.exists(), err
+    code, out, err = call(capsys, "policy", "set", file)
+    assert code == 0 and kept.exists(), err
+    end()
+    code, out, err = call(capsys, "policy", "remove")
+    assert code == 0 and "no daemon is running" in out and not kept.exists(), err
+    running.append(SharedEngine("12M", linger=0))
+    code, out, _ = call(capsys, "policy", "show")
+    assert code == 0 and "no policy is in force" in out
+    end()
+
+
+def _runs(pid: int) -> bool:
+    """Whether it does: a dead one may still be waited for by who adopted it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Etcd.available()[0], reason=Etcd.available()[1])
+def test_limits_outlive_the_controller(tmp_path: Path) -> None:
+    shares = {"a": 3, "b": 2, "c": 1}
+    data = tmp_path / "data"
+    data.mkdir()
+    for i in range(60):
+        (data / f"{i:03}.bin").write_bytes(bytes(200_000))
+    ended = threading.Event()
+
+    def consume(engine: SharedEngine) -> None:
+        loader = DataLoader(data, 4, shuffle=True, engine=engine, rank=0, world_size=1)
+        while not ended.is_set():
+            for _ in loader:
+                if ended.is_set():
+                    break
+        loader.close()
+
+    with Etcd() as etcd:
+        rules = [{"match": job, "share": share} for job, share in shares.items()]
+        policy = json.dumps({"version": 1, "job": rules})
+        _forebay.store_policy([etcd.endpoint], "/forebay/", policy)
+        engines = {}
+        for job in shares:
+            (tmp_path / job).mkdir(mode=0o700)
+            engines[job] = SharedEngine(
+                "8M", keep=False, linger=0, job=job, folder=tmp_path / job, etcd=etcd.endpoint
+            )
+        threads = [threading.Thread(target=consume, args=(e,)) for e in engines.values()]
+        for thread in threads:
+            thread.start()
+
+        def control(job: str) -> dict[str, Any]:
+            said: dict[str, Any] = json.loads(engines[job].native.describe())["control"]
+            return said
+
+        def limits() -> dict[str, float | None]:
+            return {
+                of["job"]: of["limit_bytes_per_s"] for job in engines for of in control(job)["jobs"]
+            }
+
+        try:
+            until = time.monotonic() + 60
+            while set(found := limits()) != set(shares) or None in found.values():
+                assert time.monotonic() < until, found
+                time.sleep(0.05)
+            (leader,) = (job for job in engines if control(job)["leads"])
+            dead = control(leader)["node"]
+            os.kill(json.loads(engines[leader].native.describe())["pid"], signal.SIGKILL)
+            del engines[leader]
+            # At no time are the others without limits, whoever decides.
+            while any(control(job)["leader"] in ("", dead) for job in engines):
+                assert time.monotonic() < until
+                found = limits()
+                assert set(found) == set(engines) and None not in found.values()
+                time.sleep(0.02)
+            while not all(control(job)["state"] == "following" for job in engines):
+                assert time.monotonic() < until
+                assert None not in limits().values()
+                time.sleep(0.02)
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join()
+            engines.clear()
+            gc.collect()

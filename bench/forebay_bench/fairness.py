@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from typing import Any
@@ -15,98 +13,13 @@ import numpy as np
 from forebay import _forebay
 from forebay_testing import Etcd, SlowFs
 
-from . import fairness_run
+from . import fairness_cluster, fairness_run
 from .data import make_files, socket_folder
+from .fairness_job import STEP_S, Job
 from .measure import Case, Outcome
 from .run import Context
 
-_CHILD_S = 120
-_STEP_S = 0.5  # what a rate is taken over
 _ENOUGH = 0.95  # of a rate: that much of it counts as having it
-
-# A job whose consumer takes batches as fast as they come, when it was told to go.
-_JOB = """
-import json, sys, threading, time
-import forebay
-spec = json.loads(sys.argv[1])
-engine = forebay.SharedEngine(spec["memory"], folder=spec["folder"], keep=False, linger=1,
-                              job=spec["job"], etcd=spec["etcd"])
-go, ended, seen = threading.Event(), threading.Event(), []
-def listen():
-    for line in sys.stdin:
-        {"go": go.set, "pause": go.clear, "end": ended.set}[line.strip()]()
-    ended.set()
-    go.set()
-threading.Thread(target=listen, daemon=True).start()
-print("ready", flush=True)
-go.wait()
-loader = forebay.DataLoader(spec["root"], spec["batch"], shuffle=True, seed=1, engine=engine,
-                            rank=0, world_size=1)
-while not ended.is_set():
-    for batch in loader:
-        seen.append((time.monotonic(), len(batch)))
-        batch.release()
-        go.wait()
-        if ended.is_set():
-            break
-print(json.dumps(dict(seen=seen, alone=engine.client() is None)), flush=True)
-"""
-
-
-class _Job:
-    """One of the two, in a process of its own."""
-
-    def __init__(self, spec: dict[str, Any], sample_bytes: int) -> None:
-        self._bytes = sample_bytes
-        self._child = subprocess.Popen(
-            [sys.executable, "-c", _JOB, json.dumps(spec)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self._times = np.zeros(1)
-        self._total = np.zeros(1)
-
-    def await_ready(self) -> None:
-        assert self._child.stdout is not None
-        if self._child.stdout.readline().strip() != "ready":
-            raise RuntimeError("a measured process did not start")
-
-    def tell(self, what: str) -> float:
-        """When it was told."""
-        assert self._child.stdin is not None
-        self._child.stdin.write(what + "\n")
-        self._child.stdin.flush()
-        return time.monotonic()
-
-    def end(self) -> None:
-        try:
-            said, _ = self._child.communicate("end\n", timeout=_CHILD_S)
-        finally:
-            self.kill()
-        answer = json.loads(said.splitlines()[-1])
-        if answer["alone"]:
-            raise RuntimeError("a job went on without the daemon")
-        self._times = np.array([t for t, _ in answer["seen"]])
-        self._total = np.cumsum([n for _, n in answer["seen"]]) * self._bytes
-
-    def kill(self) -> None:
-        if self._child.poll() is None:
-            self._child.kill()
-            self._child.wait()
-
-    def taken(self, begin: float, end: float) -> float:
-        """Bytes that the consumer got."""
-        at = np.interp([begin, end], self._times, self._total, left=0.0)
-        return float(at[1] - at[0])
-
-    def rate(self, begin: float, end: float) -> float:
-        return self.taken(begin, end) / (end - begin)
-
-    def until(self, begin: float, end: float, reached: Any) -> float:
-        """Seconds from `begin` until a stretch of _STEP_S at whose rate `reached` holds."""
-        for t in np.arange(begin, end - _STEP_S, 0.01):
-            if reached(self.rate(t, t + _STEP_S)):
-                return float(t - begin)
-        return end - begin
 
 
 class _Measured:
@@ -125,7 +38,7 @@ class _Measured:
         self._jobs = []
         try:
             for name, root, folder in zip("ab", roots, folders, strict=True):
-                job = _Job(dict(spec, root=root, folder=folder, job=name), work["bytes"])
+                job = Job(dict(spec, root=root, folder=folder, job=name), work["bytes"])
                 self._jobs.append(job)
                 job.await_ready()
             if etcd:
@@ -154,7 +67,7 @@ class _Measured:
         settled = both + work["settle_s"]
         # Before the other came, or while it was idle: the tuner may still have been searching.
         first = b.rate(begin + work["alone_s"] / 2, alone)
-        later = [b.rate(t, t + _STEP_S) for t in np.arange(idle, back - _STEP_S, _STEP_S / 2)]
+        later = [b.rate(t, t + STEP_S) for t in np.arange(idle, back - STEP_S, STEP_S / 2)]
         self.alone = max(first, statistics.median(later))
         self.total = a.rate(settled, idle) + b.rate(settled, idle)
         self.share = a.rate(settled, idle) / self.total
@@ -196,6 +109,8 @@ def run(ctx: Context) -> Outcome:
                 out.notes.append(f"two daemons were not measured: {why}")
     _report(out, work, runs, cluster)
     ctx.save(out)
+    fairness_cluster.run(ctx, out)
+    ctx.save(out)
     fairness_run.run(ctx, out)
     return out
 
@@ -233,5 +148,5 @@ def _report(
     )
     out.notes.append(
         f"idle: the consumer stops, and its read-ahead fills what memory it has; taken up: from "
-        f"then on the other one gets at least {_ENOUGH:.0%} of its rate alone, over {_STEP_S} s"
+        f"then on the other one gets at least {_ENOUGH:.0%} of its rate alone, over {STEP_S} s"
     )

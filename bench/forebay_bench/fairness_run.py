@@ -66,6 +66,7 @@ class _Job:
         ]  # fmt: skip
         env = {
             **os.environ, "XDG_RUNTIME_DIR": self.runtime, "SLURM_TMPDIR": self.runtime,
+            "XDG_STATE_HOME": self.runtime,
             "FOREBAY_ETCD": etcd or "", "RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1",
             "PYTHONWARNINGS": "ignore::UserWarning",
         }  # fmt: skip

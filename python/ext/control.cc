@@ -5,7 +5,9 @@
 #include "common.h"
 #include "control/controller.h"
 #include "control/etcd_store.h"
+#include "control/kept_policy.h"
 #include "control/memory_store.h"
+#include "port/attach.h"
 
 namespace forebay::python {
 namespace {
@@ -124,16 +126,31 @@ void BindControl(nb::module_& m) {
       "store_policy",
       [](const std::vector<std::string>& endpoints, const std::string& prefix,
          const std::string& json, double deadline_s) {
-        const Policy policy = Parse(json, {});
+        const Policy policy = json.empty() ? Policy() : Parse(json, {});
         const auto store = Etcd(endpoints, deadline_s);
         const auto put = [&] {
           WaitUnlocked unlocked;
+          if (json.empty()) return store->Delete(ControlLayout(prefix).Policy());
           return StorePolicy(*store, prefix, policy);
         };
         Raise(put());
       },
       nb::arg("endpoints"), nb::arg("prefix"), nb::arg("json"), nb::arg("deadline_s") = 5.0,
-      "Puts a policy into etcd.");
+      "Puts a policy into etcd; an empty text removes the one that is there.");
+  m.def(
+      "kept_policy",
+      [](const std::string& folder) {
+        const std::string path = Value(KeptPolicyPath(DaemonPlace(folder).socket));
+        return std::pair(path, Value(ReadKeptPolicy(path)));
+      },
+      nb::arg("folder"),
+      "The file of the policy that the next daemon in the folder takes up, and what is in it.");
+  m.def(
+      "drop_kept_policy",
+      [](const std::string& folder) {
+        Raise(KeepPolicy(Value(KeptPolicyPath(DaemonPlace(folder).socket)), ""));
+      },
+      nb::arg("folder"), "Where no daemon runs: one that does has its policy removed.");
   m.def(
       "stored_policy",
       [](const std::vector<std::string>& endpoints, const std::string& prefix,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <utility>
 #include <vector>
 
@@ -92,6 +93,8 @@ Status Controller::TakeOver(Nanos now) {
   stored_.clear();
   for (const StoreEntry& entry : snapshot->entries) stored_[entry.key] = entry.value;
   observed_.reset();
+  read_.clear();
+  ledger_ = ShareLedger();
   bytes_ = SourceCapacity(options_.capacity);
   operations_ = SourceCapacity(options_.capacity);
   const auto state = stored_.find(layout_.State());
@@ -107,7 +110,32 @@ Status Controller::TakeOver(Nanos now) {
   return Status();
 }
 
-void Controller::Observe(std::span<const StageSummary> stages, Nanos now) {
+double Controller::TakeRead(const StoreEntry& entry, const StageSummary& stage, double passed) {
+  const double guess = stage.delivered.bytes_per_s * passed;
+  if (!stage.read_bytes) return guess;
+  const auto told = static_cast<double>(*stage.read_bytes);
+  const auto [at, is_new] = read_.try_emplace(entry.key);
+  ReadSoFar& so_far = at->second;
+  so_far.seen = true;
+  const bool told_again = so_far.revision != entry.revision;
+  so_far.revision = entry.revision;
+  // A job that was forgotten and came back counts from the start.
+  const bool goes_on =
+      !is_new && *stage.read_bytes >= std::exchange(so_far.told, *stage.read_bytes);
+  if (!goes_on) {
+    so_far.told = *stage.read_bytes;
+    so_far.bytes = told;
+    return guess;
+  }
+  if (!told_again) {  // it goes on as it did: until it tells, that is what it read
+    so_far.bytes += guess;
+    return guess;
+  }
+  return told - std::exchange(so_far.bytes, told);
+}
+
+void Controller::Observe(std::span<const StageSummary> stages, std::span<const double> read,
+                         Nanos now) {
   if (!observed_ && !bytes_.Estimate()) {
     // The first to lead: what the nodes found on their own is a start.
     std::map<std::string_view, double> nodes;
@@ -124,11 +152,19 @@ void Controller::Observe(std::span<const StageSummary> stages, Nanos now) {
     if (all) bytes_.Assume(sum, now);
   }
   RateLimits delivered{0, 0};
-  std::map<std::string_view, RateLimits> jobs;
-  for (const StageSummary& stage : stages) {
-    RateLimits& job = jobs.try_emplace(stage.job, RateLimits{0, 0}).first->second;
-    job.bytes_per_s += stage.delivered.bytes_per_s;
-    job.operations_per_s += stage.delivered.operations_per_s;
+  struct OfJob {
+    RateLimits delivered{0, 0};
+    double read = 0;
+    double demand = 0;
+  };
+  std::map<std::string_view, OfJob> jobs;
+  for (size_t i = 0; i < stages.size(); ++i) {
+    const StageSummary& stage = stages[i];
+    OfJob& job = jobs[stage.job];
+    job.delivered.bytes_per_s += stage.delivered.bytes_per_s;
+    job.delivered.operations_per_s += stage.delivered.operations_per_s;
+    job.read += read[i];
+    job.demand += stage.demand.bytes_per_s;
     delivered.bytes_per_s += stage.delivered.bytes_per_s;
     delivered.operations_per_s += stage.delivered.operations_per_s;
   }
@@ -138,7 +174,7 @@ void Controller::Observe(std::span<const StageSummary> stages, Nanos now) {
   for (const StageSummary& stage : stages) {
     constexpr double kNear = 0.9;
     const JobRule& rule = policy_.RuleFor(stage.job);
-    const RateLimits& job = jobs[stage.job];
+    const RateLimits& job = jobs[stage.job].delivered;
     unmet_bytes |=
         std::isinf(stage.demand.bytes_per_s) && job.bytes_per_s < kNear * rule.max_bandwidth;
     unmet_operations |= std::isinf(stage.demand.operations_per_s) &&
@@ -146,7 +182,16 @@ void Controller::Observe(std::span<const StageSummary> stages, Nanos now) {
   }
   const double passed =
       observed_ ? static_cast<double>(std::max<Nanos>(0, now - *observed_)) / kSecond : 0;
+  if (observed_) {
+    std::vector<ShareLedger::Entry> entries;
+    entries.reserve(jobs.size());
+    for (const auto& [name, job] : jobs) {
+      entries.push_back({name, job.read, ClaimOfBytes(policy_.RuleFor(name), job.demand)});
+    }
+    ledger_.Observe(entries, now - *observed_);
+  }
   observed_ = now;
+  // By rates: when a node tells does not matter then, as it does for what it has read so far.
   bytes_.Observe(delivered.bytes_per_s * passed, unmet_bytes, now);
   operations_.Observe(delivered.operations_per_s * passed, unmet_operations, now);
 }
@@ -155,7 +200,11 @@ Status Controller::Decide(Nanos now, RoundReport* report) {
   const Result<StoreSnapshot> snapshot = store_.Range(layout_.Live());
   if (!snapshot) return snapshot.error();
   std::vector<StageSummary> stages;
+  std::vector<double> read;
   stages.reserve(snapshot->entries.size());
+  read.reserve(snapshot->entries.size());
+  const double passed =
+      observed_ ? static_cast<double>(std::max<Nanos>(0, now - *observed_)) / kSecond : 0;
   const std::string policy_key = layout_.Policy();
   bool has_policy = false;
   for (const StoreEntry& entry : snapshot->entries) {
@@ -176,6 +225,7 @@ Status Controller::Decide(Nanos now, RoundReport* report) {
     Result<StageSummary> stage =
         ParseSummary(std::move(names->first), std::move(names->second), entry.value);
     if (stage) {
+      read.push_back(TakeRead(entry, *stage, passed));
       stages.push_back(*std::move(stage));
     } else {
       ++report->unreadable;
@@ -186,7 +236,10 @@ Status Controller::Decide(Nanos now, RoundReport* report) {
     policy_status_ = Status();
     policy_revision_ = 0;
   }
-  Observe(stages, now);
+  for (auto each = read_.begin(); each != read_.end();) {
+    each = std::exchange(each->second.seen, false) ? std::next(each) : read_.erase(each);
+  }
+  Observe(stages, read, now);
   report->stages = stages.size();
   report->policy = policy_status_;
   report->capacity = {bytes_.Allowance(), operations_.Allowance()};
@@ -201,7 +254,7 @@ Status Controller::Decide(Nanos now, RoundReport* report) {
   const std::vector<RateLimits> limits =
       alone ? DivideSource(policy_, stages, RateLimits())
             : DivideSource(policy_, stages, {found(bytes_), found(operations_)},
-                           {more(bytes_), more(operations_)});
+                           {more(bytes_), more(operations_)}, &ledger_);
 
   std::vector<DecisionPage> pages(ControlLayout::kPages);
   for (size_t i = 0; i < stages.size(); ++i) {

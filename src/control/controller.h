@@ -19,6 +19,7 @@
 #include "core/capacity.h"
 #include "core/division.h"
 #include "core/policy.h"
+#include "core/share_ledger.h"
 
 namespace forebay::control {
 
@@ -79,7 +80,15 @@ class Controller {
 
  private:
   Status TakeOver(Nanos now);
-  void Observe(std::span<const StageSummary> stages, Nanos now);
+  struct ReadSoFar {
+    int64_t revision = 0;  // of the summary that was counted last
+    uint64_t told = 0;
+    double bytes = 0;
+    bool seen = false;  // in this round
+  };
+  // What a stage has read since the last round; a little below 0 where more was counted before.
+  double TakeRead(const StoreEntry& entry, const StageSummary& stage, double passed);
+  void Observe(std::span<const StageSummary> stages, std::span<const double> read, Nanos now);
   Status Decide(Nanos now, RoundReport* report);
   void Forget(int64_t revision, Nanos now);
 
@@ -93,6 +102,8 @@ class Controller {
   Status policy_status_;
   SourceCapacity bytes_;
   SourceCapacity operations_;
+  ShareLedger ledger_;
+  std::map<std::string, ReadSoFar> read_;  // by key
   std::optional<Nanos> observed_;
   std::map<std::string, std::string> stored_;      // decisions as they are in the store
   std::optional<std::pair<int64_t, Nanos>> mark_;  // a revision, and when it was the last

@@ -256,9 +256,10 @@ TEST_F(ControlTest, WithoutAControllerTheLastDecisionHolds) {
   Node& a = AddNode("n1", "a");
   AddNode("n2", "b");
   Run(10 * kSecond);
+  one.alive = false;
+  Tick();  // what it decided last
   const RateLimits before = a.agent.LimitsFor("a");
   ASSERT_LT(before.bytes_per_s, kUnlimited);
-  one.alive = false;
   Run(20 * kSecond);
   EXPECT_EQ(a.agent.LimitsFor("a"), before);
   EXPECT_EQ(a.agent.health().state, AgentState::kNoController);

@@ -120,6 +120,7 @@ std::string WriteSummary(const StageSummary& summary) {
   };
   value.Set("demand", rates(summary.demand));
   value.Set("got", rates(summary.delivered));
+  if (summary.read_bytes) value.Set("read", static_cast<int64_t>(*summary.read_bytes));
   value.Set("stall", Short(summary.stall_share));
   value.Set("capacity", Short(summary.capacity));
   return value.Write();
@@ -136,6 +137,10 @@ Result<StageSummary> ParseSummary(std::string node, std::string job, std::string
       !ReadShare(*value, "stall", &summary.stall_share) ||
       !ReadShare(*value, "capacity", &summary.capacity)) {
     return Wrong(StrCat("not a summary: ", json));
+  }
+  const JsonValue* read = value->Find("read");  // which older builds do not tell
+  if (read != nullptr && read->integer() != nullptr && *read->integer() >= 0) {
+    summary.read_bytes = static_cast<uint64_t>(*read->integer());
   }
   return summary;
 }

@@ -9,6 +9,19 @@ double EstimateDemand(double delivered, bool held_back) {
   return held_back ? kUnlimited : delivered * 1.25;
 }
 
+CapacityOptions CapacityOptions::OfSeveralNodes() {
+  constexpr int kTimes = 3;
+  CapacityOptions out;
+  out.window *= kTimes;
+  out.remembered /= kTimes;
+  out.fade = std::pow(out.fade, kTimes);
+  out.probe_every /= kTimes;
+  out.cruise_gain = 1.02;
+  out.probe_gain = 1.08;
+  out.probe_met = 1.05;
+  return out;
+}
+
 void SourceCapacity::Observe(double delivered, bool unmet, Nanos now) {
   if (!last_) {  // nobody knows since when this was delivered
     last_ = now;

@@ -23,6 +23,12 @@ struct CapacityOptions {
   double probe_met = 1.06;    // a probe that delivered this much more goes on
   double grow_gain = 1.25;    // and hands out this much
   Nanos forget = 60 * kSecond;  // without unmet demand: the next load finds out anew
+
+  // Nodes tell of what they read one after the other: a window counts some of it too early or too
+  // late. So windows are longer, and as much time is remembered as otherwise. And what is handed
+  // out too much makes the source's queue longer, at the cost of those with small parts: it is
+  // less.
+  static CapacityOptions OfSeveralNodes();
 };
 
 // The source's capacity in one unit, from what it delivered while demand was unmet.

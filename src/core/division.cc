@@ -35,6 +35,7 @@ std::vector<double> DivideAll(double capacity, std::span<const Claim> claims) {
 }
 
 struct Job {
+  std::string_view name;
   std::vector<size_t> stages;
   const JobRule* rule = nullptr;
 };
@@ -71,19 +72,30 @@ struct Unit {
   double JobRule::*max;
 };
 
+Claim ClaimOf(const Unit& unit, const JobRule& rule, double demand) {
+  Claim claim;
+  claim.demand = demand;
+  claim.weight = rule.share;
+  claim.guarantee = rule.*unit.min;
+  claim.cap = rule.*unit.max;
+  claim.priority = rule.priority;
+  return claim;
+}
+
+constexpr Unit kBytes{&RateLimits::bytes_per_s, &JobRule::min_bandwidth, &JobRule::max_bandwidth};
+constexpr Unit kOperations{&RateLimits::operations_per_s, &JobRule::min_operations,
+                           &JobRule::max_operations};
+
 void Divide(const Unit& unit, std::span<const StageSummary> stages, std::span<const Job> jobs,
-            double capacity, double more, std::vector<RateLimits>* limits) {
+            double capacity, double more, const ShareLedger* ledger,
+            std::vector<RateLimits>* limits) {
   double weights = 0;
   for (const Job& job : jobs) weights += job.rule->share;
   std::vector<Claim> claims;
   claims.reserve(jobs.size());
   const bool known = !std::isinf(capacity);
   for (const Job& job : jobs) {
-    Claim& claim = claims.emplace_back();
-    claim.weight = job.rule->share;
-    claim.guarantee = job.rule->*unit.min;
-    claim.cap = job.rule->*unit.max;
-    claim.priority = job.rule->priority;
+    Claim& claim = claims.emplace_back(ClaimOf(unit, *job.rule, 0));
     for (const size_t i : job.stages) claim.demand += stages[i].demand.*unit.rate;
     if (known) {
       // Small enough not to matter, and before every class: a job that is not let in cannot show
@@ -94,6 +106,13 @@ void Divide(const Unit& unit, std::span<const StageSummary> stages, std::span<co
     }
   }
   std::vector<double> parts = DivideAll(capacity, claims);
+  if (known && ledger != nullptr) {
+    for (size_t j = 0; j < jobs.size(); ++j) {
+      const double wake = capacity * kWakeShare * claims[j].weight / weights;
+      const double moved = parts[j] + ledger->Correction(jobs[j].name);
+      parts[j] = std::min(claims[j].cap, std::max({moved, wake, claims[j].guarantee}));
+    }
+  }
   if (known) GiveMore(more, claims, &parts);
   std::vector<Claim> nodes;
   for (size_t j = 0; j < jobs.size(); ++j) {
@@ -111,8 +130,11 @@ void Divide(const Unit& unit, std::span<const StageSummary> stages, std::span<co
 
 }  // namespace
 
+Claim ClaimOfBytes(const JobRule& rule, double demand) { return ClaimOf(kBytes, rule, demand); }
+
 std::vector<RateLimits> DivideSource(const Policy& policy, std::span<const StageSummary> stages,
-                                     RateLimits capacity, RateLimits more) {
+                                     RateLimits capacity, RateLimits more,
+                                     const ShareLedger* ledger) {
   if (ShareNodes(stages)) {
     capacity.bytes_per_s += std::exchange(more.bytes_per_s, 0);
     capacity.operations_per_s += std::exchange(more.operations_per_s, 0);
@@ -122,15 +144,12 @@ std::vector<RateLimits> DivideSource(const Policy& policy, std::span<const Stage
   std::unordered_map<std::string_view, size_t> numbers;
   for (size_t i = 0; i < stages.size(); ++i) {
     const auto [at, is_new] = numbers.try_emplace(stages[i].job, jobs.size());
-    if (is_new) jobs.push_back({{}, &policy.RuleFor(stages[i].job)});
+    if (is_new) jobs.push_back({stages[i].job, {}, &policy.RuleFor(stages[i].job)});
     jobs[at->second].stages.push_back(i);
   }
-  static constexpr Unit kBytes{&RateLimits::bytes_per_s, &JobRule::min_bandwidth,
-                               &JobRule::max_bandwidth};
-  static constexpr Unit kOperations{&RateLimits::operations_per_s, &JobRule::min_operations,
-                                    &JobRule::max_operations};
-  Divide(kBytes, stages, jobs, capacity.bytes_per_s, more.bytes_per_s, &limits);
-  Divide(kOperations, stages, jobs, capacity.operations_per_s, more.operations_per_s, &limits);
+  Divide(kBytes, stages, jobs, capacity.bytes_per_s, more.bytes_per_s, ledger, &limits);
+  Divide(kOperations, stages, jobs, capacity.operations_per_s, more.operations_per_s, nullptr,
+         &limits);
   return limits;
 }
 

@@ -31,6 +31,7 @@ constexpr int64_t kBufferHoldFirst = 1'500 * kMs;
 constexpr int64_t kHoldLongest = 32'000 * kMs;
 constexpr int64_t kProbeFirst = 1'500 * kMs;
 constexpr int64_t kProbeLongest = 6'000 * kMs;
+constexpr uint64_t kHeldByShare = 2;  // TuneObservation::shared
 
 }  // namespace
 
@@ -156,6 +157,18 @@ void ForebayTuner::NoteLatency(const TuneObservation& seen) {
   if (least > 0 && (least_latency_ == 0 || least < least_latency_)) least_latency_ = least;
 }
 
+// As at the start: how many of them are in flight is then the part's doing, by Little's law.
+void ForebayTuner::OpenForShare() {
+  const double most = std::max(1.0, static_cast<double>(kInitialFlight) / ReadBytes());
+  const double reads = std::min(static_cast<double>(kInitialReads), most);
+  if (static_cast<double>(decision_.reads) >= reads) return;
+  constexpr const char* kReason = "Reads wait for their job's part of the source.";
+  SetReads(reads, kReason);
+  const double room =
+      static_cast<double>(decision_.reads) * ReadBytes() + static_cast<double>(last_.batch_bytes);
+  if (room > static_cast<double>(decision_.ahead_bytes)) SetBuffer(room, kReason);
+}
+
 void ForebayTuner::StartWindow(const TuneObservation& seen) {
   from_ = seen;
   ready_low_ = ~uint64_t{0};
@@ -212,6 +225,11 @@ const TuneDecision& ForebayTuner::Step(const TuneObservation& seen) {
   }
   last_ = seen;
   NoteLatency(seen);
+  if (seen.shared == kHeldByShare) {
+    OpenForShare();
+    StartWindow(seen);
+    return decision_;
+  }
   if (seen.ready_low_bytes < ready_low_) ready_low_ = seen.ready_low_bytes;
   ahead_high_ = std::max(ahead_high_, seen.ahead_bytes);
 

@@ -11,6 +11,10 @@
 //            seen would need, as long as the rate stays within a few percent of the best. The
 //            buffer comes down as long as the reads stay in flight. Once in a while a step down is
 //            tried again; a rate or latency that has changed opens the search at once.
+//
+// While reads wait for their job's part of a shared source, that part is the rate, and a window
+// says nothing: neither number goes down. With few reads in flight the part would be lost as soon
+// as others make the source's queue longer.
 #pragma once
 
 #include "core/tuner.h"
@@ -45,6 +49,7 @@ class ForebayTuner : public Tuner {
 
   bool Paused(const TuneObservation& seen);
   void NoteLatency(const TuneObservation& seen);
+  void OpenForShare();
   void StartWindow(const TuneObservation& seen);
   Window Close(const TuneObservation& seen) const;
   void OnFed(const Window& w);

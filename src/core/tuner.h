@@ -36,7 +36,9 @@ struct TuneObservation {
   // Set by hand, and not the tuner's to change; 0: they are.
   uint64_t fixed_reads = 0;
   uint64_t fixed_bytes = 0;
-  uint64_t shared = 0;  // 1: jobs have parts of the source, and what one leaves others take
+  // 1: jobs have parts of the source, and what one leaves others take; 2: and for most of
+  // the time since the last observation reads waited for their job's part.
+  uint64_t shared = 0;
 
   bool operator==(const TuneObservation&) const = default;
 };

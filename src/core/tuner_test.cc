@@ -131,6 +131,30 @@ TEST(ForebayTuner, OfASharedSourceItComesDownInSteps) {
   }
 }
 
+// Its share is the rate: that more reads bring no more bytes says nothing about the storage.
+TEST(ForebayTuner, WhatWaitsForAShareKeepsItsReads) {
+  Observed observed;
+  const std::unique_ptr<Tuner> tuner = MakeTuner({});
+  const auto pass = [&] {
+    const size_t reads = tuner->decision().reads;
+    observed.seen.in_flight = reads;
+    tuner->Step(observed.Pass(5, static_cast<int64_t>(4 * kMs * reads), 1));
+  };
+  for (int i = 0; i < 400; ++i) pass();
+  ASSERT_LT(tuner->decision().reads, 16u);  // alone, few do
+  observed.seen.shared = 2;
+  for (int i = 0; i < 400; ++i) {
+    pass();
+    if (i > 50) {
+      ASSERT_EQ(tuner->decision().reads, 64u) << i;
+    }
+  }
+  EXPECT_GE(tuner->decision().ahead_bytes, 64 * kFile);
+  observed.seen.shared = 0;
+  for (int i = 0; i < 400; ++i) pass();
+  EXPECT_LT(tuner->decision().reads, 32u);
+}
+
 TEST(ForebayTuner, StartsAtOnce) {
   Observed observed;
   const std::unique_ptr<Tuner> tuner = MakeTuner({});

@@ -5,13 +5,13 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cmath>
 #include <condition_variable>
 #include <utility>
 
 #include "base/json.h"
 #include "base/thread.h"
 #include "control/etcd_store.h"
+#include "control/kept_policy.h"
 #include "control/layout.h"
 #include "core/capacity.h"
 
@@ -22,9 +22,14 @@ using control::AgentState;
 using control::JsonArray;
 using control::JsonValue;
 
-constexpr Nanos kLocalRound = 100 * kMilli;
-constexpr Nanos kEtcdRound = 250 * kMilli;
+constexpr Nanos kRound = 100 * kMilli;
+// A round of a store that is far or busy has ten times what its calls took, so that they are a
+// tenth of the time at most, but no longer than this.
+constexpr Nanos kLongestRound = 250 * kMilli;
+constexpr int kIdleParts = 10;
+constexpr Nanos kEtcdLease = 2 * kSecond;
 constexpr Nanos kEtcdDeadline = kSecond;
+constexpr Nanos kLongestLoad = kSecond;  // of a home folder that does not answer
 // A job whose batches lacked reads for so much of the time wants more than it gets.
 constexpr double kMuchWaiting = 0.5;
 
@@ -48,19 +53,6 @@ std::string_view StateName(AgentState state) {
   return "unknown";
 }
 
-// Nodes tell of their rates one after the other: when one takes from another, the sum of a single
-// round may be off by half (62 MB/s of 40 when limits first held). So windows are of three rounds,
-// and as much time is remembered as otherwise.
-control::CapacityOptions OfSeveralNodes() {
-  constexpr int kRounds = 3;
-  control::CapacityOptions out;
-  out.window = kRounds * kEtcdRound;
-  out.remembered /= kRounds;
-  out.fade = std::pow(out.fade, kRounds);
-  out.probe_every /= kRounds;
-  return out;
-}
-
 JsonValue Rate(double rate) { return control::WriteRate(rate); }
 
 }  // namespace
@@ -71,7 +63,6 @@ ControlLoop::ControlLoop(Engine& engine, ControlLoopOptions options)
 Result<std::unique_ptr<ControlLoop>> ControlLoop::Start(Engine& engine,
                                                         ControlLoopOptions options) {
   if (options.node.empty()) options.node = NodeName();
-  if (options.round == 0) options.round = options.etcd.empty() ? kLocalRound : kEtcdRound;
   std::unique_ptr<ControlLoop> loop(new ControlLoop(engine, std::move(options)));
   const ControlLoopOptions& chosen = loop->options_;
   if (chosen.etcd.empty()) {
@@ -88,11 +79,14 @@ Result<std::unique_ptr<ControlLoop>> ControlLoop::Start(Engine& engine,
   control::AgentOptions agent;
   agent.prefix = chosen.prefix;
   agent.node = chosen.node;
-  loop->agent_.emplace(*loop->store_, agent);
   control::ControllerOptions controller;
   controller.prefix = chosen.prefix;
   controller.name = chosen.node;
-  if (!chosen.etcd.empty()) controller.capacity = OfSeveralNodes();
+  if (!chosen.etcd.empty()) {
+    agent.lease = controller.lease = kEtcdLease;
+    controller.capacity = control::CapacityOptions::OfSeveralNodes();
+  }
+  loop->agent_.emplace(*loop->store_, agent);
   loop->controller_.emplace(*loop->store_, controller);
   {
     MutexLock lock(loop->mutex_);
@@ -102,6 +96,9 @@ Result<std::unique_ptr<ControlLoop>> ControlLoop::Start(Engine& engine,
   auto started = StartThread("forebay-control", [self](std::stop_token stop) { self->Run(stop); });
   if (!started) return started.error();
   loop->thread_ = *std::move(started);
+  MutexLock lock(loop->mutex_);
+  loop->has_loaded_.wait_for(lock.native(), std::chrono::nanoseconds(kLongestLoad),
+                             [self]() NO_THREAD_SAFETY_ANALYSIS { return self->loaded_; });
   return loop;
 }
 
@@ -117,14 +114,66 @@ ControlLoop::~ControlLoop() {
 void ControlLoop::Run(std::stop_token stop) {
   Mutex sleep;
   std::condition_variable_any ended;
+  LoadPolicy();
   while (!stop.stop_requested()) {
     const Nanos begin = SteadyClock().Now();
     Round(begin);
-    const Nanos left = options_.round - (SteadyClock().Now() - begin);
+    KeepPolicy();
+    const Nanos took = SteadyClock().Now() - begin;
+    const Nanos left = std::clamp(kIdleParts * took, kRound, kLongestRound) - took;
     if (left <= 0) continue;
     MutexLock lock(sleep);
     ended.wait_for(lock.native(), stop, std::chrono::nanoseconds(left), [] { return false; });
   }
+  KeepPolicy();
+}
+
+// What the daemon before this one was told.
+void ControlLoop::LoadPolicy() {
+  Status status;
+  std::string found;
+  if (memory_ && !options_.policy_file.empty()) {
+    const Result<std::string> read = control::ReadKeptPolicy(options_.policy_file);
+    status = read.status();
+    if (read) found = *read;
+  }
+  std::optional<control::Policy> policy;
+  if (!found.empty()) {
+    Result<control::Policy> parsed = control::ParsePolicy(found, Knobs());
+    if (parsed) {
+      policy = *std::move(parsed);
+    } else {
+      status = Status(parsed.error().code(),
+                      StrCat("the kept policy ", options_.policy_file,
+                             " is not in force: ", parsed.error().message(),
+                             "; set another one, or remove it with forebay policy remove"));
+    }
+  }
+  if (!status.ok() && options_.say) options_.say(StrCat("WARNING: ", status.message()));
+  MutexLock lock(mutex_);
+  keep_status_ = std::move(status);
+  loaded_ = true;
+  if (policy && !to_keep_) {  // else one was set meanwhile
+    control::MemoryStore store(*memory_);
+    kept_ = control::StorePolicy(store, options_.prefix, *policy).ok();
+  }
+  has_loaded_.notify_all();
+}
+
+void ControlLoop::KeepPolicy() {
+  std::optional<std::string> json;
+  {
+    MutexLock lock(mutex_);
+    json = to_keep_;
+  }
+  if (!json) return;
+  Status status = control::KeepPolicy(options_.policy_file, *json);
+  if (!status.ok() && options_.say) options_.say(StrCat("WARNING: ", status.message()));
+  MutexLock lock(mutex_);
+  if (to_keep_ != json) return;  // another one was set meanwhile
+  to_keep_.reset();
+  kept_ = status.ok() && !json->empty();
+  keep_status_ = std::move(status);
 }
 
 std::vector<ControlLoop::JobView> ControlLoop::LookAtJobs(Nanos now) {
@@ -146,6 +195,7 @@ std::vector<ControlLoop::JobView> ControlLoop::LookAtJobs(Nanos now) {
     summary.job = stats.name;
     summary.delivered = {static_cast<double>(current.bytes - last.bytes) / seconds,
                          static_cast<double>(current.requests - last.requests) / seconds};
+    summary.read_bytes = current.bytes;
     summary.stall_share = share(last.waited, current.waited);
     view.held_share = share(last.held, current.held);
     const bool wants = stats.held_back.bytes || summary.stall_share > kMuchWaiting;
@@ -271,10 +321,21 @@ Status ControlLoop::SetPolicy(const std::string& json) {
         StrCat("this node takes its policy from etcd; use forebay policy set FILE --etcd ", list));
   }
   control::MemoryStore store(*memory_);
-  if (json.empty()) return store.Delete(control::ControlLayout(options_.prefix).Policy());
-  const Result<control::Policy> policy = control::ParsePolicy(json, Knobs());
-  if (!policy) return policy.error();
-  return control::StorePolicy(store, options_.prefix, *policy);
+  std::string kept;
+  if (json.empty()) {
+    FOREBAY_RETURN_IF_ERROR(store.Delete(control::ControlLayout(options_.prefix).Policy()));
+  } else {
+    const Result<control::Policy> policy = control::ParsePolicy(json, Knobs());
+    if (!policy) return policy.error();
+    FOREBAY_RETURN_IF_ERROR(control::StorePolicy(store, options_.prefix, *policy));
+    kept = control::WritePolicy(*policy);
+  }
+  if (options_.policy_file.empty()) return Status();
+  MutexLock lock(mutex_);
+  to_keep_ = std::move(kept);
+  kept_ = false;
+  keep_status_ = Status();
+  return Status();
 }
 
 std::string ControlLoop::policy() const {
@@ -302,8 +363,13 @@ std::string ControlLoop::Describe() const {
   out.Set("capacity_bytes_per_s", Rate(report_.leads ? report_.capacity.bytes_per_s : kUnlimited));
   out.Set("capacity_operations_per_s",
           Rate(report_.leads ? report_.capacity.operations_per_s : kUnlimited));
-  const Status& policy = report_.policy.ok() ? policy_status_ : report_.policy;
+  const Status& found = report_.policy.ok() ? policy_status_ : report_.policy;
+  const Status& policy = found.ok() ? keep_status_ : found;
   out.Set("policy_status", policy.ok() ? "" : policy.ToString());
+  // Empty: the policy goes with the daemon, or lies in etcd.
+  out.Set("policy_kept", kept_ ? options_.policy_file : "");
+  out.Set("policy_pending", to_keep_.has_value());
+  out.Set("policy_keep_error", keep_status_.ok() ? "" : keep_status_.ToString());
   JsonArray jobs;
   for (const JobView& view : jobs_) {
     JsonValue& job = jobs.emplace_back();

@@ -5,6 +5,7 @@
 // decided. Nobody else waits for it or for the store.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -27,11 +28,12 @@
 namespace forebay {
 
 struct ControlLoopOptions {
-  // Of a cluster's etcd; none: this node is on its own, and its policy lives as long as the daemon.
+  // Of a cluster's etcd; none: this node is on its own.
   std::vector<std::string> etcd;
   std::string prefix = "/forebay/";
   std::string node;  // empty: the host's name and the process
-  Nanos round = 0;   // 0: 0.1 s, with etcd 0.25 s
+  // Where this node's policy is kept for the next daemon (control/kept_policy.h); empty: nowhere.
+  std::string policy_file;
   // Told of changes that people should know of, in a sentence.
   std::function<void(std::string_view)> say;
 };
@@ -45,7 +47,8 @@ class ControlLoop {
   ~ControlLoop();
 
   // Puts a policy in force on this node, all of it or nothing; an empty text: none. kUnimplemented
-  // where the policy is a cluster's. Neither of the two waits.
+  // where the policy is a cluster's. Neither of the two waits; the policy is kept in the file by
+  // the next round.
   Status SetPolicy(const std::string& json);
   std::string policy() const;
   // State, limits and rates as JSON: docs/daemon.md.
@@ -68,6 +71,8 @@ class ControlLoop {
   void Run(std::stop_token stop);
   void Round(Nanos now);
   std::vector<JobView> LookAtJobs(Nanos now);
+  void LoadPolicy();
+  void KeepPolicy();
   void ApplyPolicy(const control::Policy* policy);
   void Tell(const control::AgentHealth& health);
   std::vector<control::KnownKnob> Knobs() const;
@@ -95,6 +100,11 @@ class ControlLoop {
   std::vector<JobView> jobs_ GUARDED_BY(mutex_);
   std::optional<control::Policy> policy_ GUARDED_BY(mutex_);
   Status policy_status_ GUARDED_BY(mutex_);
+  std::optional<std::string> to_keep_ GUARDED_BY(mutex_);  // what the file is to have
+  bool kept_ GUARDED_BY(mutex_) = false;                   // it has the policy in force
+  Status keep_status_ GUARDED_BY(mutex_);
+  bool loaded_ GUARDED_BY(mutex_) = false;
+  std::condition_variable_any has_loaded_;
 
   std::jthread thread_;
 };

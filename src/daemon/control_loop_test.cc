@@ -1,15 +1,20 @@
 #include "daemon/control_loop.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "base/json.h"
 #include "control/etcd_process.h"
+#include "control/kept_policy.h"
 #include "daemon/test_files.h"
 
 namespace forebay {
@@ -19,6 +24,18 @@ using control::JsonValue;
 using testing::MakeEngine;
 using testing::SlowSource;
 using testing::TestFiles;
+
+// Gone with the object.
+struct StateFolder {
+  StateFolder() { (void)mkdtemp(path.data()); }
+  ~StateFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path, ignored);
+  }
+  StateFolder(const StateFolder&) = delete;
+  StateFolder& operator=(const StateFolder&) = delete;
+  std::string path = std::filesystem::temp_directory_path() / "forebay-state-XXXXXX";
+};
 
 // Two jobs that take batches as fast as they come, from a source that 16 reads at once saturate.
 class ControlLoopTest : public ::testing::Test {
@@ -64,6 +81,7 @@ class ControlLoopTest : public ::testing::Test {
     ControlLoopOptions options;
     options.etcd = std::move(etcd);
     options.node = "node";
+    options.policy_file = policy_file_;
     options.say = [this](std::string_view what) {
       MutexLock lock(said_mutex_);
       said_.emplace_back(what);
@@ -101,6 +119,7 @@ class ControlLoopTest : public ::testing::Test {
   std::vector<StreamId> streams_;
   std::unique_ptr<ControlLoop> loop_;
   std::vector<std::jthread> consumers_;
+  std::string policy_file_;
   Mutex said_mutex_;
   std::vector<std::string> said_ GUARDED_BY(said_mutex_);
 };
@@ -135,6 +154,70 @@ TEST_F(ControlLoopTest, APolicyBecomesLimitsAndKnobs) {
   EXPECT_TRUE(Await([&] { return knob("source_reads_in_flight") == 0; }));
   EXPECT_EQ(knob("memory_tier_bytes"), 0);
   EXPECT_EQ(loop_->policy(), "");
+}
+
+TEST_F(ControlLoopTest, APolicyIsKeptForTheNextOne) {
+  const StateFolder folder;
+  policy_file_ = folder.path + "/state/forebay/policy.json";
+  const auto kept = [&] { return *control::ReadKeptPolicy(policy_file_); };
+  const auto said = [&] {
+    MutexLock lock(said_mutex_);
+    return said_.empty() ? std::string() : said_.back();
+  };
+  Start();
+  EXPECT_EQ(loop_->policy(), "");
+  ASSERT_TRUE(
+      loop_->SetPolicy(R"({"version":1,"job":[{"match":"a","share":3},{"match":"b"}]})").ok());
+  ASSERT_TRUE(Await([&] { return kept() == loop_->policy(); }));
+  ASSERT_TRUE(Await([&] { return loop_->Describe().find(policy_file_) != std::string::npos; }));
+  const std::string policy = loop_->policy();
+  EXPECT_NE(policy.find("\"share\":3"), std::string::npos);
+  loop_.reset();
+  Start();
+  EXPECT_EQ(loop_->policy(), policy);
+  EXPECT_NE(loop_->Describe().find(policy_file_), std::string::npos);
+  EXPECT_TRUE(Await([&] {
+    const double a = Limit("a");
+    const double b = Limit("b");
+    return a > 0 && b > 0 && a / b > 2;
+  })) << loop_->Describe();
+  // Also what was set last of all.
+  ASSERT_TRUE(loop_->SetPolicy(R"({"version":1,"job":[{"match":"a","share":7}]})").ok());
+  loop_.reset();
+  EXPECT_NE(kept().find("\"share\":7"), std::string::npos);
+  // What is no policy of this daemon's is not in force, stays where it is, and is told.
+  ASSERT_TRUE(control::KeepPolicy(policy_file_,
+                                  R"({"version":1,"tuner":{"on":true,"knobs":{"nonsense":7}}})")
+                  .ok());
+  Start();
+  EXPECT_EQ(loop_->policy(), "");
+  EXPECT_NE(said().find("nonsense"), std::string::npos) << said();
+  EXPECT_NE(loop_->Describe().find("forebay policy remove"), std::string::npos);
+  EXPECT_NE(kept(), "");
+  ASSERT_TRUE(loop_->SetPolicy("").ok());
+  EXPECT_TRUE(Await([&] { return kept().empty(); }));
+  loop_.reset();
+  // What others may have written is not believed.
+  ASSERT_TRUE(control::KeepPolicy(policy_file_, policy).ok());
+  ASSERT_EQ(chmod(policy_file_.c_str(), 0666), 0);
+  Start();
+  EXPECT_EQ(loop_->policy(), "");
+  EXPECT_NE(said().find("remove it"), std::string::npos) << said();
+}
+
+TEST_F(ControlLoopTest, APolicyThatCannotBeKeptIsInForce) {
+  const StateFolder folder;
+  const std::string state = folder.path + "/state";
+  ASSERT_EQ(mkdir(state.c_str(), 0777), 0);
+  ASSERT_EQ(chmod(state.c_str(), 0777), 0);
+  policy_file_ = state + "/policy.json";
+  Start();
+  ASSERT_TRUE(loop_->SetPolicy(R"({"version":1,"job":[{"match":"a","share":3}]})").ok());
+  EXPECT_NE(loop_->policy(), "");
+  EXPECT_TRUE(Await([&] { return loop_->Describe().find("state folder") != std::string::npos; }))
+      << loop_->Describe();
+  EXPECT_NE(loop_->policy(), "");
+  EXPECT_NE(access(policy_file_.c_str(), F_OK), 0);
 }
 
 TEST_F(ControlLoopTest, AJobThatIsAloneHasNoLimit) {

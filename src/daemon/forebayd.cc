@@ -1,7 +1,8 @@
 // forebayd: one engine for all of a user's training processes on a node.
 //
 // Started by the first client that needs it (port/attach.cc) and gone some seconds after the last
-// has left. Nothing of it outlives it but what it said in its log, if it was killed.
+// has left. Nothing of it outlives it but its policy, and what it said in its log, if it was
+// killed.
 #include <poll.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -20,6 +21,7 @@
 
 #include "base/clock.h"
 #include "base/system_memory.h"
+#include "control/kept_policy.h"
 #include "daemon/control_loop.h"
 #include "daemon/page.h"
 #include "daemon/server.h"
@@ -322,6 +324,11 @@ Result<Daemon> Start(const Settings& settings, const wire::ProgramPlace& place) 
   }
   ControlLoopOptions looped = settings.control;
   looped.say = Say;
+  if (looped.etcd.empty() && !settings.files.temporary) {
+    // Where the environment names no folder, the policy goes with the daemon.
+    const Result<std::string> file = control::KeptPolicyPath(place.socket);
+    if (file) looped.policy_file = *file;
+  }
   Result<std::unique_ptr<ControlLoop>> control = ControlLoop::Start(*daemon.engine, looped);
   if (!control) return control.error();
   daemon.control = *std::move(control);

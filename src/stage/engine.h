@@ -622,6 +622,8 @@ class Engine {
   TuneMeter meter_ GUARDED_BY(mutex_);
   size_t fixed_reads_ GUARDED_BY(mutex_) = 0;    // 0: the tuner's
   uint64_t fixed_ahead_ GUARDED_BY(mutex_) = 0;  // 0: the tuner's
+  Nanos stepped_ GUARDED_BY(mutex_) = 0;         // the tuner's last step,
+  Nanos held_seen_ GUARDED_BY(mutex_) = 0;       // and JobTable::held_total then
   std::string tuner_lines_ GUARDED_BY(mutex_);
   OwnedFd tuner_log_;  // constant after Start
   // Deques: references stay valid while others are added. The loop thread reads the entries it has

@@ -92,6 +92,13 @@ void Engine::StepTuner(Nanos now) {
   for (const StreamState& stream : streams_) {
     consumers += stream.open && now - stream.last_ask < kLately ? 1 : 0;
   }
+  uint64_t shared = 0;
+  const Nanos held = scheduler_.jobs().held_total();
+  if (scheduler_.jobs().AnyLimited()) {
+    shared = 2 * (held - held_seen_) > now - stepped_ ? 2 : 1;
+  }
+  held_seen_ = held;
+  stepped_ = now;
   const TuneObservation seen = meter_.Observe({.consumers = consumers,
                                                .in_flight = scheduler_.reads().requests(),
                                                .ready_bytes = scheduler_.residency().bytes().ready,
@@ -99,7 +106,7 @@ void Engine::StepTuner(Nanos now) {
                                                .batch_bytes = scheduler_.lookahead().batch_bytes(),
                                                .fixed_reads = fixed_reads_,
                                                .fixed_bytes = fixed_ahead_,
-                                               .shared = scheduler_.jobs().AnyLimited() ? 1U : 0U},
+                                               .shared = shared},
                                               now);
   if (tuning_.on.value() == 0) return;
   const TuneDecision before = tuner_->decision();

@@ -1,17 +1,21 @@
-"""``forebay policy``: check a policy file, put it in force, show what is in force."""
+"""``forebay policy``: check a policy file, put it in force, show what is in force, remove it."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import sys
+import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from .. import _forebay, files
 from .._errors import MissingError, StorageError, UnsupportedError
 from .._internal.units import format_bytes
 from ..policy import BUILT_IN, JobRule, Knob, Policy, from_json, knobs_of, load_policy
 
+_KEEP_S = 3.0  # the daemon writes it in its next round
 _EXAMPLES = """\
 examples:
   forebay policy check site.toml                what it means, or what is wrong with it
@@ -19,6 +23,7 @@ examples:
   forebay policy set site.toml                  for the jobs of this node
   forebay policy set site.toml --etcd https://10.0.0.5:2379    for all nodes of a cluster
   forebay policy show
+  forebay policy remove                         no policy any more, also for the next daemon
 
 docs/policies.md describes the file.
 """
@@ -101,7 +106,7 @@ def _daemon(folder: str | None) -> _forebay.SharedEngine:
     except (MissingError, StorageError):
         raise UnsupportedError(
             "no daemon is running on this node, so no policy is in force: start the training "
-            "first (forebayd comes with it, and forgets its policy when it goes), or put the "
+            "first (forebayd comes with it, and keeps the policy for the next one), or put the "
             "policy into the cluster's etcd with --etcd https://host:2379"
         ) from None
 
@@ -146,15 +151,60 @@ def _set(options: argparse.Namespace) -> int:
     daemon = _daemon(options.folder)
     policy = load_policy(options.file, knobs_of(json.loads(daemon.describe())))
     daemon.set_policy(policy.json)
+    control = _settled(daemon)
     print(f"{options.file} is in force on this node")
+    if kept := control.get("policy_kept"):
+        print(f"kept for the next daemon in {kept}")
+    else:
+        why = control.get("policy_keep_error") or "nothing of it is kept"
+        print(f"it goes with this daemon: {why}")
     return 0
+
+
+def _settled(daemon: _forebay.SharedEngine) -> dict[str, Any]:
+    """The daemon's control loop, when the policy is kept or cannot be."""
+    until = time.monotonic() + _KEEP_S
+    while True:
+        control: dict[str, Any] = json.loads(daemon.describe())["control"]
+        if not control.get("policy_pending") or time.monotonic() > until:
+            return control
+        time.sleep(0.02)
+
+
+def _remove(options: argparse.Namespace) -> int:
+    if options.etcd:
+        _forebay.store_policy(options.etcd.split(","), options.prefix, "")
+        print("no policy is in force from the controller's next round on")
+        return 0
+    try:
+        daemon = _daemon(options.folder)
+    except UnsupportedError:
+        _forebay.drop_kept_policy(os.path.abspath(options.folder) if options.folder else "")
+        print("no daemon is running on this node, and the next one has no policy")
+        return 0
+    daemon.set_policy("")
+    if trouble := _settled(daemon).get("policy_keep_error"):
+        raise StorageError(trouble)
+    print("no policy is in force on this node")
+    return 0
+
+
+def _in_force(folder: str | None) -> str:
+    try:
+        return _daemon(folder).policy()
+    except UnsupportedError:
+        path, text = _forebay.kept_policy(os.path.abspath(folder) if folder else "")
+        if not text:
+            raise
+        print(f"no daemon is running on this node; the next one follows {path}", file=sys.stderr)
+        return text
 
 
 def _show(options: argparse.Namespace) -> int:
     if options.etcd:
         text = _forebay.stored_policy(options.etcd.split(","), options.prefix)
     else:
-        text = _daemon(options.folder).policy()
+        text = _in_force(options.folder)
     if not text:
         print("no policy is in force: every job has share 1 and no bounds")
         return 0
@@ -170,14 +220,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = actions.add_parser("check", help="what a file means, or what is wrong with it")
     put = actions.add_parser("set", help="put a file in force")
     show = actions.add_parser("show", help="what is in force")
-    for each in (check, put, show):
+    remove = actions.add_parser("remove", help="none any more, also for the next daemon")
+    for each in (check, put, show, remove):
         each.add_argument("--folder", metavar="DIR", help="of the daemon, if it is not the usual")
     for each in (check, put):
         each.add_argument("file", metavar="FILE", help="a .toml file")
     check.add_argument("--job", metavar="NAME", help="which rule holds for a job of this name")
     for each in (check, show):
         each.add_argument("--json", action="store_true", help="the canonical form instead")
-    for each in (put, show):
+    for each in (put, show, remove):
         each.add_argument(
             "--etcd", metavar="URLS", help="of a cluster, as https://a:2379,https://b:2379"
         )
@@ -190,4 +241,4 @@ def run(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
     parser.epilog = _EXAMPLES
     add_arguments(parser)
     options = parser.parse_args(argv)
-    return {"check": _check, "set": _set, "show": _show}[options.action](options)
+    return {"check": _check, "set": _set, "show": _show, "remove": _remove}[options.action](options)

@@ -29,6 +29,8 @@ def control_lines(control: dict[str, Any] | None) -> list[str]:
         lines.append("  none")
     if control["sentence"]:
         lines.append(f"  control: {control['sentence']}")
+    if kept := control.get("policy_kept"):
+        lines.append(f"  policy: kept for the next daemon in {kept}")
     if control["policy_status"]:
         lines.append(f"  policy: {control['policy_status']}")
     return lines
