@@ -74,7 +74,10 @@ FIGURES = {
     "freshness": {
         "freshness_cost", "freshness_first_batch", "freshness_single_epoch", "statx_cpu_us",
     },
-    "places": {"large_first_batch_vs_pipe", "kept_share_small_budget"},
+    "places": {
+        "place_vs_oracle", "parallel_places", "large_first_batch_vs_pipe",
+        "kept_share_small_budget",
+    },
     "drift": {"recovery_s"},
     "tune": {
         "tuned_vs_best", "tune_s", "parallelism_vs_best", "buffer_vs_best", "retune_s",

@@ -532,7 +532,7 @@ void Residency::NoteOrigin(const ReadAction& read, Origin from) {
   }
   if (read.origin == Origin::kTier) SetInTier(d, s, false);  // not there, or damaged
   // Room that had been meant for what the folder turned out to have.
-  if (!(e.flags & kKept)) KeepIfMay(d, s, read.job);
+  if (!(e.flags & kKept) && WouldKeep(d, s, read.job)) KeepIfMay(d, s, read.job);
 }
 
 void Residency::SetResident(DatasetId d, SampleId s, uint32_t crc) {

@@ -96,7 +96,6 @@ class Residency {
     // Samples that may be kept, and that neither memory keeps nor the second tier holds.
     uint64_t uncovered = 0;
     SampleId clock_hand = 0;  // where the search for a kept sample to give up goes on
-    uint32_t tier_skips = 0;  // reads sent past a slow second tier since the last that was not
     // Whoever fetches its samples keeps them: the memory tier does not, and the second tier only
     // what other nodes asked for. Set before the first stream over it.
     bool passing = false;
