@@ -46,14 +46,17 @@ bool PlaceChoice::PassBy(const PlaceCost& folder, size_t folder_reads, const Pla
                          size_t source_reads, SourceExtra extra, bool late, Nanos now) {
   if (extra == SourceExtra::kNever || (extra == SourceExtra::kLate && !late)) return false;
   if (!folder.known()) return false;
+  const bool open = extra == SourceExtra::kOpen;
+  // What read-ahead hides from any step is in time.
+  constexpr double kHidden = 20.0 * kMilli;
+  const double in_time = open ? 0 : kHidden;
   double here = folder.Expect(folder_reads + 1);
-  if (!source.known()) return source_reads == 0 && Probe(now, here, &source_at_);
+  if (!source.known()) return here > in_time && source_reads == 0 && Probe(now, here, &source_at_);
   const double there = source.Expect(source_reads + 1);
   // A single answer tells of a recovery before the model believes it.
   if (folder_reads == 0 && folder.last > 0) here = std::min(here, folder.last);
   // Where the source is to be spared, it must be surely the first.
-  const bool open = extra == SourceExtra::kOpen;
-  if (here <= (open ? there : source.late * there)) {
+  if (here <= in_time + (open ? 1 : source.late) * there) {
     return open && source_reads == 0 && Probe(now, there, &source_at_);
   }
   return folder_reads > 0 || !Probe(now, here, &folder_at_);

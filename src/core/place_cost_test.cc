@@ -135,16 +135,23 @@ TEST(PlaceChoice, TheSourceIsSparedUnlessTheFolderIsTooLate) {
 
 TEST(PlaceChoice, WhereItIsSparedTheSourceMustSurelyBeTheFirst) {
   PlaceChoice choice;
-  PlaceCost source = PlaceCost::Flat(10);
+  PlaceCost source = PlaceCost::Flat(100 * kMilli);
   source.late = 1.5;
-  const PlaceCost folder = PlaceCost::Flat(14);
+  const PlaceCost folder = PlaceCost::Flat(140 * kMilli);
+  EXPECT_TRUE(choice.PassBy(PlaceCost::Flat(180 * kMilli), 1, source, 0, SourceExtra::kLate, true,
+                            kSecond));
   EXPECT_FALSE(choice.PassBy(folder, 1, source, 0, SourceExtra::kLate, true, kSecond));
   EXPECT_TRUE(choice.PassBy(folder, 1, source, 0, SourceExtra::kOpen, true, kSecond));
   EXPECT_FALSE(choice.PassBy(PlaceCost(), 1, source, 0, SourceExtra::kOpen, true, kSecond))
       << "nothing is known of the folder";
   EXPECT_TRUE(choice.PassBy(folder, 1, PlaceCost(), 0, SourceExtra::kLate, true, kSecond))
       << "one read tells what the source takes";
-  EXPECT_FALSE(choice.PassBy(folder, 1, PlaceCost(), 1, SourceExtra::kLate, true, 2 * kSecond));
+  EXPECT_FALSE(choice.PassBy(folder, 1, PlaceCost(), 1, SourceExtra::kLate, true, 9 * kSecond));
+  const PlaceCost quick = PlaceCost::Flat(5 * kMilli);
+  for (const PlaceCost& faster : {PlaceCost(), PlaceCost::Flat(kMilli)}) {
+    EXPECT_FALSE(choice.PassBy(quick, 1, faster, 0, SourceExtra::kLate, true, 9 * kSecond))
+        << "read-ahead hides it";
+  }
 }
 
 TEST(PlaceChoice, CostsFollowTheReadsUnderWay) {

@@ -140,7 +140,7 @@ class Reads {
   SourceExtra source_extra_ = SourceExtra::kLate;
   PlaceChoice choice_;
   std::optional<double> fixed_split_;
-  double split_due_ = 0;  // of fixed_split_, that the source has not got yet
+  double split_due_ = 0;         // of fixed_split_, that the source has not got yet
   size_t serving_requests_ = 0;  // of requests_
   uint64_t flight_bytes_ = 0;    // being read for this node
   uint64_t most_flight_bytes_ = 0;

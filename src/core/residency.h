@@ -286,7 +286,7 @@ class Residency {
   uint64_t use_begun_ = 0;
   uint64_t use_evicted_ = 0;
   uint64_t use_floor_ = 0;  // with less, kept samples came and went
-  uint64_t parked_ = 0;      // how often one was parked
+  uint64_t parked_ = 0;     // how often one was parked
   size_t parked_now_ = 0;
   Bytes bytes_;
 };

@@ -298,8 +298,8 @@ TEST(TwoTiers, AMuchSlowerFolderIsPassedByAndTriedNowAndThen) {
   EXPECT_GT(from_folder, 0);
   EXPECT_LT(from_folder, 20);
   node.started.clear();
-  node.scheduler.residency().dataset(node.dataset).costs = {
-      .tier = PlaceCost::Flat(50 * kMilli), .source = PlaceCost::Flat(10 * kMilli)};
+  node.scheduler.residency().dataset(node.dataset).costs = {.tier = PlaceCost::Flat(50 * kMilli),
+                                                            .source = PlaceCost::Flat(10 * kMilli)};
   node.RunEpoch(3);
   for (const ReadAction& r : node.started) EXPECT_EQ(r.origin, Origin::kTier);
 }
@@ -487,7 +487,7 @@ void CheckGroups(const Catalog& catalog, const std::vector<ReadAction>& reads, u
   }
 }
 
-constexpr ReadCosts kMerge{.merge_bytes = 16 << 10, .merge_gap = 2048};
+constexpr ReadCosts kMerge{.tier = {}, .source = {}, .merge_bytes = 16 << 10, .merge_gap = 2048};
 
 TEST(Groups, WhatTheOrderAsksForNextIsReadInOneRequest) {
   const testing::TempFolder folder;
@@ -551,8 +551,8 @@ TEST(Groups, NothingIsReadAcrossAGapThatCostsMoreThanARequest) {
   for (const bool shuffle : {false, true}) {
     Node node(13, {.arena_bytes = 200 * kSize}, std::vector<uint32_t>(100, kSize));
     node.scheduler.residency().dataset(node.dataset).layout = catalog;
-    node.scheduler.residency().dataset(node.dataset).costs = {.merge_bytes = 16 << 10,
-                                                              .merge_gap = 511};
+    node.scheduler.residency().dataset(node.dataset).costs = {
+        .tier = {}, .source = {}, .merge_bytes = 16 << 10, .merge_gap = 511};
     node.Open({.batch_size = 8, .epochs = 1, .whole = true}, Spec(100, shuffle));
     node.RunEpoch(0);
     EXPECT_EQ(node.scheduler.counters().requests, 100u);
@@ -597,8 +597,8 @@ TEST(Groups, OfManySmallSamplesOnlySoManyAreUnderWay) {
     Node node(12, {.arena_bytes = 2000 * kSize, .max_samples = 64},
               std::vector<uint32_t>(1000, kSize));
     node.scheduler.residency().dataset(node.dataset).layout = catalog;
-    node.scheduler.residency().dataset(node.dataset).costs = {.merge_bytes = 4 << 20,
-                                                              .merge_gap = 2048};
+    node.scheduler.residency().dataset(node.dataset).costs = {
+        .tier = {}, .source = {}, .merge_bytes = 4 << 20, .merge_gap = 2048};
     node.Open({.batch_size = 8, .whole = whole}, Spec(1000, whole));
     node.Pump();
     EXPECT_LT(node.scheduler.reads().in_flight(), 64u + 64 / 16);
