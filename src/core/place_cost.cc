@@ -51,7 +51,7 @@ bool PlaceChoice::PassBy(const PlaceCost& folder, size_t folder_reads, const Pla
   constexpr double kHidden = 20.0 * kMilli;
   const double in_time = open ? 0 : kHidden;
   double here = folder.Expect(folder_reads + 1);
-  if (!source.known()) return here > in_time && source_reads == 0 && Probe(now, here, &source_at_);
+  if (!source.known()) return open && source_reads == 0 && Probe(now, here, &source_at_);
   const double there = source.Expect(source_reads + 1);
   // A single answer tells of a recovery before the model believes it.
   if (folder_reads == 0 && folder.last > 0) here = std::min(here, folder.last);

@@ -144,9 +144,10 @@ TEST(PlaceChoice, WhereItIsSparedTheSourceMustSurelyBeTheFirst) {
   EXPECT_TRUE(choice.PassBy(folder, 1, source, 0, SourceExtra::kOpen, true, kSecond));
   EXPECT_FALSE(choice.PassBy(PlaceCost(), 1, source, 0, SourceExtra::kOpen, true, kSecond))
       << "nothing is known of the folder";
-  EXPECT_TRUE(choice.PassBy(folder, 1, PlaceCost(), 0, SourceExtra::kLate, true, kSecond))
+  EXPECT_TRUE(choice.PassBy(folder, 1, PlaceCost(), 0, SourceExtra::kOpen, true, kSecond))
       << "one read tells what the source takes";
-  EXPECT_FALSE(choice.PassBy(folder, 1, PlaceCost(), 1, SourceExtra::kLate, true, 9 * kSecond));
+  EXPECT_FALSE(choice.PassBy(folder, 1, PlaceCost(), 1, SourceExtra::kOpen, true, 9 * kSecond));
+  EXPECT_FALSE(choice.PassBy(folder, 1, PlaceCost(), 0, SourceExtra::kLate, true, 9 * kSecond));
   const PlaceCost quick = PlaceCost::Flat(5 * kMilli);
   for (const PlaceCost& faster : {PlaceCost(), PlaceCost::Flat(kMilli)}) {
     EXPECT_FALSE(choice.PassBy(quick, 1, faster, 0, SourceExtra::kLate, true, 9 * kSecond))
