@@ -174,6 +174,10 @@ TINY: dict[str, dict[str, Any]] = {
         "small_budget": {
             "files": 150, "bytes": 100_000, "batch": 8, "memory": 12 << 20, "epochs": 2,
         },
+        "places": {
+            "repeats": 2, "files": 60, "bytes": 20_000, "batch": 4, "memory": 64 << 20, "epochs": 1,
+            "setups": {"even": {"disk": {"read_ms": 1}, "source": {"read_ms": 1}}},
+        },
     },
     "drift": {
         "repeats": 2, "files": 100, "mean_bytes": 20_000, "latency_ms": [0.5, 2],

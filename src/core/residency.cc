@@ -300,7 +300,9 @@ void Residency::ChooseStaging() {
     // Nodes of a cluster were told what this one can keep, and count on it.
     if (ahead_need_ != 0 && !shared) staging = std::min(staging, batches / 2 + ahead_need_);
     // The batch on loan and the next one find room whatever the use was.
-    if (used_need_ != 0 && !shared) staging = std::min(staging, std::max(batches / 2, used_need_));
+    if (used_need_ != 0 && !shared) {
+      staging = std::min(staging, std::max({batches / 2, used_need_, ahead_need_ / 2}));
+    }
     staging_bytes_ = regions + staging;
   }
   if (parked_now_ != 0) LetParkedGo(everything);
