@@ -74,7 +74,10 @@ FIGURES = {
     "freshness": {
         "freshness_cost", "freshness_first_batch", "freshness_single_epoch", "statx_cpu_us",
     },
-    "places": {"large_first_batch_vs_pipe", "kept_share_small_budget"},
+    "places": {
+        "place_vs_oracle", "parallel_places", "large_first_batch_vs_pipe",
+        "kept_share_small_budget",
+    },
     "drift": {"recovery_s"},
     "tune": {
         "tuned_vs_best", "tune_s", "parallelism_vs_best", "buffer_vs_best", "retune_s",
@@ -170,6 +173,10 @@ TINY: dict[str, dict[str, Any]] = {
         "large": {"files": 12, "bytes": 300_000, "batch": 2, "memory": 16 << 20},
         "small_budget": {
             "files": 150, "bytes": 100_000, "batch": 8, "memory": 12 << 20, "epochs": 2,
+        },
+        "places": {
+            "repeats": 2, "files": 60, "bytes": 20_000, "batch": 4, "memory": 64 << 20, "epochs": 1,
+            "setups": {"even": {"disk": {"read_ms": 1}, "source": {"read_ms": 1}}},
         },
     },
     "drift": {

@@ -34,6 +34,7 @@ BUILT_IN: tuple[Knob, ...] = (
     ("hedge_one_in", 0, 1_000_000),
     ("source_bytes_per_second", 0, 1 << 50),
     ("source_operations_per_second", 0, 1_000_000_000),
+    ("source_extra", 0, 2),
     ("decode_threads", 0, 4096),
     ("daemon_linger_seconds", 0, 604_800),
     ("peer_bytes_per_second", 0, 1 << 50),

@@ -10,6 +10,7 @@
 #include "catalog/catalog.h"
 #include "core/job_table.h"
 #include "core/keep_share.h"
+#include "core/place_cost.h"
 
 namespace forebay {
 
@@ -54,10 +55,11 @@ struct TierShape {
   uint64_t left_by_copies = 0;
 };
 
-// What reads of a data set cost, in any unit, and what it pays to read in one request.
+// What reads of a data set cost, and what it pays to read in one request.
 struct ReadCosts {
-  double tier = 0;  // 0: not known
-  double source = 0;
+  PlaceCost tier;
+  PlaceCost source;
+  bool late = false;         // a consumer waits
   uint64_t merge_bytes = 0;  // largest request for several samples; 0: one each
   uint64_t merge_gap = 0;    // bytes between two samples worth reading through
 };
@@ -129,14 +131,15 @@ struct SchedulerOptions {
 
 struct SchedulerCounters {
   uint64_t reads = 0, read_bytes = 0, failed_reads = 0;
-  uint64_t hits = 0, hit_bytes = 0;  // resident when asked for
-  uint64_t evicted = 0;              // kept samples given up
-  uint64_t retracted = 0;            // look-ahead taken back
-  uint64_t changed = 0;              // samples whose bytes differ from an earlier read
-  uint64_t requests = 0;             // to the source; a group is one
-  uint64_t hedged = 0;               // second reads of samples whose first one hangs
-  uint64_t hedged_left = 0;          // of those, because the place of the first one was left
-  uint64_t copies_given_up = 0;      // for a second tier that hung, or because memory was short
+  uint64_t hits = 0, hit_bytes = 0;     // resident when asked for
+  uint64_t evicted = 0;                 // kept samples given up
+  uint64_t retracted = 0;               // look-ahead taken back
+  uint64_t changed = 0;                 // samples whose bytes differ from an earlier read
+  uint64_t requests = 0;                // to the source; a group is one
+  uint64_t hedged = 0;                  // second reads of samples whose first one hangs
+  uint64_t extra = 0, extra_bytes = 0;  // from the source, though the second tier has it
+  uint64_t hedged_left = 0;             // of those, because the place of the first one was left
+  uint64_t copies_given_up = 0;         // for a second tier that hung, or because memory was short
 };
 
 // What all parts of a Scheduler use.

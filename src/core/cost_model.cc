@@ -193,6 +193,7 @@ void OriginModel::FindTypical() {
   median_ = 0;
   slow_ = 2;
   fast_ = -2;
+  late_ = std::exp2(slow_);
   if (typical_.count() >= 2 * kWindow) {
     // Half of a window beyond what a tenth of the reads go beyond is no chance, whatever the
     // latencies' distribution. A bin more, because many may be alike.
@@ -200,6 +201,7 @@ void OriginModel::FindTypical() {
     median_ = typical_.Quantile(0.5);
     slow_ = std::max(median_ + kChange, typical_.Quantile(0.9) + kBin);
     fast_ = std::min(median_ - kChange, typical_.Quantile(0.1) - kBin);
+    late_ = std::max(1.0, std::exp2(typical_.Quantile(0.9)));
   }
   tail_ratio_ = 0;
   if (all_.count() >= kTailReads) {

@@ -26,6 +26,7 @@ class OriginModel {
   static constexpr uint64_t kMaxGap = 1 << 20;
   static constexpr uint64_t kMinMerge = 64 << 10;
   static constexpr uint64_t kMaxMerge = 4 << 20;
+  static constexpr size_t kBuckets = 13;  // depths 1, 2-3, 4-7, ... 4096 and more
 
   // A read of `bytes` took `latency`. `depth`: reads under way there when it began, itself
   // included. A read that serves several samples is one read.
@@ -41,6 +42,8 @@ class OriginModel {
   // Far beyond what reads there take: one that has taken longer hangs. kNever while too little was
   // seen.
   Nanos Tail(uint64_t bytes, size_t depth) const;
+  // Nine in ten reads take at most so many times what is expected.
+  double Late() const { return late_; }
   // Unwanted bytes worth reading through to spare one more request.
   uint64_t MergeGap(size_t depth) const;
   // Size up to which one larger read beats several: where the transfer takes as long as the fixed
@@ -49,7 +52,6 @@ class OriginModel {
   uint64_t MergeBytes(size_t depth) const;
 
  private:
-  static constexpr size_t kBuckets = 13;  // depths 1, 2-3, 4-7, ... 4096 and more
   static constexpr size_t kWindow = 32;
 
   // Decayed moments of the reads that began at depths of one power of two.
@@ -123,6 +125,7 @@ class OriginModel {
   double median_ = 0;
   double slow_ = 2;
   double fast_ = -2;
+  double late_ = 4;
   double tail_ratio_ = 0;  // of all_; 0: not known yet
 };
 

@@ -67,22 +67,39 @@ void Reads::StartAhead(size_t limit, std::vector<ReadAction>* out) {
   }
 }
 
-// The folder, unless it has become much slower than the source; every so often it is asked all the
-// same, so that its recovery is seen.
 Origin Reads::ChooseOrigin(DatasetId d, SampleId s) {
-  constexpr double kMuchSlower = 4;
-  constexpr uint32_t kProbeEvery = 32;
-  Residency::Dataset& dataset = residency_.dataset(d);
-  const ReadCosts& costs = dataset.costs;
-  const uint8_t flags = dataset.entries[s].flags;
-  if (flags & Residency::kSuspect) return Origin::kSource;  // what the folder has is in doubt
-  if (common_.tier_left && (flags & Residency::kInTier)) return Origin::kSource;
-  const bool slower = costs.source > 0 && costs.tier > kMuchSlower * costs.source;
-  if (!slower || !(flags & Residency::kInTier) || ++dataset.tier_skips >= kProbeEvery) {
-    dataset.tier_skips = 0;
-    return Origin::kTier;
-  }
+  const Residency::Dataset& dataset = residency_.dataset(d);
+  const Residency::Entry& e = dataset.entries[s];
+  if (e.flags & Residency::kSuspect) return Origin::kSource;  // what the folder has is in doubt
+  if (!(e.flags & Residency::kInTier)) return Origin::kTier;
+  if (common_.tier_left) return Origin::kSource;
+  if (!PassBy(dataset.costs)) return Origin::kTier;
+  ++common_.counters.extra;
+  common_.counters.extra_bytes += e.length;
   return Origin::kSource;
+}
+
+// Of a sample that the folder has.
+bool Reads::PassBy(const ReadCosts& costs) {
+  if (!fixed_split_) {
+    return choice_.PassBy(costs.tier, requests_at_[static_cast<size_t>(Origin::kTier)],
+                          costs.source, requests_at_[static_cast<size_t>(Origin::kSource)],
+                          source_extra_, costs.late, common_.now);
+  }
+  split_due_ += *fixed_split_;
+  if (split_due_ < 1) return false;
+  split_due_ -= 1;
+  return true;
+}
+
+void Reads::AddRequest(const ReadAction& read) {
+  ++requests_;
+  ++requests_at_[static_cast<size_t>(read.likely)];
+}
+
+void Reads::EndRequest(const ReadAction& read) {
+  --requests_;
+  --requests_at_[static_cast<size_t>(read.likely)];
 }
 
 uint32_t Reads::NewSerial() {
@@ -115,7 +132,7 @@ void Reads::Start(const ReadAction& action, std::vector<ReadAction>* out) {
   ++common_.counters.reads;
   common_.counters.read_bytes += action.length;
   if (action.group == 0 || ++group_left_[action.group] == 1) {
-    ++requests_;
+    AddRequest(started);
     if (started.likely == Origin::kSource) {
       ++common_.counters.requests;
       if (started.charged == 0) Charge(started);
@@ -321,7 +338,7 @@ ReadAction Reads::Hedge(const ReadAction& hanging, Arena::Block block, bool left
   Charge(read);
   races_[Key(read.dataset, read.sample)] = {hanging.serial, read.serial, block};
   ++in_flight_;
-  ++requests_;
+  AddRequest(read);
   flight_bytes_ += read.length;
   ++common_.counters.requests;
   ++common_.counters.hedged;
@@ -367,10 +384,10 @@ Reads::Outcome Reads::OnDone(const ReadAction& read, bool ok, uint32_t crc, Orig
   if (FromPeer(read)) --peer_reads_;
   stores_.OnReadEnded(read);
   if (read.group == 0) {
-    --requests_;
+    EndRequest(read);
   } else if (const auto group = group_left_.find(read.group); --group->second == 0) {
     group_left_.erase(group);
-    --requests_;
+    EndRequest(read);
   }
   SettleCharge(read, ok, from);
   if (SettleRace(read, ok)) return Outcome::kNone;

@@ -6,9 +6,11 @@
 // the loser's memory is taken until it ends. What comes from the source is charged to the job.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -39,6 +41,12 @@ class Reads {
   void SetHanging(size_t requests) { hanging_ = requests; }
   // At most one read in so many is hedged; 0: none.
   void SetHedging(uint64_t one_in) { hedge_one_in_ = one_in; }
+
+  // Which reads of what the second tier has the source may get.
+  void SetSourceExtra(SourceExtra extra) { source_extra_ = extra; }
+  // For measurements: this share of what the second tier has comes from the source, whatever either
+  // costs.
+  void SetFixedSplit(double share) { fixed_split_ = share; }
 
   // A sample that has memory is to be read before look-ahead's. `charge`: it comes from the source.
   void Ask(ReadAction read, bool charge);
@@ -98,6 +106,9 @@ class Reads {
   }
   Entry& entry(DatasetId d, SampleId s) { return residency_.dataset(d).entries[s]; }
   Origin ChooseOrigin(DatasetId d, SampleId s);
+  bool PassBy(const ReadCosts& costs);
+  void AddRequest(const ReadAction& read);
+  void EndRequest(const ReadAction& read);
   uint32_t NewSerial();
   void Start(const ReadAction& action, std::vector<ReadAction>* out);
   // Adds to a look-ahead read the neighbours worth reading with it.
@@ -125,6 +136,11 @@ class Reads {
   size_t hanging_ = 0;
   size_t in_flight_ = 0;
   size_t requests_ = 0;
+  std::array<size_t, 3> requests_at_{};  // of requests_, by where they will likely be answered
+  SourceExtra source_extra_ = SourceExtra::kLate;
+  PlaceChoice choice_;
+  std::optional<double> fixed_split_;
+  double split_due_ = 0;         // of fixed_split_, that the source has not got yet
   size_t serving_requests_ = 0;  // of requests_
   uint64_t flight_bytes_ = 0;    // being read for this node
   uint64_t most_flight_bytes_ = 0;

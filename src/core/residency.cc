@@ -299,6 +299,10 @@ void Residency::ChooseStaging() {
     uint64_t staging = std::min(usable / 2, std::max(batches, floor));
     // Nodes of a cluster were told what this one can keep, and count on it.
     if (ahead_need_ != 0 && !shared) staging = std::min(staging, batches / 2 + ahead_need_);
+    // The batch on loan and the next one find room whatever the use was.
+    if (used_need_ != 0 && !shared) {
+      staging = std::min(staging, std::max({batches / 2, used_need_, ahead_need_ / 2}));
+    }
     staging_bytes_ = regions + staging;
   }
   if (parked_now_ != 0) LetParkedGo(everything);
@@ -313,11 +317,37 @@ uint64_t Residency::keep_quota() const {
 
 void Residency::SetAheadBytes(uint64_t bytes) {
   // A quarter more than now, so that a step of the tuner that is taken back evicts nothing.
-  const uint64_t need = bytes + bytes / 4;
-  if (ahead_need_ != 0 && bytes <= ahead_need_ && need >= ahead_need_ - ahead_need_ / 4) return;
-  ahead_need_ = need;
+  const auto stays = [](uint64_t known, uint64_t now) {
+    return known != 0 && now <= known && now + now / 4 >= known - known / 4;
+  };
+  const uint64_t used = RecentUse();
+  // What comes near to all that staging has may be held up by it.
+  const bool same_use = used == 0 || stays(used_need_ - used_need_ / 16, used);
+  if (stays(ahead_need_, bytes) && same_use) return;
+  if (!stays(ahead_need_, bytes)) ahead_need_ = bytes + bytes / 4;
+  if (!same_use) used_need_ = used + used / 4;
   ChooseStaging();
   EvictExcess();
+}
+
+// A window is as long as it takes to read several times what staging held: then each of its bytes
+// has come and gone.
+uint64_t Residency::RecentUse() {
+  constexpr uint64_t kTurns = 4;
+  // Free memory lies in holes, some too small for any sample: of that, use tells nothing. Kept
+  // samples that go for others, which are kept in their place and go again, do.
+  constexpr uint64_t kThrash = 16;
+  if (use_before_ != 0 && kThrash * use_evicted_ > std::max(use_begun_, use_peak_)) {
+    use_floor_ = std::max(use_floor_, used_need_);
+    use_evicted_ = 0;
+  }
+  if (use_begun_ >= kTurns * use_peak_) {
+    use_before_ = std::exchange(use_peak_, StagingUsed());
+    use_begun_ = 0;
+    use_evicted_ = 0;
+    use_floor_ -= use_floor_ / kThrash;
+  }
+  return use_before_ == 0 ? 0 : std::max({use_before_, use_peak_, use_floor_});
 }
 
 void Residency::SetKeepBytes(uint64_t bytes) {
@@ -328,8 +358,10 @@ void Residency::SetKeepBytes(uint64_t bytes) {
 }
 
 void Residency::EvictExcess() {
+  const uint64_t evicted = use_evicted_;
   while (bytes_.kept > keep_quota() && EvictOne()) {
   }
+  use_evicted_ = evicted;  // staging has grown: it does not lack this
 }
 
 // Memory is for what the folder lacks, until the two cover everything.
@@ -385,7 +417,10 @@ bool Residency::LetSpareGo() {
 
 bool Residency::EvictOne(const JobId* job) {
   if (job == nullptr && EvictOneParked()) return true;
-  return EvictAmong(job, true) || EvictAmong(job, false);
+  const uint64_t before = bytes_.kept;
+  if (!EvictAmong(job, true) && !EvictAmong(job, false)) return false;
+  if (job == nullptr) use_evicted_ += before - bytes_.kept;
+  return true;
 }
 
 // `spare_only`: what does not live here.
@@ -452,6 +487,7 @@ void Residency::BeginRead(DatasetId d, SampleId s, Arena::Block block, bool aske
   e.state = State::kReading;
   e.flags &= static_cast<uint8_t>(~(kFailedSoon | kFailedNow | kUrgent));
   Count(e);
+  use_begun_ += arena_.size(block);
   if (asked) e.flags |= kUrgent;
   if (keep) KeepIfMay(d, s, job);
 }
@@ -498,7 +534,7 @@ void Residency::NoteOrigin(const ReadAction& read, Origin from) {
   }
   if (read.origin == Origin::kTier) SetInTier(d, s, false);  // not there, or damaged
   // Room that had been meant for what the folder turned out to have.
-  if (!(e.flags & kKept)) KeepIfMay(d, s, read.job);
+  if (!(e.flags & kKept) && WouldKeep(d, s, read.job)) KeepIfMay(d, s, read.job);
 }
 
 void Residency::SetResident(DatasetId d, SampleId s, uint32_t crc) {
@@ -541,6 +577,7 @@ void Residency::SetStore(DatasetId d, SampleId s, Store store) {
 
 void Residency::Unpin(DatasetId d, SampleId s) {
   Entry& e = entry(d, s);
+  Uncount(e);
   --e.pins;
   Count(e);
   MaybeFree(d, s);
@@ -569,7 +606,11 @@ void Residency::FreeBlock(DatasetId d, SampleId s) {
 }
 
 void Residency::Uncount(const Entry& e) {
-  if (e.block == Arena::kNone || e.pins != 0 || (e.flags & kKept)) return;
+  if (e.block == Arena::kNone || (e.flags & kKept)) return;
+  if (e.pins != 0) {
+    bytes_.pinned -= arena_.size(e.block);
+    return;
+  }
   if (OnlyStoring(e)) {
     bytes_.storing -= arena_.size(e.block);
     return;
@@ -579,13 +620,16 @@ void Residency::Uncount(const Entry& e) {
 }
 
 void Residency::Count(const Entry& e) {
-  if (e.block == Arena::kNone || e.pins != 0 || (e.flags & kKept)) return;
-  if (OnlyStoring(e)) {
+  if (e.block == Arena::kNone || (e.flags & kKept)) return;
+  if (e.pins != 0) {
+    bytes_.pinned += arena_.size(e.block);
+  } else if (OnlyStoring(e)) {
     bytes_.storing += arena_.size(e.block);
-    return;
+  } else {
+    bytes_.ahead += arena_.size(e.block);
+    if (e.state == State::kResident) bytes_.ready += arena_.size(e.block);
   }
-  bytes_.ahead += arena_.size(e.block);
-  if (e.state == State::kResident) bytes_.ready += arena_.size(e.block);
+  use_peak_ = std::max(use_peak_, StagingUsed());
 }
 
 void Residency::SetFlag(DatasetId d, SampleId s, uint8_t flag) {

@@ -96,7 +96,6 @@ class Residency {
     // Samples that may be kept, and that neither memory keeps nor the second tier holds.
     uint64_t uncovered = 0;
     SampleId clock_hand = 0;  // where the search for a kept sample to give up goes on
-    uint32_t tier_skips = 0;  // reads sent past a slow second tier since the last that was not
     // Whoever fetches its samples keeps them: the memory tier does not, and the second tier only
     // what other nodes asked for. Set before the first stream over it.
     bool passing = false;
@@ -158,6 +157,7 @@ class Residency {
     uint64_t ahead = 0;
     uint64_t ready = 0;
     uint64_t storing = 0;  // of samples that are in memory only because their copy waits
+    uint64_t pinned = 0;   // of samples that consumers hold and the memory tier does not
   };
 
   Residency(const SchedulerOptions& options, Arena& arena, SchedulerCommon& common,
@@ -193,7 +193,8 @@ class Residency {
   void SetShare(DatasetId d, std::vector<uint8_t> share);
   // Changes SchedulerOptions::keep_bytes; a tier that holds more gives up what is not in use.
   void SetKeepBytes(uint64_t bytes);
-  // What look-ahead is to have, as the tuner finds it: the rest may be kept.
+  // What look-ahead may have, as the tuner finds it. What is not needed of that, as the use of
+  // staging shows, may be kept.
   void SetAheadBytes(uint64_t bytes);
   // After a change of streams, or of what is set aside: how much the memory tier leaves to staging.
   void ChooseStaging();
@@ -225,6 +226,7 @@ class Residency {
   void Pin(Entry& e) {
     Uncount(e);
     ++e.pins;
+    Count(e);
   }
   void Unpin(DatasetId d, SampleId s);
   void AddAhead(Entry& e, int32_t n) {
@@ -265,6 +267,9 @@ class Residency {
   void LetParkedGo(uint64_t open_bytes);
   bool LetSpareGo();
   void EvictExcess();
+  uint64_t StagingUsed() const { return bytes_.ahead + bytes_.pinned + bytes_.storing; }
+  // What staging needed lately; 0: not known yet.
+  uint64_t RecentUse();
 
   SchedulerOptions options_;  // keep_bytes changes while running
   Arena& arena_;
@@ -273,7 +278,15 @@ class Residency {
   std::vector<Dataset> datasets_;
   uint64_t staging_bytes_ = 0;
   uint64_t ahead_need_ = 0;  // of staging_bytes_, for look-ahead; 0: not known
-  uint64_t parked_ = 0;      // how often one was parked
+  uint64_t used_need_ = 0;   // of staging_bytes_, as its use shows; 0: not known
+  // The most that staging held since the window began and in the one before; the bytes that were
+  // begun to be read in this one, and those that were evicted because no room was found.
+  uint64_t use_peak_ = 0;
+  uint64_t use_before_ = 0;
+  uint64_t use_begun_ = 0;
+  uint64_t use_evicted_ = 0;
+  uint64_t use_floor_ = 0;  // with less, kept samples came and went
+  uint64_t parked_ = 0;     // how often one was parked
   size_t parked_now_ = 0;
   Bytes bytes_;
 };

@@ -134,8 +134,10 @@ std::string Checks::CheckDataset(DatasetId d, Residency::Bytes* bytes) const {
     if (kept) kept_bytes += size;
     if (dataset.parked != 0 && !kept) return "parked, and in memory though it is not kept";
     if (dataset.Spare(s)) bytes->spare += size;
-    if (kept || e.pins != 0) continue;
-    if (e.store != Residency::Store::kNone && e.ahead == 0) {
+    if (kept) continue;
+    if (e.pins != 0) {
+      bytes->pinned += size;
+    } else if (e.store != Residency::Store::kNone && e.ahead == 0) {
       bytes->storing += size;
     } else {
       bytes->ahead += size;
@@ -183,6 +185,7 @@ std::string Checks::CheckBytes(const Residency::Bytes& bytes) const {
   if (bytes.storing != counted.storing) return "bytes that wait for their copy do not add up";
   if (bytes.ahead != counted.ahead) return "look-ahead bytes do not add up";
   if (bytes.ready != counted.ready) return "ready bytes do not add up";
+  if (bytes.pinned != counted.pinned) return "pinned bytes do not add up";
   return {};
 }
 

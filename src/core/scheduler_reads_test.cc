@@ -43,6 +43,7 @@ class Node {
                             EpochOrder(spec_, a.epoch, a.first_position), false);
     }
     std::vector<ReadAction> reads;
+    if (ahead_bytes != 0) scheduler.residency().SetAheadBytes(ahead_bytes);
     scheduler.leases().NextReads(limit, &reads);
     for (const ReadAction& r : reads) Begin(r);
   }
@@ -157,6 +158,7 @@ class Node {
   DatasetId dataset = 0;
   StreamId stream = 0;
   size_t limit = 16;
+  uint64_t ahead_bytes = 0;  // 0: nobody says
   uint64_t hang_permille = 0;
   uint64_t fail_permille = 0;
   std::optional<int64_t> hedge_tail;
@@ -187,6 +189,27 @@ SamplerSpec Spec(uint32_t n, bool shuffle = true) {
   spec.shuffle = shuffle;
   spec.seed = 5;
   return spec;
+}
+
+// ---- staging ---------------------------------------------------------------------------------
+
+TEST(Staging, IsWhatItsUseShows) {
+  // Reads that are slower than the consumer: look-ahead never has what the tuner would allow.
+  const uint32_t size = 112640;
+  Node node(1, {.arena_bytes = 160'000'000}, std::vector<uint32_t>(6000, size));
+  node.ahead_bytes = 30'000'000;
+  node.scheduler.lookahead().SetReadAheadBytes(node.ahead_bytes);
+  node.Open({.batch_size = 64}, Spec(6000));
+  for (uint64_t epoch = 0; epoch < 3; ++epoch) node.RunEpoch(epoch);
+  EXPECT_GT(node.scheduler.residency().bytes().kept, 136'000'000u);
+  EXPECT_LT(node.scheduler.counters().evicted, 600u);
+  // The consumer pauses: what look-ahead may have, it gets.
+  for (int i = 0; i < 3000; ++i) {
+    node.Pump();
+    node.Step();
+  }
+  EXPECT_GT(node.scheduler.residency().bytes().ahead, 25'000'000u);
+  EXPECT_EQ(CheckInvariants(node.scheduler), "");
 }
 
 // ---- two tiers -------------------------------------------------------------------------------
@@ -267,14 +290,16 @@ TEST(TwoTiers, AMuchSlowerFolderIsPassedByAndTriedNowAndThen) {
   node.RunEpoch(0);
   node.RunEpoch(1);
   node.started.clear();
-  node.scheduler.residency().dataset(node.dataset).costs = {.tier = 50, .source = 10};
+  node.scheduler.residency().dataset(node.dataset).costs = {
+      .tier = PlaceCost::Flat(50 * kMilli), .source = PlaceCost::Flat(10 * kMilli), .late = true};
   node.RunEpoch(2);
   const auto from_folder = std::count_if(node.started.begin(), node.started.end(),
                                          [](auto& r) { return r.origin == Origin::kTier; });
   EXPECT_GT(from_folder, 0);
   EXPECT_LT(from_folder, 20);
   node.started.clear();
-  node.scheduler.residency().dataset(node.dataset).costs = {.tier = 12, .source = 10};
+  node.scheduler.residency().dataset(node.dataset).costs = {.tier = PlaceCost::Flat(50 * kMilli),
+                                                            .source = PlaceCost::Flat(10 * kMilli)};
   node.RunEpoch(3);
   for (const ReadAction& r : node.started) EXPECT_EQ(r.origin, Origin::kTier);
 }
@@ -462,7 +487,7 @@ void CheckGroups(const Catalog& catalog, const std::vector<ReadAction>& reads, u
   }
 }
 
-constexpr ReadCosts kMerge{.merge_bytes = 16 << 10, .merge_gap = 2048};
+constexpr ReadCosts kMerge{.tier = {}, .source = {}, .merge_bytes = 16 << 10, .merge_gap = 2048};
 
 TEST(Groups, WhatTheOrderAsksForNextIsReadInOneRequest) {
   const testing::TempFolder folder;
@@ -526,8 +551,8 @@ TEST(Groups, NothingIsReadAcrossAGapThatCostsMoreThanARequest) {
   for (const bool shuffle : {false, true}) {
     Node node(13, {.arena_bytes = 200 * kSize}, std::vector<uint32_t>(100, kSize));
     node.scheduler.residency().dataset(node.dataset).layout = catalog;
-    node.scheduler.residency().dataset(node.dataset).costs = {.merge_bytes = 16 << 10,
-                                                              .merge_gap = 511};
+    node.scheduler.residency().dataset(node.dataset).costs = {
+        .tier = {}, .source = {}, .merge_bytes = 16 << 10, .merge_gap = 511};
     node.Open({.batch_size = 8, .epochs = 1, .whole = true}, Spec(100, shuffle));
     node.RunEpoch(0);
     EXPECT_EQ(node.scheduler.counters().requests, 100u);
@@ -572,8 +597,8 @@ TEST(Groups, OfManySmallSamplesOnlySoManyAreUnderWay) {
     Node node(12, {.arena_bytes = 2000 * kSize, .max_samples = 64},
               std::vector<uint32_t>(1000, kSize));
     node.scheduler.residency().dataset(node.dataset).layout = catalog;
-    node.scheduler.residency().dataset(node.dataset).costs = {.merge_bytes = 4 << 20,
-                                                              .merge_gap = 2048};
+    node.scheduler.residency().dataset(node.dataset).costs = {
+        .tier = {}, .source = {}, .merge_bytes = 4 << 20, .merge_gap = 2048};
     node.Open({.batch_size = 8, .whole = whole}, Spec(1000, whole));
     node.Pump();
     EXPECT_LT(node.scheduler.reads().in_flight(), 64u + 64 / 16);
@@ -618,8 +643,9 @@ TEST(Reads, RandomNodes) {
       ReadCosts costs = kMerge;
       costs.merge_bytes = rng.Below(3) * (8 << 10);
       costs.merge_gap = rng.Below(2) * 2048;
-      costs.tier = static_cast<double>(rng.Below(100));
-      costs.source = 10;
+      costs.tier = PlaceCost::Flat(static_cast<double>(rng.Below(100)));
+      costs.source = PlaceCost::Flat(10);
+      costs.late = rng.Below(2) != 0;
       node.scheduler.residency().dataset(node.dataset).costs = costs;
       node.RunEpoch(epoch);
       if (::testing::Test::HasFatalFailure()) return;

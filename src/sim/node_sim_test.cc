@@ -76,10 +76,10 @@ TEST(NodeSimulation, HalfTheMemoryLeavesHalfTheSource) {
   s.lengths.assign(4000, 100'000);
   s.source.bytes_per_s = 100.0 * kMega;
   s.arena_bytes = 264 * kMega;
-  s.read_ahead = uint64_t{64} << 20;  // asked for, so that staging is 64 MiB of it
+  s.read_ahead = uint64_t{64} << 20;  // asked for, and not needed
   const NodeOutcome out = Simulated(s);
   const auto kept = static_cast<double>(out.kept_bytes);
-  EXPECT_NEAR(kept, 197e6, 3e6);
+  EXPECT_GT(kept, 194e6);
   EXPECT_EQ(out.epochs[0].samples, 4000u);
   EXPECT_NEAR(out.epochs[0].seconds, 4.0, 0.02);
   // Reading ahead into the next epoch begins before this one ends, so epochs are compared by pairs.

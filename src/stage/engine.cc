@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 
 #include "base/fork.h"
@@ -231,6 +232,10 @@ Status Engine::Start() {
   {
     MutexLock lock(mutex_);
     arena_bytes = scheduler_.arena().capacity();
+    // For measurements only: reads of what the folder has, split without regard to costs.
+    if (const char* split = std::getenv("FOREBAY_PLACE_SPLIT"); split != nullptr) {
+      scheduler_.reads().SetFixedSplit(std::strtod(split, nullptr));
+    }
   }
   memfd_ = OwnedFd(memfd_create("forebay", MFD_CLOEXEC));
   if (!memfd_.valid()) return ErrnoStatus(errno, "memfd_create for the sample arena");
@@ -1432,6 +1437,7 @@ void Engine::ApplyKnobs() {
     scheduler_.SetAdmission(admission_.memory.value() != 0, admission_.folder.value() != 0);
     scheduler_.reads().SetHedging(static_cast<uint64_t>(hedging_.one_in.value()));
     scheduler_.jobs().SetNodeLimits(source_limit_.limits());
+    scheduler_.reads().SetSourceExtra(static_cast<SourceExtra>(source_limit_.extra.value()));
     if (cache_ != nullptr)
       cache_->store->SetQuota(static_cast<uint64_t>(cache_folder_.bytes.value()));
   });
@@ -1476,6 +1482,8 @@ void Engine::Collect() {
   prefetch_.in_flight.Set(scheduler_.reads().requests());
   prefetch_.requests_total.Set(scheduler_.counters().requests);
   hedging_.hedged_total.Set(scheduler_.counters().hedged);
+  source_limit_.extra_total.Set(scheduler_.counters().extra);
+  source_limit_.extra_bytes_total.Set(scheduler_.counters().extra_bytes);
   prefetch_.limit.Set(limit);
   read_ahead_.limit_bytes.Set(ahead);
   read_ahead_.ahead_bytes.Set(scheduler_.residency().bytes().ahead);

@@ -359,6 +359,7 @@ class Engine {
     std::deque<ReadAction> backlog;
     OriginModel source_model;
     OriginModel tier_model;
+    Nanos tier_answer = 0;  // what the folder's last one took
   };
   // A thread that waits for one sample.
   struct FetchWaiter {

@@ -24,8 +24,6 @@ constexpr Nanos kLookLatest = 20 * kMilli;
 constexpr Nanos kTuneEvery = 20 * kMilli;
 // A stream that has not asked for so long is not a consumer that could wait.
 constexpr Nanos kLately = kSecond;
-// Latency that read-ahead hides from any step.
-constexpr Nanos kHidden = 20 * kMilli;
 // More than a request to a peer may take before the source is read instead.
 constexpr Nanos kPeerPatience = 5 * kSecond;
 
@@ -131,6 +129,7 @@ void Engine::Learn(DatasetState& dataset, const ReadsUnderWay::Read& read, const
   // A group that failed was read one by one.
   const uint64_t bytes = done.group_size > 1 ? RequestBytes(read.action) : read.action.length;
   model.OnRead(bytes, read.depth, done.latency_ns);
+  if (from == Origin::kTier) dataset.tier_answer = done.latency_ns;
 }
 
 void Engine::UpdateCosts(DatasetId id, DatasetState& dataset, const ReadsUnderWay& under_way) {
@@ -141,14 +140,16 @@ void Engine::UpdateCosts(DatasetId id, DatasetState& dataset, const ReadsUnderWa
     costs.merge_gap = dataset.source_model.MergeGap(depth);
   }
   if (dataset.tiered != nullptr) {
-    // The source is shared with others: it is asked for what the folder has only while that keeps a
-    // consumer waiting. How long the folder's oldest read has taken by now tells so at once, and
-    // tells when it is over.
-    const Nanos tier = under_way.oldest_tier_age();
-    if (dataset.source_model.known() && tier > kHidden && Waits(scheduler_).AnyForSamples()) {
-      costs.tier = static_cast<double>(tier);
-      costs.source = static_cast<double>(dataset.source_model.Expect(dataset.mean_bytes, depth));
+    costs.tier = PlaceCost::Of(dataset.tier_model, dataset.mean_bytes);
+    costs.source = PlaceCost::Of(dataset.source_model, dataset.mean_bytes);
+    costs.tier.last = static_cast<double>(dataset.tier_answer);
+    // Of a disk that stalls the age of its oldest read tells as it happens, and when it is over.
+    const size_t tier_depth = std::max<size_t>(1, under_way.depth(Origin::kTier));
+    const Nanos oldest = under_way.oldest_tier_age();
+    if (oldest > dataset.tier_model.Tail(dataset.mean_bytes, tier_depth)) {
+      costs.tier.stuck = static_cast<double>(oldest);
     }
+    costs.late = Waits(scheduler_).AnyForSamples();
     // Neighbours are staged for the folder's sake: not when it cannot take them.
     if (dataset.tiered->write_room() < 0.5) costs.merge_bytes = 0;
   }

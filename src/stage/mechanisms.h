@@ -135,6 +135,15 @@ struct SourceLimitMechanism {
         operations(mechanism.AddKnob("source_operations_per_second", KnobType::kPerSecond, 0,
                                      1'000'000'000, 0,
                                      "most reads a second, for all jobs; 0: no limit")),
+        extra(mechanism.AddKnob("source_extra", KnobType::kCount, 0, 2, 1,
+                                "reads of what the cache folder has: 0: none but those that it "
+                                "does not answer; 1: and those that come too late from it, and "
+                                "sooner from the source; 2: all that come sooner from the source")),
+        extra_total(
+            mechanism.AddCounter("forebay_source_extra_reads_total",
+                                 "Reads of the source for samples that the cache folder has")),
+        extra_bytes_total(
+            mechanism.AddCounter("forebay_source_extra_read_bytes_total", "Bytes of those reads")),
         held(mechanism.AddCounter("forebay_source_share_nanoseconds_total",
                                   "Time with reads that waited for a job's share of the source, "
                                   "summed over jobs")) {}
@@ -147,6 +156,9 @@ struct SourceLimitMechanism {
   Mechanism& mechanism;
   Knob& bytes;
   Knob& operations;
+  Knob& extra;
+  Metric& extra_total;
+  Metric& extra_bytes_total;
   Metric& held;
 };
 
