@@ -271,12 +271,12 @@ def _add_setup(
     out.cases += [
         Case(f"{name}: worst second: part that it is off", "ratio",
              [one.worst(settled=True).error for one in runs],
-             note="; ".join(f"{w.phase}, {w.begin:.1f} s"
-                            for w in (one.worst(settled=True) for one in runs))),
+             note="; ".join(f"{each.phase}, {each.begin:.1f} s"
+                            for each in (one.worst(settled=True) for one in runs))),
         Case(f"{name}: every second: part that it is off", "ratio",
              [w.error for one in runs for w in one.windows if w.settled]),
         Case(f"{name}: all jobs together", "bytes/s",
-             [sum(w.bytes.values()) for one in runs for w in one.windows if w.settled],
+             [float(sum(w.bytes.values())) for one in runs for w in one.windows if w.settled],
              ctx.workload["cluster"]["bandwidth_mb"] * 1e6, "the mount"),
     ]  # fmt: skip
     if soon := [w.error for one in runs for w in one.windows if not w.settled]:

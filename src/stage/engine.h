@@ -623,7 +623,7 @@ class Engine {
   TuneMeter meter_ GUARDED_BY(mutex_);
   size_t fixed_reads_ GUARDED_BY(mutex_) = 0;    // 0: the tuner's
   uint64_t fixed_ahead_ GUARDED_BY(mutex_) = 0;  // 0: the tuner's
-  Nanos stepped_ GUARDED_BY(mutex_) = 0;         // the tuner's last step,
+  Nanos tuner_stepped_ GUARDED_BY(mutex_) = 0;   // the tuner's last step,
   Nanos held_seen_ GUARDED_BY(mutex_) = 0;       // and JobTable::held_total then
   std::string tuner_lines_ GUARDED_BY(mutex_);
   OwnedFd tuner_log_;  // constant after Start

@@ -93,10 +93,10 @@ void Engine::StepTuner(Nanos now) {
   uint64_t shared = 0;
   const Nanos held = scheduler_.jobs().held_total();
   if (scheduler_.jobs().AnyLimited()) {
-    shared = 2 * (held - held_seen_) > now - stepped_ ? 2 : 1;
+    shared = 2 * (held - held_seen_) > now - tuner_stepped_ ? 2 : 1;
   }
   held_seen_ = held;
-  stepped_ = now;
+  tuner_stepped_ = now;
   const TuneObservation seen = meter_.Observe({.consumers = consumers,
                                                .in_flight = scheduler_.reads().requests(),
                                                .ready_bytes = scheduler_.residency().bytes().ready,
