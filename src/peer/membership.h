@@ -2,10 +2,12 @@
 //
 // Nothing else has to be started: node 0 listens for the others, or every node knows all addresses,
 // or etcd's leases tell. A member that is silent for the lease is gone; one that comes back is a
-// new incarnation. When the registrar itself is gone the last view stays, and connections tell.
+// new incarnation. When node 0 is gone the lowest living node takes its part; while nobody can be
+// reached the last view stays, and connections tell.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,6 +24,12 @@ struct MembershipOptions {
   Member self;
   Nanos lease = 5 * kSecond;  // silent for so long: dead
   std::string secret;         // of the job, see secret.h
+  // kLauncher: the numeric address at which others reach this host. Empty: this node never takes
+  // node 0's part.
+  std::string host;
+  std::string holder_file;  // kLauncher: tells late joiners who has taken it; empty: nothing does
+  // For tests: the link to a node is cut. Called on the membership's thread.
+  std::function<bool(uint32_t node)> cut = {};
   Status Validate() const;
 };
 
@@ -49,6 +57,8 @@ class Membership {
   // "node 2 of 4 by torchrun's variables, registered with node 0 at 10.0.0.1:7421; 4 are there".
   virtual std::string Describe() const = 0;
   virtual MembershipCounts counts() const { return {}; }
+  // Who keeps the list of members, of which this node is one, in words; empty: each for itself.
+  virtual std::string Holder() const { return ""; }
 };
 
 // Returns at once; the view fills as members come. What goes wrong later (a port that is taken, a
