@@ -8,6 +8,7 @@
 #include <fstream>
 #include <set>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -59,7 +60,14 @@ class HolderTest : public ::testing::Test {
     ASSERT_NE(::mkdtemp(name), nullptr);
     folder_ = name;
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
+  void TearDown() override {
+    // A thread that nobody waits for may just write there.
+    EXPECT_TRUE(Await([&] {
+      std::error_code error;
+      std::filesystem::remove_all(folder_, error);
+      return !std::filesystem::exists(folder_);
+    }));
+  }
 
   std::string file() const { return folder_ + "/secret.holder"; }
   // As the nodes of a cluster with a shared home folder.
