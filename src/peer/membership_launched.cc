@@ -59,6 +59,8 @@ class Launched final : public Role {
       own_->table().Expire(links_.now());
       Spread();
       own_->PublishIfChanged();
+      // One that is gone, or has yielded, may have written to it last.
+      if (links_.now() >= next_tell_) Tell();
       wanted = Probes();
     } else {
       if (state_ == State::kRegistered) wanted.push_back({holder_->node, AddressOf(holder_->node)});
@@ -330,6 +332,7 @@ class Launched final : public Role {
 
   // Late joiners; for node 0 the master's address does.
   void Tell() {
+    next_tell_ = links_.now() + std::min<Nanos>(options_.lease, 5 * kSecond);
     if (self_ != 0) note_.Write({self_, links_.own_at()});
   }
 
@@ -559,6 +562,7 @@ class Launched final : public Role {
   std::vector<uint32_t> probes_;
   uint32_t probed_ = 0;
   Nanos next_probe_ = 0;
+  Nanos next_tell_ = 0;
 };
 
 }  // namespace
