@@ -65,9 +65,11 @@ void PutMemberFrames(const std::string& folder) {
   using namespace peer::frame;
   const peer::Member one{1, 5, "10.0.0.1:7711", 1 << 20, 0, true};
   const peer::Member two{2, 6, "10.0.0.2:7711", 1 << 20, 1 << 30, false};
-  const std::vector<Frame> frames = {Hello{kProtocol, 1, 5, {}}, Answer{0, 1, 3, {}, {}}, ProofOf{},
-                                     Register{8, one, 4, {two}}, Changes{5, {one, two}},  Beat{},
-                                     Suspicion{2, 6, "silent"},  Refused{true, "no"},     Leave{}};
+  const std::vector<Frame> frames = {
+      Hello{kProtocol, 1, 5, {}},  Answer{0, 1, 3, {}, {}}, ProofOf{},
+      Register{8, one, 4, {two}},  Changes{5, {one, two}},  Beat{},
+      Suspicion{2, 6, "silent"},   Refused{true, "no"},     Leave{},
+      Redirect{2, "10.0.0.2:7712"}};
   std::string all;
   for (size_t i = 0; i < frames.size(); ++i) {
     std::string bytes;

@@ -19,7 +19,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,25 +59,30 @@ def _crowd() -> float:
 
 
 class World:
-    def __init__(self, mount: SlowFs, oracle: Oracle, place: Path, pulse: Pulse) -> None:
+    def __init__(
+        self, mount: SlowFs, oracle: Oracle, place: Path, pulse: Pulse, *,
+        first: Sequence[int] = range(_NODES), step_ms: float = 20, **variables: str,
+    ) -> None:  # fmt: skip
+        """``first``: the nodes that are there from the start. ``variables``: of all nodes."""
         self._oracle = oracle
         self._pulse = pulse
         self._place = place
         self._specs: dict[int, Spec] = {}
         self._logs: list[tuple[int, Path]] = []  # of every process that there was, with its rank
         self._worst = 0.0
+        self._more = variables
         tier = int(1.05 * oracle.bytes / _NODES)
         self._plain: dict[str, Any] = dict(
-            root=str(mount.path), batch=_BATCH, world=_NODES, seed=7, step_ms=20,
+            root=str(mount.path), batch=_BATCH, world=_NODES, seed=7, step_ms=step_ms,
             memory=tier + (12 << 20), memory_tier=tier, read_ahead=1 << 20,
         )  # fmt: skip
         self._cluster = Cluster(_NODES, gbit=_GBIT)
         try:
-            for node in range(_NODES):
+            for node in first:
                 self._new_log(node)
-            variables = {node: self._variables() for node in range(_NODES)}
+            variables = {node: self._variables() for node in first}
             self._ranks = Ranks(self._cluster, self._specs, logs=str(place), variables=variables)
-            for node in range(_NODES):
+            for node in first:
                 self._ranks.ask(node, run=1)
         except BaseException:
             self._cluster.close()
@@ -92,6 +97,7 @@ class World:
             "FOREBAY_PEER_LEASE": str(_LEASE_S),
             "FOREBAY_PEER_WAIT": str(_WAIT_S),
             "FOREBAY_PEER_JOIN_WAIT": str(_JOIN_S),
+            **self._more,
             **more,
         }
 
@@ -251,6 +257,67 @@ def test_faults_of_a_peer_reach_nobody(seeds: range, tmp_path: Path) -> None:
             world._go_on(3)
             for seed in seeds:
                 world.suffer(seed)
+        finally:
+            world.close()
+        world.check()
+
+
+# ---- node 0 holds the list of members, until it is gone
+
+
+def _told(world: World, node: int) -> dict[str, Any]:
+    world._ranks.ask(node, stats=1)
+    return world._ranks.answer(node, 30)
+
+
+def _await_holder(world: World, holder: int) -> None:
+    """All that live see each other, and one of them keeps the list."""
+    living = world._ranks.running()
+
+    def settled() -> bool:
+        for node in living:
+            cluster = _told(world, node)["cluster"]
+            words = "registrar at" if node == holder else f"registered with node {holder} at"
+            states = {each["node"]: each["state"] for each in cluster["peers"]}
+            if words not in cluster["description"]:
+                return False
+            if any(states.get(peer) != "connected" for peer in living if peer != node):
+                return False
+        return True
+
+    world._until(settled, 60, f"node {holder} does not hold the list of {living}")
+
+
+def test_node_0_dies_in_the_first_epoch_and_another_comes_late(tmp_path: Path) -> None:
+    make_files(str(tmp_path / "data"), _FILES, _BYTES, 1)
+    oracle = Oracle(str(tmp_path / "data"), 7)
+    with (
+        tempfile.TemporaryDirectory(prefix="forebay-faults-", dir="/tmp") as place,
+        SlowFs(tmp_path / "data", open_ms=2, read_ms=2) as mount,
+        Pulse() as pulse,
+    ):
+        world = World(
+            mount, oracle, Path(place), pulse, first=range(3), step_ms=200, FOREBAY_PEERS="auto"
+        )
+        try:
+            world._go_on(2)
+            assert world._lines(0) < _FILES // _NODES // _BATCH, "it is in its first epoch"
+            world._ranks.kill(0)
+            _await_holder(world, 1)
+            world._start(3)
+            _await_holder(world, 1)
+            world._go_on(2)
+            world._until(
+                lambda: sum(each["reads"] for each in _told(world, 3)["cluster"]["peers"]) > 20,
+                60,
+                "the late joiner gets nothing from its peers",
+            )
+            # Who took over dies as well; node 0 returns after that, and gets the list back.
+            world._ranks.kill(1)
+            _await_holder(world, 2)
+            world._start(0)
+            _await_holder(world, 0)
+            world._go_on(5)
         finally:
             world.close()
         world.check()

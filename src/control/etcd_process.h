@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <filesystem>
@@ -63,6 +64,26 @@ class EtcdProcess {
     return StartWith(std::move(options), std::move(access), server != "server");
   }
 
+  // Members of one etcd; empty when they do not come up.
+  static std::vector<std::unique_ptr<EtcdProcess>> StartCluster(int members) {
+    std::vector<std::unique_ptr<EtcdProcess>> all;
+    for (int attempt = 0; attempt < 5; ++attempt) {
+      all.clear();
+      std::string names;
+      for (int i = 0; i < members; ++i) {
+        all.emplace_back(new EtcdProcess({}, {}, false));
+        names += StrCat(i == 0 ? "" : ",", "m", i, "=http://127.0.0.1:", all[i]->peer_port_);
+      }
+      for (int i = 0; i < members; ++i) {
+        all[i]->options_ = {StrCat("--name=m", i), "--initial-cluster=" + names};
+        all[i]->Launch();
+      }
+      if (std::ranges::all_of(all, [](const auto& one) { return one->AwaitReady(); })) return all;
+    }
+    all.clear();
+    return all;
+  }
+
   ~EtcdProcess() {
     Kill();
     std::error_code ignored;
@@ -98,6 +119,21 @@ class EtcdProcess {
     access_.password = "pass \"word\" 1";
     return set;
   }
+  // Whether it leads its cluster.
+  bool Leads() const {
+    const Nanos until = SteadyClock().Now() + 5 * kSecond;
+    const auto connection =
+        HttpConnection::Connect(*HttpEndpoint::Parse(endpoint()), access_.Tls(), until);
+    if (!connection || !(*connection)->Post("/v3/maintenance/status", "{}", until)) return false;
+    const auto answer = (*connection)->WholeBody(until);
+    const auto json = answer ? JsonValue::Parse(*answer) : Result<JsonValue>(answer.error());
+    if (!json || json->Find("leader") == nullptr || json->Find("header") == nullptr) return false;
+    const JsonValue* own = json->Find("header")->Find("member_id");
+    const JsonValue* leader = json->Find("leader");
+    return own != nullptr && own->text() != nullptr && leader->text() != nullptr &&
+           *own->text() == *leader->text();
+  }
+
   // Changes the users' rights, which makes signed tokens that were given before out of date.
   bool ChangeRights() { return Post("role/add", R"({"name":"more"})"); }
 
@@ -217,7 +253,7 @@ class EtcdProcess {
     return ntohs(address.sin_port);
   }
 
-  const std::vector<std::string> options_;
+  std::vector<std::string> options_;
   EtcdAccess access_;
   const bool misnamed_;
   std::string folder_;

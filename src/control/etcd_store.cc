@@ -204,13 +204,14 @@ bool Passing(Code code) { return code == Code::kUnavailable || code == Code::kDe
 
 class EtcdWatch final : public StoreWatch {
  public:
-  EtcdWatch(std::vector<HttpEndpoint> endpoints, EtcdAccess access, Nanos deadline,
+  EtcdWatch(std::vector<HttpEndpoint> endpoints, size_t first, EtcdAccess access, Nanos deadline,
             std::string_view prefix, int64_t next)
       : endpoints_(std::move(endpoints)),
         access_(std::move(access)),
         deadline_(deadline),
         prefix_(prefix),
-        next_(next) {}
+        next_(next),
+        current_(first) {}
 
   Result<std::vector<StoreEvent>> Poll(Nanos wait) override {
     const Nanos until = SteadyClock().Now() + std::max<Nanos>(0, wait);
@@ -327,7 +328,7 @@ class EtcdWatch final : public StoreWatch {
   const Nanos deadline_;
   const std::string prefix_;
   int64_t next_;
-  size_t current_ = 0;
+  size_t current_;
   std::unique_ptr<HttpConnection> connection_;
   std::string lines_;
 };
@@ -518,7 +519,7 @@ Status EtcdStore::Revoke(LeaseId lease) {
 
 Result<std::unique_ptr<StoreWatch>> EtcdStore::Watch(std::string_view prefix, int64_t revision) {
   return std::unique_ptr<StoreWatch>(std::make_unique<EtcdWatch>(
-      endpoints_, options_.access, options_.deadline, prefix, revision));
+      endpoints_, current_, options_.access, options_.deadline, prefix, revision));
 }
 
 Result<Leadership> EtcdStore::Campaign(std::string_view election, std::string_view name,

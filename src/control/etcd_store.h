@@ -49,7 +49,8 @@ class EtcdStore final : public ControlStore {
   Result<LeaseId> GrantLease(Nanos ttl) override;
   Status KeepAlive(LeaseId lease) override;
   Status Revoke(LeaseId lease) override;
-  // Has a connection of its own, and the store's deadline for making it.
+  // Has a connection of its own, and the store's deadline for making it; first to the endpoint that
+  // has answered last.
   Result<std::unique_ptr<StoreWatch>> Watch(std::string_view prefix, int64_t revision) override;
   Result<Leadership> Campaign(std::string_view election, std::string_view name,
                               LeaseId lease) override;

@@ -7,7 +7,8 @@
 
 namespace forebay::peer {
 
-inline constexpr uint32_t kMostNodes = 4096;  // of a job
+inline constexpr uint32_t kMostNodes = 4096;     // of a job
+inline constexpr size_t kLongestRegistrar = 64;  // a numeric host and a port
 
 struct Member {
   uint32_t node = 0;
@@ -16,14 +17,17 @@ struct Member {
   uint64_t memory = 0;       // bytes that it can keep for the cluster
   uint64_t folder = 0;
   bool alive = true;
-  bool suspected = false;  // dead by this node's own word only: it may answer again
+  bool suspected = false;      // dead by this node's own word only: it may answer again
+  std::string registrar = {};  // where it listens for members; empty: nowhere, or at the launcher's
+                               // master host
   // What others are told of it.
   template <typename Self, typename Io>
   static void Fields(Self& m, Io& io) {
     io(m.node, m.incarnation, m.memory, m.folder, m.alive);
     io.ShortText(m.address);
+    io.ShortText(m.registrar);
   }
-  bool Valid() const { return node < kMostNodes; }
+  bool Valid() const { return node < kMostNodes && registrar.size() <= kLongestRegistrar; }
   bool operator==(const Member&) const = default;
 };
 

@@ -2,10 +2,12 @@
 //
 // Nothing else has to be started: node 0 listens for the others, or every node knows all addresses,
 // or etcd's leases tell. A member that is silent for the lease is gone; one that comes back is a
-// new incarnation. When the registrar itself is gone the last view stays, and connections tell.
+// new incarnation. When node 0 is gone the lowest living node takes its part; while nobody can be
+// reached the last view stays, and connections tell.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,6 +25,12 @@ struct MembershipOptions {
   Nanos lease = 5 * kSecond;  // silent for so long: dead
   std::string secret;         // of the job, see secret.h
   bool own_thread = true;     // false: it goes on in Step only, for simulators; not with etcd
+  // kLauncher: the numeric address at which others reach this host. Empty: this node never takes
+  // node 0's part.
+  std::string host;
+  std::string holder_file;  // kLauncher: tells late joiners who has taken it; empty: nothing does
+  // For tests: the link to a node is cut. Called on the membership's thread.
+  std::function<bool(uint32_t node)> cut = {};
   Status Validate() const;
 };
 
@@ -53,6 +61,8 @@ class Membership {
   // Without own_thread: what that would do now. Returns for how long it would sleep then, unless
   // something comes.
   virtual Nanos Step() { return kSecond; }
+  // Who keeps the list of members, of which this node is one, in words; empty: each for itself.
+  virtual std::string Holder() const { return ""; }
 };
 
 // Returns at once; the view fills as members come. What goes wrong later (a port that is taken, a

@@ -90,6 +90,7 @@ class EtcdMembership final : public Membership {
         published_.Describe());
   }
   MembershipCounts counts() const override { return published_.counts(); }
+  std::string Holder() const override { return StrCat("etcd at ", options_.cluster.etcd); }
 
  private:
   void Run() {
@@ -159,6 +160,8 @@ class EtcdMembership final : public Membership {
       const auto secret = store_->Leader(secret_key_);
       if (secret && *secret) (void)store_->KeepAlive((*secret)->lease);
     }
+    // Who answers no more may send no news either.
+    if (store_->Describe() != watched_) watch_.reset();
     if (watch_ == nullptr) {
       const Result<StoreSnapshot> list = store_->Range(prefix_);
       if (!list) return list.error();
@@ -170,6 +173,7 @@ class EtcdMembership final : public Membership {
       Result<std::unique_ptr<StoreWatch>> watch = store_->Watch(prefix_, list->revision + 1);
       if (!watch) return watch.error();
       watch_ = *std::move(watch);
+      watched_ = store_->Describe();
       published_.CountContact();
       published_.SetHealth(Status());
       reached_ = true;
@@ -270,6 +274,7 @@ class EtcdMembership final : public Membership {
   Nanos now_ = 0;
   std::unique_ptr<EtcdStore> store_;
   std::unique_ptr<StoreWatch> watch_;
+  std::string watched_;  // the one of etcd's members that was asked last when it began
   LeaseId lease_ = 0;
   bool registered_ = false;
   bool reached_ = false;

@@ -50,7 +50,60 @@ Status Links::Open(Role* role) {
   return Status();
 }
 
+bool Links::ListenHere(const std::string& host) {
+  const auto addresses = HostLookup(HostPort{host, 1}).Poll();  // numeric: at once
+  if (!addresses || !*addresses) {
+    listening_ = Status(Code::kInvalidArgument, StrCat("'", host, "' is no numeric address"));
+    return false;
+  }
+  std::vector<HostAddress> any_port = **addresses;
+  for (HostAddress& address : any_port) {
+    // The port has the same place in both.
+    reinterpret_cast<sockaddr_in*>(&address.bytes)->sin_port = 0;
+  }
+  Result<OwnedFd> listener = ListenAt(HostPort{host, 0}, any_port, options_.cluster.node);
+  if (!listener) {
+    listening_ = listener.error();
+    return false;
+  }
+  sockaddr_storage bound{};
+  socklen_t size = sizeof bound;
+  if (::getsockname(listener->get(), reinterpret_cast<sockaddr*>(&bound), &size) != 0) {
+    listening_ = ErrnoStatus(errno, "getsockname");
+    return false;
+  }
+  const uint16_t port = ntohs(reinterpret_cast<const sockaddr_in*>(&bound)->sin_port);
+  own_at_ = HostPort{host, port}.ToString();
+  if (own_at_.size() > kLongestRegistrar) own_at_.clear();
+  listener_ = *std::move(listener);
+  listening_ = Status();
+  Watch(listener_.get(), kListenKey, EPOLLIN);
+  return true;
+}
+
+void Links::StopListening() {
+  listen_at_.reset();
+  listen_pause_ = 0;
+  if (!listener_.valid()) return;
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
+  ::shutdown(listener_.get(), SHUT_RDWR);
+  listener_.Reset();
+}
+
+void Links::EndDial(uint32_t node) {
+  const auto at = std::ranges::find(dials_, node, &Dial::node);
+  if (at == dials_.end()) return;
+  const uint64_t link = at->link;
+  dials_.erase(at);
+  Close(link, Status(Code::kCancelled, "nobody needs it"));
+}
+
 void Links::DialTo(uint32_t node, const HostPort& at) {
+  const auto there = std::ranges::find(dials_, node, &Dial::node);
+  if (there != dials_.end()) {
+    if (there->at.ToString() == at.ToString()) return;
+    EndDial(node);
+  }
   Dial& dial = dials_.emplace_back();
   dial.node = node;
   dial.at = at;
@@ -205,6 +258,11 @@ Link& Links::Add(OwnedFd fd) {
 
 void Links::Call(Dial& dial) {
   if (dial.link != 0 || dial.stopped || now_ < dial.retry) return;
+  if (IsCut(dial.node)) {
+    dial.reached = false;
+    Later(dial, Status(Code::kDeadlineExceeded, "the link is cut"));
+    return;
+  }
   if (dial.next_address >= dial.addresses.size()) {
     // Names are looked up anew each time: a restarted node 0 may be elsewhere.
     if (!dial.lookup) dial.lookup.emplace(dial.at);
@@ -219,6 +277,7 @@ void Links::Call(Dial& dial) {
     dial.next_address = 0;
   }
   const HostAddress address = dial.addresses[dial.next_address++];
+  dial.reached = false;
   OwnedFd fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) {
     Later(dial, ErrnoStatus(errno, "socket"));
@@ -242,7 +301,7 @@ void Links::ConnectFailed(Dial& dial, int error) {
     dial.last = status;  // its next address
     return;
   }
-  if (error == ECONNREFUSED) role_->OnLost();  // the host is there, the process is not
+  if (error == ECONNREFUSED) role_->OnLost(dial.node);  // the host is there, the process is not
   Later(dial, status);
 }
 
@@ -271,7 +330,7 @@ void Links::KeepTime() {
   std::vector<uint64_t> late;
   std::vector<uint64_t> beats;
   for (auto& [id, link] : links_) {
-    if (now_ >= link.deadline) {
+    if (now_ >= link.deadline || (!link.unproven() && IsCut(link.node))) {
       late.push_back(id);
     } else if (!link.accepted && link.phase >= Link::Phase::kRegister && now_ >= link.next_beat) {
       link.next_beat = now_ + options_.lease / 5;

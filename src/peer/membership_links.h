@@ -61,7 +61,8 @@ struct Dial {
   std::optional<HostLookup> lookup;
   std::vector<HostAddress> addresses;
   size_t next_address = 0;
-  uint64_t link = 0;  // 0: none
+  uint64_t link = 0;     // 0: none
+  bool reached = false;  // the last attempt: a process is there
   Nanos retry = 0;
   Nanos pause = 0;
   bool stopped = false;  // refused for good
@@ -81,7 +82,15 @@ class Links {
   // to connect to.
   Status Open(Role* role);
   void ListenOn(const HostPort& at) { listen_at_ = at; }
+  // At once, on a port that the system chooses; the members are told of it. False: health() says
+  // why.
+  bool ListenHere(const std::string& host);
+  void StopListening();
+  const std::string& own_at() const { return own_at_; }  // of ListenHere; empty: it does not
+  // These two are for Begin and Tick: one dial a node. The first does nothing where there is such
+  // a dial.
   void DialTo(uint32_t node, const HostPort& at);
+  void EndDial(uint32_t node);
 
   // Ends the thread's wait; from any thread.
   void Wake();
@@ -112,6 +121,9 @@ class Links {
   void Connected(Link& link);
   // Why there is no connection with a node, for health(); until there is one.
   void SetTrouble(uint32_t node, Status why);
+  void ForgetTroubles() { troubles_.clear(); }
+  // Whether it listens, then troubles.
+  void PublishHealth();
 
  private:
   void Watch(int fd, uint64_t key, uint32_t events);
@@ -125,9 +137,9 @@ class Links {
   void Later(Dial& dial, Status why);
   Dial* DialOf(const Link& link);
   void KeepTime();
+  bool IsCut(uint32_t node) const { return options_.cut && options_.cut(node); }
   bool Flush(Link& link);
   void End(Link& link);
-  void PublishHealth();
 
   void OnReady(uint64_t id, uint32_t events);
   void Receive(uint64_t id);
@@ -149,6 +161,7 @@ class Links {
 
   Nanos now_ = 0;
   std::optional<HostPort> listen_at_;
+  std::string own_at_;  // of ListenHere
   OwnedFd listener_;
   std::optional<HostLookup> listen_lookup_;
   Nanos listen_retry_ = 0;

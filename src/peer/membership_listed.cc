@@ -34,7 +34,7 @@ class Listed final : public Role {
   uint64_t version() const override { return own_.table().version(); }
 
   bool OnRegister(Link& link, const frame::Register& theirs) override {
-    if (!own_.Fits(link, theirs) || !own_.Admit(link, theirs)) return false;
+    if (!Fits(options_, links_, link, theirs) || !own_.Admit(link, theirs)) return false;
     if (link.accepted && !links_.Send(link, links_.Own())) return false;
     links_.Connected(link);
     return true;

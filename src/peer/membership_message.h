@@ -19,7 +19,7 @@
 
 namespace forebay::peer::frame {
 
-inline constexpr uint32_t kProtocol = 1;
+inline constexpr uint32_t kProtocol = 2;
 inline constexpr size_t kLongestUnproven = 256;
 inline constexpr size_t kLongest = 2 << 20;  // all members, with the longest addresses
 inline constexpr size_t kLongestAddress = 255;
@@ -65,9 +65,10 @@ struct Register {
   Member member;
   uint64_t version = 0;       // the last that the sender knows
   std::vector<Member> known;  // its view, where the registrar's is older: that one was started anew
+  bool holds = false;         // it keeps a list itself, and has found another that does
   template <typename Self, typename Io>
   static void Fields(Self& m, Io& io) {
-    io(m.nodes, m.member, m.version, m.known);
+    io(m.nodes, m.member, m.version, m.known, m.holds);
   }
   bool Valid() const { return InOrder(known); }
   bool operator==(const Register&) const = default;
@@ -117,8 +118,21 @@ struct Refused {
   bool operator==(const Refused&) const = default;
 };
 
-using Frame =
-    std::variant<Hello, Answer, ProofOf, Register, Changes, Beat, Suspicion, Leave, Refused>;
+// The answer to Register, or the last word to members, of a node that does not hold the list.
+struct Redirect {
+  uint32_t holder = 0;  // kNobody: it looks for one itself
+  std::string at;       // empty: the launcher's master host
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.holder);
+    io.ShortText(m.at);
+  }
+  bool operator==(const Redirect&) const = default;
+};
+inline constexpr uint32_t kNobody = UINT32_MAX;
+
+using Frame = std::variant<Hello, Answer, ProofOf, Register, Changes, Beat, Suspicion, Leave,
+                           Refused, Redirect>;
 
 // With its length before it. Texts are cut to their bounds.
 void Append(const Frame& frame, std::string* out);

@@ -12,7 +12,9 @@ namespace forebay::peer::frame {
 namespace {
 
 Member Someone(uint32_t node) {
-  return {node, 7 + node, "10.0.0.1:7711", 1 << 30, uint64_t{5} << 40, node % 2 == 0};
+  Member member{node, 7 + node, "10.0.0.1:7711", 1 << 30, uint64_t{5} << 40, node % 2 == 0};
+  if (node > 0) member.registrar = "10.0.0.1:7712";
+  return member;
 }
 
 std::vector<Frame> OneOfEach() {
@@ -29,6 +31,7 @@ std::vector<Frame> OneOfEach() {
           Suspicion{2, 9, "closed"},
           Leave{},
           Refused{true, "no"},
+          Redirect{3, "10.0.0.3:7712"},
           Beat{true}};
 }
 
@@ -60,14 +63,16 @@ TEST(MembershipMessage, GoldenBytes) {
   Digest proof;
   nonce.fill(std::byte{0xab});
   proof.fill(std::byte{0xcd});
-  const Member member{1, 2, "h:7", 3, 4, true};
+  Member member{1, 2, "h:7", 3, 4, true};
+  member.registrar = "h:8";
   const std::string its =
       "01000000"
       "0200000000000000"
       "0300000000000000"
       "0400000000000000"
       "01"
-      "03683a37";
+      "03683a37"
+      "03683a38";
   EXPECT_EQ(hex(Hello{1, 3, 99, nonce}),
             "38000000"
             "00"
@@ -87,16 +92,16 @@ TEST(MembershipMessage, GoldenBytes) {
             "21000000"
             "02" +
                 HexOf(proof));
-  EXPECT_EQ(hex(Register{4, member, 17, {member}}),
-            "53000000"
+  EXPECT_EQ(hex(Register{4, member, 17, {member}, true}),
+            "5c000000"
             "03"
             "04000000" +
                 its +
                 "1100000000000000"
                 "01000000" +
-                its);
+                its + "01");
   EXPECT_EQ(hex(Changes{18, {member}}),
-            "2e000000"
+            "32000000"
             "04"
             "1200000000000000"
             "01000000" +
@@ -119,6 +124,11 @@ TEST(MembershipMessage, GoldenBytes) {
             "08"
             "01"
             "00");
+  EXPECT_EQ(hex(Redirect{5, "h:8"}),
+            "09000000"
+            "09"
+            "05000000"
+            "03683a38");
 }
 
 TEST(MembershipMessage, EveryPrefixNeedsMore) {
@@ -147,7 +157,7 @@ TEST(MembershipMessage, WrongOnesAreRefused) {
   EXPECT_TRUE(refused(std::string(4, '\0')));                    // empty
   EXPECT_TRUE(refused(std::string("\xff\xff\xff\x7f", 4)));      // too long
   EXPECT_TRUE(refused("GET / HTTP/1.1\r\n", kLongestUnproven));  // another protocol
-  EXPECT_TRUE(refused(std::string("\1\0\0\0\x09", 5)));          // no such kind
+  EXPECT_TRUE(refused(std::string("\1\0\0\0\x0a", 5)));          // no such kind
   EXPECT_TRUE(refused(std::string("\2\0\0\0\x05\x02", 6)));      // no such flag
   EXPECT_TRUE(refused(std::string("\2\0\0\0\x07\0", 6)));        // more than it should have
   for (const Frame& frame : OneOfEach()) {
@@ -164,6 +174,11 @@ TEST(MembershipMessage, WrongOnesAreRefused) {
   bytes.clear();
   Append(Changes{1, {Someone(kMostNodes)}}, &bytes);
   EXPECT_TRUE(refused(bytes));
+  bytes.clear();
+  Member far = Someone(1);
+  far.registrar = std::string(kLongestRegistrar + 1, 'r');
+  Append(Changes{1, {far}}, &bytes);
+  EXPECT_TRUE(refused(bytes));
   // A count that no bytes follow takes no memory.
   EXPECT_TRUE(refused(std::string("\x0d\0\0\0\4\1\0\0\0\0\0\0\0\xff\x0f\0\0", 17)));
 }
@@ -173,6 +188,7 @@ TEST(MembershipMessage, AllMembersFit) {
   for (uint32_t node = 0; node < kMostNodes; ++node) {
     Member member = Someone(node);
     member.address = std::string(kLongestAddress, 'a');
+    member.registrar = std::string(kLongestRegistrar, 'r');
     changes.members.push_back(member);
   }
   std::string bytes;

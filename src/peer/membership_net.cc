@@ -1,4 +1,4 @@
-// Membership without anything else to run: node 0 is the registrar and the others connect to it, or
+// Membership without anything else to run: one node holds the list and the others connect to it, or
 // (static) every two nodes have a connection and each keeps the table for itself. One thread has it
 // all.
 #include <cerrno>
@@ -24,8 +24,7 @@ std::unique_ptr<Role> MakeRole(const MembershipOptions& options, Links& links,
   if (options.cluster.method == ClusterSpec::Method::kStatic) {
     return MakeListed(options, links, published);
   }
-  if (options.cluster.node == 0) return MakeRegistrar(options, links, published);
-  return MakeRegistered(options, links, published);
+  return MakeLaunched(options, links, published);
 }
 
 class NetMembership final : public Membership {
@@ -86,6 +85,9 @@ class NetMembership final : public Membership {
     links_.Wait(0);
     (void)Round();
     return links_.WaitMillis() * kMilli;
+  }
+  std::string Holder() const override {
+    return options_.cluster.method == ClusterSpec::Method::kLauncher ? role_->Describe() : "";
   }
 
  private:

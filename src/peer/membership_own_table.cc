@@ -8,23 +8,27 @@ OwnTable::OwnTable(const MembershipOptions& options, Links& links, PublishedView
       published_(published),
       table_(options.cluster.nodes, options.lease) {}
 
-void OwnTable::Begin() {
-  table_.RegisterSelf(options_.self);
-  published_.Publish(table_.Since(0), table_.version());
-  published_.SetHealth(Status(Code::kUnavailable, "not listening yet"));
-}
-
-bool OwnTable::Fits(Link& link, const frame::Register& theirs) {
+bool Fits(const MembershipOptions& options, Links& links, Link& link,
+          const frame::Register& theirs) {
   if (theirs.member.node != link.node || theirs.member.incarnation != link.incarnation) {
-    links_.Refuse(link.id);
+    links.Refuse(link.id);
     return false;
   }
-  if (theirs.nodes != options_.cluster.nodes) {
-    links_.SendLast(link, frame::Refused{false, StrCat("the job has ", options_.cluster.nodes,
-                                                       " nodes here, not ", theirs.nodes)});
+  if (theirs.nodes != options.cluster.nodes) {
+    links.SendLast(link, frame::Refused{false, StrCat("the job has ", options.cluster.nodes,
+                                                      " nodes here, not ", theirs.nodes)});
     return false;
   }
   return true;
+}
+
+void OwnTable::Begin(std::span<const Member> known) {
+  // Above what the others know, by more than what a view of theirs may differ in.
+  if (!known.empty()) table_.Above(published_.version() + options_.cluster.nodes);
+  table_.RegisterSelf(links_.Own().member);
+  if (!known.empty()) table_.Adopt(known, table_.version(), links_.now());
+  published_.Publish(table_.Since(0), table_.version());
+  links_.PublishHealth();
 }
 
 bool OwnTable::Admit(Link& link, const frame::Register& theirs) {

@@ -1,9 +1,10 @@
-// What a node is among the members: the registrar, one that registers with it, or one of a static
-// list, where each keeps the table for itself.
+// What a node is among the members: under a launcher it holds the list or registers with whoever
+// does; in a static list each keeps the table for itself.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "base/clock.h"
@@ -37,24 +38,30 @@ class Role {
   virtual bool OnRegister(Link& link, const frame::Register& theirs) = 0;
   // The other side does not register: its first message stands for that.
   virtual bool registers_alone() const { return false; }
+  // Of two nodes not only the higher one may connect.
+  virtual bool any_may_connect() const { return false; }
+  // Who connects with a wrong secret is this node's trouble.
+  virtual bool decides() const { return true; }
   // Any message has come over it.
   virtual void OnTraffic(const Link& /*link*/) {}
   // Any message but beats and farewells.
   virtual bool OnMessage(Link& link, const frame::Frame& message) = 0;
   // A link has ended after both had registered.
   virtual void OnEnd(const Link& /*link*/) {}
-  // The one that this node connects to has left, or its host is there and its process is not.
-  virtual void OnLost() {}
+  // One that this node connects to has left, or its host is there and its process is not.
+  virtual void OnLost(uint32_t /*node*/) {}
   virtual void OnUnreached(const Dial& /*dial*/) {}
 };
 
-// All three borrow their arguments.
-std::unique_ptr<Role> MakeRegistrar(const MembershipOptions& options, Links& links,
-                                    PublishedView& published);
-std::unique_ptr<Role> MakeRegistered(const MembershipOptions& options, Links& links,
-                                     PublishedView& published);
+// Both borrow their arguments.
+std::unique_ptr<Role> MakeLaunched(const MembershipOptions& options, Links& links,
+                                   PublishedView& published);
 std::unique_ptr<Role> MakeListed(const MembershipOptions& options, Links& links,
                                  PublishedView& published);
+
+// Whether who registers is who it said, of the same job. False: the link is gone.
+bool Fits(const MembershipOptions& options, Links& links, Link& link,
+          const frame::Register& theirs);
 
 // The table of a node that decides by itself who is there, fed by its links.
 class OwnTable {
@@ -63,11 +70,9 @@ class OwnTable {
 
   MemberTable& table() { return table_; }
   const MemberTable& table() const { return table_; }
-  // This node itself, before anybody has come.
-  void Begin();
-  // Whether it is who it said, of the same job. False, here and below: the link is gone.
-  bool Fits(Link& link, const frame::Register& theirs);
-  // Into the table; an older connection of the same node is closed.
+  // This node itself, before anybody has come, and what it knows from the view that there was.
+  void Begin(std::span<const Member> known = {});
+  // Into the table; an older connection of the same node is closed. False: the link is gone.
   bool Admit(Link& link, const frame::Register& theirs);
   // Looks at once whether the member is still there.
   void OnOpinion(const PeerOpinion& opinion);

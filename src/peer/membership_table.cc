@@ -47,10 +47,21 @@ Status MemberTable::Register(const Member& member, Nanos now) {
   return Status();
 }
 
-void MemberTable::Adopt(std::span<const Member> known, uint64_t version, Nanos now) {
+void MemberTable::Adopt(std::span<const Member> known, uint64_t version, Nanos now, bool revive) {
   Above(version);
   for (const Member& member : known) {
-    if (member.node >= nodes_ || entries_[member.node]) continue;
+    if (member.node >= nodes_) continue;
+    if (entries_[member.node]) {
+      Entry& there = *entries_[member.node];
+      if (!revive || there.member.alive || !member.alive ||
+          there.member.incarnation != member.incarnation) {
+        continue;
+      }
+      there.member.alive = true;
+      there.deadline = now + lease_;
+      Changed(there);
+      continue;
+    }
     Entry& entry = entries_[member.node].emplace();
     entry.member = member;
     entry.deadline = now + lease_;

@@ -24,8 +24,9 @@ class MemberTable {
   // process has taken its place since.
   Status Register(const Member& member, Nanos now);
   // What a member knows from before this table was made. It is believed for a lease, so that a
-  // registrar that was started anew goes on with the view that there was.
-  void Adopt(std::span<const Member> known, uint64_t version, Nanos now);
+  // registrar that was started anew goes on with the view that there was. `revive`: so are those
+  // that this table calls dead.
+  void Adopt(std::span<const Member> known, uint64_t version, Nanos now, bool revive = false);
   // Versions from now on are above it.
   void Above(uint64_t version);
   // A message of it has come: its lease begins anew. One that was too late lives again: while its

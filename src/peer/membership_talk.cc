@@ -38,6 +38,7 @@ void Links::OnReady(uint64_t id, uint32_t events) {
       }
       return;
     }
+    if (dial != nullptr) dial->reached = true;
     link.phase = Link::Phase::kAnswer;
     link.handshake = Handshake::Initiate(options_.secret, self(), link.node, RandomDigest());
     frame::Hello hello;
@@ -144,12 +145,17 @@ bool Links::OnHello(Link& link, const frame::Hello& hello) {
       Handshake::Accept(options_.secret, self(), options_.cluster.nodes, RandomDigest());
   const Result<Digest> proof =
       link.handshake->OnHello({hello.node, hello.incarnation}, hello.nonce);
-  // Of two nodes the higher one connects.
-  if (!proof || hello.protocol != frame::kProtocol || hello.node <= own || hello.incarnation == 0) {
+  // Of two nodes the higher one connects, unless the list's holder may be any.
+  const bool wrong_way = hello.node < own && !role_->any_may_connect();
+  if (!proof || hello.protocol != frame::kProtocol || wrong_way || hello.incarnation == 0) {
     SendLast(link,
              frame::Refused{false, StrCat("protocol ", hello.protocol, ", node ", hello.node,
                                           "; node ", own, " has protocol ", frame::kProtocol,
                                           " and ", options_.cluster.nodes, " nodes in its job")});
+    return false;
+  }
+  if (IsCut(hello.node)) {
+    Close(link.id, Status(Code::kDeadlineExceeded, "the link is cut"));
     return false;
   }
   link.node = hello.node;
@@ -184,12 +190,13 @@ frame::Register Links::Own() const {
   own.nodes = options_.cluster.nodes;
   own.member = options_.self;
   own.member.alive = true;
+  own.member.registrar = own_at_;
   return own;
 }
 
 // Its Hello was right, its proof was not, or it left before: most likely it saw that ours is wrong.
 void Links::OnUnproven(const Link& link) {
-  if (!link.accepted || link.phase != Link::Phase::kProof) return;
+  if (!link.accepted || link.phase != Link::Phase::kProof || !role_->decides()) return;
   for (const auto& [id, other] : links_) {
     if (other.node == link.node && other.phase == Link::Phase::kReady) return;  // a stranger
   }
@@ -199,7 +206,7 @@ void Links::OnUnproven(const Link& link) {
 
 void Links::Connected(Link& link) {
   link.phase = Link::Phase::kReady;
-  if (troubles_.erase(link.node) > 0) PublishHealth();
+  if (troubles_.erase(link.node) > 0 && role_->decides()) PublishHealth();
   link.deadline = now_ + options_.lease;
   published_.CountContact();
   if (Dial* dial = DialOf(link)) {
@@ -218,7 +225,7 @@ bool Links::OnProven(Link& link, frame::Frame& message) {
     return beat->reply || !link.out.empty() || Send(link, frame::Beat{true});
   }
   if (std::holds_alternative<frame::Leave>(message)) {
-    if (dial != nullptr) role_->OnLost();
+    if (dial != nullptr) role_->OnLost(link.node);
     Close(link.id, Status(Code::kUnavailable, "it has left"));
     return false;
   }

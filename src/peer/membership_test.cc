@@ -22,6 +22,7 @@
 #include "base/owned.h"
 #include "control/etcd_process.h"
 #include "peer/membership_message.h"
+#include "peer/membership_testing.h"
 #include "peer/secret.h"
 #include "transport/transport.h"
 
@@ -30,111 +31,12 @@ namespace {
 
 using Method = ClusterSpec::Method;
 using control::testing::EtcdProcess;
-
-const std::string kSecret(32, 's');
-
-uint16_t FreePort() {
-  const OwnedFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), size) != 0) return 0;
-  ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size);
-  return ntohs(address.sin_port);
-}
-
-// True as soon as it holds; false after a time that no busy machine needs.
-bool Await(const std::function<bool()>& holds, Nanos wait = 20 * kSecond) {
-  const Nanos until = SteadyClock().Now() + wait;
-  while (!holds()) {
-    if (SteadyClock().Now() > until) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  return true;
-}
-
-bool Alive(const Membership& member, uint32_t node, uint64_t incarnation = 0) {
-  for (const Member& one : member.Current().members) {
-    if (one.node == node) {
-      return one.alive && (incarnation == 0 || one.incarnation == incarnation);
-    }
-  }
-  return false;
-}
-
-bool AllAlive(const Membership& member) {
-  const View view = member.Current();
-  for (const Member& one : view.members) {
-    if (!one.alive) return false;
-  }
-  return view.complete();
-}
-
-class Job {
- public:
-  explicit Job(uint32_t nodes, Nanos lease = 60 * kSecond) : lease_(lease) {
-    spec_.method = Method::kLauncher;
-    spec_.nodes = nodes;
-    spec_.master = StrCat("127.0.0.1:", FreePort());
-    members_.resize(nodes);
-  }
-  void MakeStatic() {
-    spec_.method = Method::kStatic;
-    for (uint32_t node = 0; node < spec_.nodes; ++node) {
-      spec_.nodes_at.push_back(StrCat("127.0.0.1:", FreePort()));
-    }
-  }
-  void MakeEtcd(const EtcdProcess& etcd) {
-    spec_.method = Method::kEtcd;
-    spec_.etcd = etcd.host_port();
-    spec_.etcd_tls = etcd.tls();
-    spec_.job = "j";
-  }
-
-  MembershipOptions Options(uint32_t node, uint64_t incarnation = 1) const {
-    MembershipOptions options;
-    options.cluster = spec_;
-    options.cluster.node = node;
-    options.self.node = node;
-    options.self.incarnation = incarnation;
-    options.self.address = StrCat("10.0.0.", node, ":1");
-    options.self.memory = 1000 + node;
-    options.lease = lease_;
-    options.secret = kSecret;
-    return options;
-  }
-  void Start(uint32_t node, uint64_t incarnation = 1) {
-    members_[node].reset();
-    auto joined = Join(Options(node, incarnation));
-    ASSERT_TRUE(joined) << joined.status().message();
-    members_[node] = *std::move(joined);
-  }
-  void StartAll() {
-    for (uint32_t node = 0; node < spec_.nodes; ++node) Start(node);
-  }
-  void Stop(uint32_t node) { members_[node].reset(); }
-  Membership& operator[](uint32_t node) { return *members_[node]; }
-  bool Everywhere(const std::function<bool(const Membership&)>& holds) {
-    return Await([&] {
-      for (const auto& member : members_) {
-        if (member != nullptr && !holds(*member)) return false;
-      }
-      return true;
-    });
-  }
-  bool AllSee(uint32_t node, bool alive, uint64_t incarnation = 0) {
-    return Everywhere(
-        [&](const Membership& member) { return Alive(member, node, incarnation) == alive; });
-  }
-  uint16_t port() const { return ParseHostPort(spec_.master)->port; }
-  ClusterSpec& spec() { return spec_; }
-
- private:
-  ClusterSpec spec_;
-  const Nanos lease_;
-  std::vector<std::unique_ptr<Membership>> members_;
-};
+using testing::Alive;
+using testing::AllAlive;
+using testing::Await;
+using testing::FreePort;
+using testing::Job;
+using testing::kSecret;
 
 // A connection made by hand.
 class Raw {
@@ -444,14 +346,8 @@ TEST(Registrar, GoneAndBackTheViewGoesOn) {
   uint64_t version = job[1].Current().version;
   job.Stop(0);
   ASSERT_TRUE(job.AllSee(0, false));
-  EXPECT_FALSE(job[1].health().ok());
-  EXPECT_NE(job[1].health().message().find("node 0 at"), std::string::npos);
   EXPECT_GT(job[1].Current().version, version);
-  // Without it each one decides for itself.
-  job[1].Suspect(3, 1, "no answer");
-  ASSERT_TRUE(Await([&] { return !Alive(job[1], 3); }));
-  EXPECT_TRUE(Alive(job[1], 2));
-  EXPECT_TRUE(Alive(job[2], 3));
+  ASSERT_TRUE(job.Everywhere([](const Membership& member) { return member.health().ok(); }));
   version = job[1].Current().version;
 
   // Nodes 1 to 3 never vanish from the view of node 2 while the new one learns of them.
@@ -476,13 +372,17 @@ TEST(Registrar, GoneAndBackTheViewGoesOn) {
   EXPECT_TRUE(job.Everywhere([](const Membership& member) { return member.health().ok(); }));
 }
 
+// Nodes that do not know their own address take nobody's part.
 TEST(Registrar, WithoutItTheDeadStayDeadUntilTheyAnswer) {
   constexpr Nanos kLease = 300 * kMilli;
   Job job(4, kLease);
+  job.Adjust([](MembershipOptions& options) { options.host.clear(); });
   job.StartAll();
   ASSERT_TRUE(job.Everywhere(AllAlive));
   job.Stop(0);
   ASSERT_TRUE(Await([&] { return !Alive(job[1], 0); }));
+  EXPECT_FALSE(job[1].health().ok());
+  EXPECT_NE(job[1].health().message().find("node 0 at"), std::string::npos);
   ASSERT_TRUE(Await([&] { return Alive(job[1], 2) && Alive(job[1], 3); }));
   job.Stop(3);
   job[1].Suspect(3, 1, "no answer");
@@ -507,6 +407,7 @@ TEST(Registrar, WithoutItTheDeadStayDeadUntilTheyAnswer) {
 
 TEST(Registrar, StartedAnewItIsToldWhoWasThere) {
   Job job(3, kSecond);
+  job.Adjust([](MembershipOptions& options) { options.host.clear(); });
   job.StartAll();
   ASSERT_TRUE(job.Everywhere(AllAlive));
   job.Stop(0);
@@ -746,6 +647,58 @@ TEST_F(EtcdMembershipTest, WithoutEtcdTheViewStays) {
   ASSERT_TRUE(etcd_->AwaitReady());
   EXPECT_TRUE(job.Everywhere(
       [](const Membership& member) { return member.health().ok() && AllAlive(member); }));
+}
+
+// A cluster of three, whose leader is killed, and the one that the nodes talk to.
+TEST_F(EtcdMembershipTest, NoMemberOfEtcdIsSpecial) {
+  auto etcds = EtcdProcess::StartCluster(3);
+  ASSERT_EQ(etcds.size(), 3u);
+  Job job(3, 3 * kSecond);
+  job.MakeEtcd(*etcds[0]);
+  for (const size_t i : {1u, 2u}) job.spec().etcd += "," + etcds[i]->host_port();
+  job.StartAll();
+  ASSERT_TRUE(job.Everywhere(AllAlive)) << job[0].health().message();
+
+  const auto led = [&] {
+    for (auto& etcd : etcds) {
+      if (etcd->Leads()) return etcd.get();
+    }
+    return static_cast<EtcdProcess*>(nullptr);
+  };
+  EtcdProcess* leader = nullptr;
+  // Twice: with the first, too, that all nodes talk to at the start.
+  std::vector<EtcdProcess*> victims = {etcds[0].get()};
+  ASSERT_TRUE(Await([&] { return (leader = led()) != nullptr; }));
+  victims.insert(victims.begin(), leader);
+  uint64_t incarnation = 1, gone = 0;
+  for (EtcdProcess* victim : victims) {
+    victim->Kill();
+    ASSERT_TRUE(Await([&] { return led() != nullptr; })) << "another one leads";
+    ASSERT_TRUE(job.Everywhere([](const Membership& member) {
+      return AllAlive(member) && member.health().ok();
+    })) << job[0].health().message();
+    EXPECT_EQ(job[0].counts().deaths, gone++) << "a loss of etcd's is no member's death";
+    // Deaths and late ones are told as before.
+    job.Stop(2);
+    ASSERT_TRUE(job.AllSee(2, false)) << job[0].Describe();
+    job.Start(2, ++incarnation);
+    ASSERT_TRUE(job.AllSee(2, true, incarnation)) << job[0].Describe();
+    victim->Launch();
+    ASSERT_TRUE(victim->AwaitReady());
+  }
+  // One that is silent and keeps its connections; each in turn, so that the nodes talk to one.
+  for (const size_t silent : {0u, 1u, 2u}) {
+    etcds[silent]->Freeze();
+    job.Stop(2);
+    EXPECT_TRUE(job.AllSee(2, false)) << job[0].Describe();
+    job.Start(2, ++incarnation);
+    EXPECT_TRUE(job.AllSee(2, true, incarnation)) << job[0].Describe();
+    etcds[silent]->Thaw();
+    ASSERT_TRUE(Await([&] { return led() != nullptr; }));
+  }
+  EXPECT_TRUE(job.Everywhere([](const Membership& member) {
+    return AllAlive(member) && member.health().ok();
+  })) << job[0].health().message();
 }
 
 }  // namespace

@@ -131,8 +131,8 @@ Status Node::Start() {
   membership_ = *std::move(membership);
   {
     MutexLock lock(mutex_);
-    describe_ = StrCat(nodes_, " nodes by ", options_.cluster.source, ", ", transport_->Describe(),
-                       " at ", transport_->address());
+    reached_by_ = StrCat(nodes_, " nodes by ", options_.cluster.source, ", ",
+                         transport_->Describe(), " at ", transport_->address());
   }
   exchange_->Open([this] { transport_->Wake(); });
   Publish();
@@ -249,7 +249,9 @@ void Node::Publish() {
                     "): what it has is read from the source until it does; look at that machine "
                     "and the network to it");
   }
+  const std::string holder = membership_->Holder();
   MutexLock lock(mutex_);
+  describe_ = holder.empty() ? reached_by_ : StrCat(reached_by_, ", ", holder);
   health_ = std::move(health);
   seen_ = std::move(seen);
 }

@@ -305,6 +305,7 @@ class Node final : public Peers, private TransportHandler {
 
   mutable Mutex mutex_;
   std::vector<PeerStatus> seen_ GUARDED_BY(mutex_);
+  std::string reached_by_ GUARDED_BY(mutex_);  // the nodes, and where this one serves
   std::string describe_ GUARDED_BY(mutex_);
   std::string health_ GUARDED_BY(mutex_);
 

@@ -43,9 +43,14 @@ Result<std::unique_ptr<Peers>> Peers::Attach(Engine& engine, const PeerOptions& 
                      trust = parts.trust](TransportHandler& handler) {
     return MakeTransport(kind, transport, handler, trust.get());
   };
-  parts.membership = [&options, &secret](const Member& self) {
-    return Join(
-        {.cluster = options.cluster, .self = self, .lease = options.lease, .secret = *secret});
+  const Result<std::string> holder_file = HolderFile(options.cluster);
+  parts.membership = [&](const Member& self) {
+    return Join({.cluster = options.cluster,
+                 .self = self,
+                 .lease = options.lease,
+                 .secret = *secret,
+                 .host = *own,
+                 .holder_file = holder_file ? *holder_file : ""});
   };
   const SignalsBlocked blocked;  // UCX, too, starts a thread
   return AttachWith(engine, options, std::move(parts));

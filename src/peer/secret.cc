@@ -98,16 +98,6 @@ std::span<const std::byte> AsBytes(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
 
-std::string Hex(std::span<const std::byte> bytes) {
-  static constexpr char kDigits[] = "0123456789abcdef";
-  std::string out;
-  for (const std::byte byte : bytes) {
-    out.push_back(kDigits[std::to_integer<unsigned>(byte) >> 4]);
-    out.push_back(kDigits[std::to_integer<unsigned>(byte) & 15]);
-  }
-  return out;
-}
-
 std::string JobHash(const ClusterSpec& cluster) {
   const Digest digest = Sha256(AsBytes(cluster.job));
   return Hex(std::span(digest).first(8));
@@ -282,6 +272,16 @@ Result<std::string> SecretInEtcd(const ClusterSpec& cluster) {
 
 }  // namespace
 
+std::string Hex(std::span<const std::byte> bytes) {
+  static constexpr char kDigits[] = "0123456789abcdef";
+  std::string out;
+  for (const std::byte byte : bytes) {
+    out.push_back(kDigits[std::to_integer<unsigned>(byte) >> 4]);
+    out.push_back(kDigits[std::to_integer<unsigned>(byte) & 15]);
+  }
+  return out;
+}
+
 Digest Sha256(std::span<const std::byte> data) {
   Sha256Stream stream;
   stream.Add(data);
@@ -321,6 +321,12 @@ Result<std::string> SecretFile(const ClusterSpec& cluster) {
   Result<std::string> home = HomeFolder();
   if (!home) return home;
   return StrCat(*home, "/.forebay/run/secret-", JobHash(cluster));
+}
+
+Result<std::string> HolderFile(const ClusterSpec& cluster) {
+  Result<std::string> secret = SecretFile(cluster);
+  if (!secret) return secret;
+  return StrCat(*secret, ".holder-", JobHash(cluster));
 }
 
 std::string EtcdPrefix(const ClusterSpec& cluster) {

@@ -22,10 +22,15 @@ Digest HmacSha256(std::span<const std::byte> key, std::span<const std::byte> dat
 bool SameDigest(const Digest& a, const Digest& b);
 // From the kernel.
 Digest RandomDigest();
+// Lower case.
+std::string Hex(std::span<const std::byte> bytes);
 
 // Where the job's secret lies: FOREBAY_PEER_SECRET's file, or ~/.forebay/run/secret-HASH, HASH
 // being of the job's name.
 Result<std::string> SecretFile(const ClusterSpec& cluster);
+
+// Beside it, one a job: several may have one FOREBAY_PEER_SECRET. See holder_file.h.
+Result<std::string> HolderFile(const ClusterSpec& cluster);
 
 // The secret of the cluster's job, 32 bytes: read from its file, which the first one makes (mode
 // 0600, refused when others can read it or it is not ours), or from etcd. Waits for storage: two

@@ -33,9 +33,6 @@ constexpr Nanos kWaitBound = kJoinWait + 2 * kRequestWait + kSecond;
 constexpr Nanos kSettle = 5 * kSecond;
 // Of these one reads no sample from the source twice, and none at all where there is room.
 constexpr uint64_t kFinalEpochs = 8;
-// Node 0 is the registrar of members that know each other by it, for good: while it is dead nobody
-// learns of who comes. True, once its role passes on.
-constexpr bool kRegistrarPassesOn = false;
 constexpr Nanos kSlice = 100 * kMilli;  // a consumer looks again so often, as Engine::Take does
 constexpr int kMostRounds = 20'000;
 constexpr uint64_t kMostEvents = 5'000'000;
@@ -153,10 +150,10 @@ class Cluster {
   // The end: epochs in which all go together, then a look at what is left.
   void NextFinalEpoch();
   bool Converged() const;
-  // The nodes cannot know who is there.
-  bool MayDisagree() const { return !kRegistrarPassesOn && !static_members_ && !ones_[0].up; }
   // What each node has and believes of a sample, for the trace.
   std::string Whereabouts(SampleId sample) const;
+  // All who have ever known the list of members are gone, node 0 for good: nobody can be found.
+  bool NobodyKnows() const;
   void CloseAll();
   void CheckEnd();
   void CheckHomes();
@@ -224,7 +221,9 @@ void Cluster::Start(uint32_t node) {
                        .self = self,
                        .lease = kLease,
                        .secret = std::string(32, 's'),
-                       .own_thread = false});
+                       .own_thread = false,
+                       .host = StrCat("10.0.0.", peers.cluster.node + 1),
+                       .holder_file = "shared"});
   };
   one.node = std::make_unique<peer::Node>(*one.engine, peers, std::move(parts));
   if (const Status started = one.node->Start(); !started.ok()) {
@@ -574,6 +573,13 @@ bool Cluster::Converged() const {
   return true;
 }
 
+bool Cluster::NobodyKnows() const {
+  if (ones_[0].up || static_members_) return false;
+  return std::none_of(ones_.begin(), ones_.end(), [](const One& one) {
+    return one.up && !one.node->membership().Current().members.empty();
+  });
+}
+
 std::string Cluster::Whereabouts(SampleId sample) const {
   std::string out;
   for (uint32_t node = 0; node < nodes_; ++node) {
@@ -594,7 +600,7 @@ std::string Cluster::Whereabouts(SampleId sample) const {
 
 void Cluster::NextFinalEpoch() {
   if (done_ || closing_) return;
-  if (final_epochs_ > 0 && (MayDisagree() || Converged())) return CloseAll();
+  if (final_epochs_ > 0 && (NobodyKnows() || Converged())) return CloseAll();
   if (++final_epochs_ > kFinalEpochs) {
     uint32_t most = 0;
     uint64_t sum = 0;
@@ -654,7 +660,7 @@ void Cluster::CheckEnd() {
     if (gauge("forebay_stage_arena_peak_bytes") > one.engine->arena_bytes()) {
       Fail("budget", StrCat("node ", node, " has used more than its memory"));
     }
-    if (MayDisagree()) continue;
+    if (NobodyKnows()) continue;
     const peer::View view = one.node->membership().Current();
     for (uint32_t other = 0; other < nodes_; ++other) {
       const bool alive = std::any_of(
@@ -666,7 +672,7 @@ void Cluster::CheckEnd() {
       }
     }
   }
-  if (!MayDisagree()) CheckHomes();
+  if (!NobodyKnows()) CheckHomes();
 }
 
 void Cluster::CheckHomes() {

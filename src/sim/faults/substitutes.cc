@@ -10,11 +10,15 @@
 
 #include <cerrno>
 #include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/host_lookup.h"
 #include "base/planted_bug.h"
+#include "peer/holder_file.h"
 #include "peer/membership_hosts.h"
 #include "peer/secret.h"
 #include "sim/faults/world.h"
@@ -132,6 +136,31 @@ Digest RandomDigest() {
 }
 
 Result<std::string> OwnHost(const ClusterSpec&, Nanos) { return std::string("10.0.0.1"); }
+
+// The folder of the secret is shared by all nodes and never hangs. Who asks has it at once.
+struct HolderNote::State {
+  bool asked = false;
+};
+
+HolderNote::HolderNote(std::string path, std::string)
+    : state_(path.empty() ? nullptr : std::make_shared<State>()) {}
+
+void HolderNote::Write(const HolderHint& hint) {
+  if (state_ != nullptr) sim::World::Current()->holder_note = {hint.node, hint.at};
+}
+
+void HolderNote::Ask() {
+  if (state_ != nullptr) state_->asked = true;
+}
+
+std::optional<HolderHint> HolderNote::Take() {
+  if (state_ == nullptr || !std::exchange(state_->asked, false)) return std::nullopt;
+  const auto& [node, at] = sim::World::Current()->holder_note;
+  if (at.empty()) return std::nullopt;
+  return HolderHint{node, at};
+}
+
+Status HolderNote::error() const { return Status(); }
 
 }  // namespace peer
 }  // namespace forebay

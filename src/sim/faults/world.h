@@ -61,6 +61,8 @@ class World {
     std::function<std::string(uint32_t from, const std::string& host)> dialed;
     std::function<std::string(uint32_t node)> listening;
   } sockets;
+  // Who holds the list of members, and where, by the file that nodes share; empty: there is none.
+  std::pair<uint32_t, std::string> holder_note;
 
  private:
   struct Event {
