@@ -279,5 +279,5 @@ def _add_setup(
              [float(sum(w.bytes.values())) for one in runs for w in one.windows if w.settled],
              ctx.workload["cluster"]["bandwidth_mb"] * 1e6, "the mount"),
     ]  # fmt: skip
-    if soon := [w.error for one in runs for w in one.windows if not w.settled]:
-        out.cases.append(Case(f"{name}: right after a change: part that it is off", "ratio", soon))
+    if late := [w.error for one in runs for w in one.windows if not w.settled]:
+        out.cases.append(Case(f"{name}: right after a change: part that it is off", "ratio", late))
