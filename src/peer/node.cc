@@ -77,6 +77,8 @@ PeerMetrics::PeerMetrics(Registry& registry, const PeerOptions& options)
       alive(mechanism.AddGauge("forebay_peer_alive", "Nodes of the job that are there")),
       unkept(mechanism.AddGauge("forebay_peer_unkept_bytes",
                                 "Bytes that live here and that the tiers have no room for")),
+      planned(mechanism.AddGauge("forebay_peer_planned_datasets",
+                                 "Data sets whose samples live with the node that uses them most")),
       deaths(mechanism.AddCounter("forebay_peer_deaths_total",
                                   "Nodes that left, fell silent or were started anew")),
       bytes_per_second(
@@ -135,6 +137,7 @@ Status Node::Start() {
                        " at ", transport_->address());
   }
   exchange_->Open([this] { transport_->Wake(); });
+  plan_worker_ = std::make_unique<PlanWorker>(engine_, self_, [this] { transport_->Wake(); });
   Publish();
   engine_.SetSourceWrap([exchange = exchange_, self = self_](
                             DatasetId id, std::shared_ptr<const Catalog> catalog,
@@ -171,6 +174,7 @@ Node::~Node() {
     if (thread_.joinable()) thread_.detach();
     (void)transport_.release();
     (void)membership_.release();
+    (void)plan_worker_.release();
     return;
   }
   engine_.SetSourceWrap(nullptr);
@@ -180,6 +184,7 @@ Node::~Node() {
     transport_->Wake();
     thread_.join();
   }
+  plan_worker_.reset();  // it wakes the transport
   Shutdown();
 }
 
@@ -233,6 +238,8 @@ void Node::Publish() {
   counted_ = counts;
   const uint64_t strangers = transport_->strangers();
   metrics_.strangers.Add(strangers - std::exchange(counted_strangers_, strangers));
+  metrics_.planned.Set(static_cast<uint64_t>(std::count_if(
+      datasets_.begin(), datasets_.end(), [](const auto& one) { return one.second.in_use != nullptr; })));
   const uint64_t unkept = UnkeptBytes();
   metrics_.unkept.Set(unkept);
   std::string health = membership_->health().message();
@@ -263,6 +270,7 @@ void Node::Run(const std::stop_token& stop) {
     exchange_->Take(&asks, &datasets);
     const Nanos now = SteadyClock().Now();
     if (!datasets.empty()) AddDatasets(datasets);
+    TakePlans();
     if (!asks.empty()) Enqueue(asks);
     SendAsks(now);
     uint64_t count;
@@ -299,6 +307,7 @@ void Node::Tick(Nanos now) {
   LeaveDatasets();
   ReadyDatasets();
   PlanDatasets(now);
+  WantPlans();
   for (uint32_t node = 0; node < nodes_; ++node) UpdateReach(node);
   Reconnect(now);
   CheckSilence(now);
@@ -351,6 +360,7 @@ void Node::TakeView(Nanos now) {
       PlanGrowing(number);
     } else if (std::optional<Directory> plan = state.dataset->Plan()) {
       Plan(number, *std::move(plan));
+      AdoptIfAgreed(number);  // who is dead need not agree
     }
   }
 }
@@ -366,6 +376,7 @@ void Node::Forget(uint32_t node, const std::string& why, uint64_t incarnation) {
   }
   other.theirs.clear();
   other.announced.clear();
+  other.plans.clear();
   for (auto& [number, state] : datasets_) {
     Correct(state, [&](Directory& directory) { directory.OnDead(node); });
   }
@@ -516,6 +527,7 @@ void Node::OnClosed(ConnectionId id, const Status& why) {
     LostOut(connection.node);
     other.theirs.clear();
     other.announced.clear();
+    other.plans.clear();
     if (!connection.closing) {
       Fault(connection.node, StrCat("connection lost: ", why.message()));
       if (other.seen.state != "refused") other.seen.state = other.known ? "connecting" : "dead";
@@ -626,6 +638,7 @@ std::span<std::byte> Node::OnMessage(ConnectionId id, std::span<const std::byte>
       if (known != other.theirs.end() && known->second.number == dataset->number) {
         other.theirs.erase(known);
         other.announced.erase(dataset->name);
+        other.plans.erase(dataset->name);
       }
     } else if (other.theirs.size() < kMostDatasets) {
       other.theirs.insert_or_assign(dataset->name, *dataset);
@@ -644,6 +657,14 @@ std::span<std::byte> Node::OnMessage(ConnectionId id, std::span<const std::byte>
         Correct(*state, [&](Directory& d) { d.OnHave(node, have->first, have->bits); });
         if (end >= samples && other.announced.insert(state->dataset->name).second)
           UpdateReach(node);
+      }
+    }
+  } else if (const auto* plan = std::get_if<PlanMessage>(&message)) {
+    for (const auto& [name, theirs] : other.theirs) {
+      if (theirs.number != plan->dataset) continue;
+      other.plans.insert_or_assign(name, plan->plan);
+      for (const auto& [number, state] : datasets_) {
+        if (state.ready && state.dataset->name == name) AdoptIfAgreed(number);
       }
     }
   } else if (const auto* changes = std::get_if<ChangesMessage>(&message)) {

@@ -102,12 +102,88 @@ void Node::Leave(uint32_t number, PeerDatasetState& state) {
 
 void Node::Plan(uint32_t number, Directory plan) {
   PeerDatasetState& state = datasets_.at(number);
+  const uint64_t before = plan.plan_digest();
+  if (state.in_use != nullptr && state.in_use->digest != before) {
+    AnnounceChanges(number, engine_.TakeHeldChanges(state.dataset->id));
+    plan.Adopt(state.in_use, state.held);
+  }
+  const bool adopted = plan.plan_digest() != before;
   const bool changed = plan.OnView(view_);
   state.home_bytes = plan.home_bytes(self_);
-  if (changed || state.early) engine_.SetShare(state.dataset->id, plan.Shares());
+  if (changed || adopted || state.early) engine_.SetShare(state.dataset->id, plan.Shares());
   state.early.reset();
   state.dataset->SetPlan(std::move(plan));
   ServeEarly(state);
+}
+
+void Node::WantPlans() {
+  if (!options_.coordinate || !planned_) return;
+  for (auto& [number, state] : datasets_) {
+    if (!state.ready || state.dataset->growing) continue;
+    const std::optional<DatasetUse> use = engine_.UseOf(state.dataset->id);
+    if (!use) continue;
+    std::optional<HomePlanSpec> spec = HomePlanSpec::For(*use, self_, Directory::Rooms(view_));
+    if (!spec || state.wanted == spec) continue;
+    state.wanted = std::move(spec);
+    state.plan.reset();
+    plan_worker_->Want(
+        {.number = number, .catalog = state.dataset->catalog, .spec = *state.wanted});
+  }
+}
+
+void Node::TakePlans() {
+  for (PlanWorker::Done& done : plan_worker_->Take()) {
+    const auto found = datasets_.find(done.number);
+    if (found == datasets_.end() || !found->second.ready) continue;
+    PeerDatasetState& state = found->second;
+    if (state.wanted != done.spec) continue;
+    state.plan = std::move(done.plan);
+    for (uint32_t node = 0; node < nodes_; ++node) TellPlan(node, done.number);
+    AdoptIfAgreed(done.number);
+  }
+}
+
+void Node::TellPlan(uint32_t node, uint32_t number) {
+  const PeerDatasetState& state = datasets_.at(number);
+  if (others_[node].in == 0 || state.plan == nullptr) return;
+  Send(others_[node].in, PlanMessage{.dataset = number, .plan = state.plan->digest});
+}
+
+void Node::AdoptIfAgreed(uint32_t number) {
+  const PeerDatasetState& state = datasets_.at(number);
+  if (state.plan == nullptr || state.plan == state.in_use) return;
+  for (const Member& member : view_.members) {
+    if (!member.alive || member.node == self_ || member.node >= nodes_) continue;
+    const auto& plans = others_[member.node].plans;
+    const auto theirs = plans.find(state.dataset->name);
+    if (theirs == plans.end() || theirs->second != state.plan->digest) return;
+  }
+  AdoptPlan(number);
+}
+
+void Node::AdoptPlan(uint32_t number) {
+  PeerDatasetState& state = datasets_.at(number);
+  state.in_use = state.plan;
+  std::optional<Directory> directory = state.dataset->Plan();
+  if (!directory) return;  // with the first plan
+  Plan(number, *std::move(directory));
+  // What is read here for others and lives with another node now is asked for there. Were it read
+  // on, and its new home were who asks, the two would wait for each other.
+  for (const size_t i : std::vector<size_t>(reading_)) {
+    const Serve& serve = serves_[i];
+    if (serve.pull || serve.turn.dataset != number || Holds(state, serve.turn.sample) ||
+        state.dataset->Locate(serve.turn.sample).home == self_) {
+      continue;
+    }
+    Refuse(serve.turn, Refusal::kMoved);
+    std::erase(reading_, i);
+    EndServe(i);
+  }
+}
+
+void Node::OnPlanInUse(PeerDatasetState& state, uint32_t number, uint64_t digest) {
+  if (state.plan == nullptr || state.plan == state.in_use || state.plan->digest != digest) return;
+  AdoptPlan(number);
 }
 
 void Node::PlanGrowing(uint32_t number) {
@@ -200,6 +276,7 @@ void Node::Announce(uint32_t node, uint32_t number) {
                      .name = state.dataset->name,
                      .samples = growing ? 0 : static_cast<uint32_t>(state.dataset->catalog->size()),
                      .growing = static_cast<uint8_t>(growing ? 1 : 0)});
+  TellPlan(node, number);
   // Who has not got the data set yet cannot use it, and asks for it by its own announcement.
   if (others_[node].theirs.contains(state.dataset->name)) SendHave(connection, number, false);
 }
@@ -235,7 +312,17 @@ void Node::AnnounceHeld(Nanos now) {
   for (auto& [number, state] : datasets_) {
     if (!state.ready) continue;
     AnnounceChanges(number, engine_.TakeHeldChanges(state.dataset->id));
+    LetGo(state);
   }
+}
+
+// What its new home has got need not be kept for it any more.
+void Node::LetGo(PeerDatasetState& state) {
+  std::vector<std::pair<SampleId, KeepShare>> changes;
+  Correct(state, [&](Directory& directory) {
+    for (const SampleId s : directory.TakeLeft()) changes.emplace_back(s, directory.ShareOf(s));
+  });
+  if (!changes.empty()) engine_.ChangeShares(state.dataset->id, changes);
 }
 
 void Node::AnnounceChanges(uint32_t number, const HeldChanges& changes) {

@@ -29,13 +29,15 @@ void Node::OnGet(ConnectionId id, uint32_t node, const GetMessage& get) {
               .bytes = 0,
               .held_only = get.held_only != 0,
               .urgent = get.urgent != 0,
-              .connection = id};
+              .connection = id,
+              .plan = get.plan};
     const auto found = datasets_.find(get.dataset);
     if (found == datasets_.end() || !found->second.ready ||
         wanted.sample >= found->second.dataset->catalog->size()) {
       Refuse(turn, Refusal::kNoSuchSample);
       continue;
     }
+    OnPlanInUse(found->second, found->first, get.plan);
     turn.bytes = found->second.dataset->catalog->length(wanted.sample);
     if (!turns_.Add(turn)) Refuse(turn, Refusal::kBusy);
   }
@@ -51,7 +53,8 @@ void Node::OnGetNamed(ConnectionId id, uint32_t node, const GetNamedMessage& get
               .bytes = wanted.sample.length(),
               .held_only = false,
               .urgent = get.urgent != 0,
-              .connection = id};
+              .connection = id,
+              .plan = 0};
     Resolved resolved;
     const auto found = datasets_.find(get.dataset);
     if (found != datasets_.end() && found->second.ready && found->second.dataset->growing) {
@@ -124,7 +127,10 @@ void Node::DropServing(uint32_t node, ConnectionId id) {
 
 void Node::Refuse(const Turn& turn, Refusal why) {
   if (turn.connection == 0 || turn.connection != others_[turn.node].in) return;
-  Send(turn.connection, RefusedMessage{.request = turn.request, .why = why});
+  const auto found = datasets_.find(turn.dataset);
+  const uint64_t plan = found == datasets_.end() ? 0 : found->second.dataset->plan_digest();
+  if (why == Refusal::kNotHeld && !turn.held_only && turn.plan != plan) why = Refusal::kMoved;
+  Send(turn.connection, RefusedMessage{.request = turn.request, .why = why, .plan = plan});
 }
 
 // Samples that are being served cannot be given up for others: they have an eighth of the arena.
@@ -347,7 +353,8 @@ void Node::Pull(Nanos now) {
                     .bytes = 0,
                     .held_only = false,
                     .urgent = false,
-                    .connection = 0};
+                    .connection = 0,
+                    .plan = 0};
       serve.pull = true;
       ++pulls_;
       PollServe(index);
