@@ -70,14 +70,16 @@ std::vector<NodeTiers> Directory::Rooms(const View& view) {
   return rooms;
 }
 
-void Directory::Adopt(std::shared_ptr<const HomePlan> plan, std::span<const std::byte> held) {
+void Directory::Adopt(std::shared_ptr<const HomePlan> plan, std::span<const std::byte> here) {
   if (plan == nullptr || plan->homes.size() != lengths_.size() || plan->digest == plan_digest())
     return;
   plan_ = std::move(plan);
   adopted_ = true;
   leaving_.assign(lengths_.size(), false);
-  for (SampleId s = 0; s < lengths_.size() && s / 8 < held.size(); ++s) {
-    leaving_[s] = (std::to_integer<unsigned>(held[s / 8]) >> (s % 8) & 1) != 0;
+  for (SampleId s = 0; s < lengths_.size() && s / 8 < here.size(); ++s) {
+    if ((std::to_integer<unsigned>(here[s / 8]) >> (s % 8) & 1) == 0) continue;
+    // Of what another node keeps already this one has a copy.
+    leaving_[s] = homes_[s] == self_ || (known_[s] & kHomeHas) == 0;
   }
 }
 

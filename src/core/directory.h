@@ -50,9 +50,10 @@ class Directory {
   // The rooms by which OnView plans: the same on all nodes that have the same view.
   static std::vector<NodeTiers> Rooms(const View& view);
   // From the next OnView on homes are the plan's, whatever rooms that view tells, until another one
-  // is adopted. Copies stay known where they are. `held`: bit s, this node has sample s; what then
-  // lives elsewhere is kept as if it lived here until its home is known to have it.
-  void Adopt(std::shared_ptr<const HomePlan> plan, std::span<const std::byte> held);
+  // is adopted. Copies stay known where they are. `here`: bit s, this node has sample s or is
+  // reading it. That stays as if it lived here until its new home is known to have it: nothing is
+  // read from the source twice for a plan.
+  void Adopt(std::shared_ptr<const HomePlan> plan, std::span<const std::byte> here);
   // Of the plan that was adopted; 0: homes are by hash.
   uint64_t plan_digest() const { return plan_ == nullptr ? 0 : plan_->digest; }
 

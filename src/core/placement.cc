@@ -33,7 +33,9 @@ class Room {
   std::vector<NodeTiers> free_;
 };
 
-bool Stopped(const PlanInterrupt* interrupt) { return interrupt != nullptr && interrupt->Stopped(); }
+bool Stopped(const PlanInterrupt* interrupt) {
+  return interrupt != nullptr && interrupt->Stopped();
+}
 
 // Which node uses each sample, epoch by epoch: a column an epoch, so that the scattered writes of
 // one permutation stay within `size` elements.

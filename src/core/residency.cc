@@ -23,6 +23,14 @@ std::vector<std::byte> Residency::Dataset::HeldBits() const {
   return bits;
 }
 
+std::vector<std::byte> Residency::Dataset::ComingBits() const {
+  std::vector<std::byte> bits = HeldBits();
+  for (SampleId s = 0; s < static_cast<SampleId>(entries.size()); ++s) {
+    if (entries[s].state == State::kReading) bits[s / 8] |= std::byte{1} << (s % 8);
+  }
+  return bits;
+}
+
 HeldChanges Residency::Dataset::TakeHeldChanges() {
   if (announced_.empty()) {
     announced_.resize(entries.size());
@@ -270,8 +278,7 @@ void Residency::SetShare(DatasetId d, std::vector<uint8_t> share) {
   EvictExcess();
 }
 
-void Residency::ChangeShares(DatasetId d,
-                             std::span<const std::pair<SampleId, KeepShare>> changes) {
+void Residency::ChangeShares(DatasetId d, std::span<const std::pair<SampleId, KeepShare>> changes) {
   Dataset& dataset = datasets_[d];
   if (dataset.share.empty()) return;
   for (const auto& [s, share] : changes) {

@@ -170,9 +170,9 @@ struct ChangesMessage {  // at most kMostChanges
   }
   bool Valid() const { return got.size() + lost.size() <= kMostChanges; }
 };
-struct PlanMessage {       // the sender has computed this plan of homes by use
-  uint32_t dataset = 0;    // the sender's number
-  uint64_t plan = 0;       // HomePlan::digest
+struct PlanMessage {     // the sender has computed this plan of homes by use
+  uint32_t dataset = 0;  // the sender's number
+  uint64_t plan = 0;     // HomePlan::digest
   template <typename Self, typename Io>
   static void Fields(Self& m, Io& io) {
     io(m.dataset, m.plan);

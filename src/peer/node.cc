@@ -238,8 +238,10 @@ void Node::Publish() {
   counted_ = counts;
   const uint64_t strangers = transport_->strangers();
   metrics_.strangers.Add(strangers - std::exchange(counted_strangers_, strangers));
-  metrics_.planned.Set(static_cast<uint64_t>(std::count_if(
-      datasets_.begin(), datasets_.end(), [](const auto& one) { return one.second.in_use != nullptr; })));
+  metrics_.planned.Set(
+      static_cast<uint64_t>(std::count_if(datasets_.begin(), datasets_.end(), [](const auto& one) {
+        return one.second.in_use != nullptr;
+      })));
   const uint64_t unkept = UnkeptBytes();
   metrics_.unkept.Set(unkept);
   std::string health = membership_->health().message();
@@ -271,7 +273,12 @@ void Node::Run(const std::stop_token& stop) {
     const Nanos now = SteadyClock().Now();
     if (!datasets.empty()) AddDatasets(datasets);
     TakePlans();
-    if (!asks.empty()) Enqueue(asks);
+    TellPlansInTime(now);
+    if (!asks.empty()) {
+      // A stream has been opened, it may be: a plan that comes late moves what was read before.
+      if (now >= plans_at_) WantPlans(now);
+      Enqueue(asks);
+    }
     SendAsks(now);
     uint64_t count;
     if ((slept || !reading_.empty()) && read(engine_.serving_fd(), &count, sizeof count) > 0) {
@@ -307,7 +314,7 @@ void Node::Tick(Nanos now) {
   LeaveDatasets();
   ReadyDatasets();
   PlanDatasets(now);
-  WantPlans();
+  WantPlans(now);
   for (uint32_t node = 0; node < nodes_; ++node) UpdateReach(node);
   Reconnect(now);
   CheckSilence(now);

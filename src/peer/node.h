@@ -142,10 +142,13 @@ class Node final : public Peers, private TransportHandler {
     // Both shared with the directories that adopt them.
     std::shared_ptr<const HomePlan> plan;
     std::shared_ptr<const HomePlan> in_use;
-    uint64_t home_bytes = 0;          // of this node, as planned
-    std::vector<std::byte> held;      // bit by sample
-    std::vector<Answer> answers;      // to be delivered
-    std::vector<Turn> early_turns;    // asked before the first plan
+    bool plan_told = false;         // to the others: they may take it into use
+    Nanos tell_at = 0;              // when that is looked at again
+    Nanos adopted_at = 0;           // when in_use came into use
+    uint64_t home_bytes = 0;        // of this node, as planned
+    std::vector<std::byte> held;    // bit by sample
+    std::vector<Answer> answers;    // to be delivered
+    std::vector<Turn> early_turns;  // asked before the first plan
     Nanos pull_at = 0;
     Nanos pull_pause = 0;
   };
@@ -207,9 +210,12 @@ class Node final : public Peers, private TransportHandler {
   void PlanGrowing(uint32_t number);
   // Homes by use (docs/decisions/0065): asks for plans, tells of those that are there, and takes
   // one into use once every node that is alive has the same.
-  void WantPlans();
+  void WantPlans(Nanos now);
   void TakePlans();
   void TellPlan(uint32_t node, uint32_t number);
+  void TellPlansInTime(Nanos now);
+  // Whether nothing loses its room when the plan is taken into use now.
+  bool LosesNothing(const PeerDatasetState& state) const;
   void AdoptIfAgreed(uint32_t number);
   void AdoptPlan(uint32_t number);
   // Another node uses this plan, so all have it.
@@ -248,6 +254,9 @@ class Node final : public Peers, private TransportHandler {
   };
   Resolved Resolve(PeerDatasetState& state, const FileSample& wanted);
   void OnCancel(uint32_t node, uint32_t request);
+  // Ends what this node has asked the asker for before the plan in use: the same sample, whose home
+  // it is itself now. Each would wait for the other.
+  void EndCrossing(const PeerDatasetState& state, const Turn& turn);
   void DropServing(uint32_t node, ConnectionId id);
   Nanos TurnAt() const;
   void TakeTurns(Nanos now);
@@ -285,6 +294,7 @@ class Node final : public Peers, private TransportHandler {
   uint64_t counted_strangers_ = 0;
   bool planned_ = false;
   std::unique_ptr<PlanWorker> plan_worker_;
+  Nanos plans_at_ = 0;  // when streams are looked at for plans again
   std::vector<Other> others_;
   std::unordered_map<ConnectionId, Connection> connections_;
   size_t strangers_ = 0;  // accepted connections that have proven nothing

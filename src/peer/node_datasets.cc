@@ -105,7 +105,7 @@ void Node::Plan(uint32_t number, Directory plan) {
   const uint64_t before = plan.plan_digest();
   if (state.in_use != nullptr && state.in_use->digest != before) {
     AnnounceChanges(number, engine_.TakeHeldChanges(state.dataset->id));
-    plan.Adopt(state.in_use, state.held);
+    plan.Adopt(state.in_use, engine_.ComingBits(state.dataset->id));
   }
   const bool adopted = plan.plan_digest() != before;
   const bool changed = plan.OnView(view_);
@@ -116,8 +116,9 @@ void Node::Plan(uint32_t number, Directory plan) {
   ServeEarly(state);
 }
 
-void Node::WantPlans() {
-  if (!options_.coordinate || !planned_) return;
+void Node::WantPlans(Nanos now) {
+  plans_at_ = now + kMilli;
+  if (!options_.coordinate || !options_.by_use || !planned_) return;
   for (auto& [number, state] : datasets_) {
     if (!state.ready || state.dataset->growing) continue;
     const std::optional<DatasetUse> use = engine_.UseOf(state.dataset->id);
@@ -138,20 +139,53 @@ void Node::TakePlans() {
     PeerDatasetState& state = found->second;
     if (state.wanted != done.spec) continue;
     state.plan = std::move(done.plan);
-    for (uint32_t node = 0; node < nodes_; ++node) TellPlan(node, done.number);
-    AdoptIfAgreed(done.number);
+    state.plan_told = false;
+    state.tell_at = 0;
   }
+}
+
+void Node::TellPlansInTime(Nanos now) {
+  for (auto& [number, state] : datasets_) {
+    if (!state.ready || state.plan == nullptr || state.plan_told || now < state.tell_at) continue;
+    state.plan_told = LosesNothing(state);
+    // Each look goes over all samples.
+    constexpr Nanos kLooksOneIn = 20;
+    const Nanos took = SteadyClock().Now() - now;
+    state.tell_at = now + kAnnounceEvery + kLooksOneIn * took;
+    if (!state.plan_told) continue;
+    for (uint32_t node = 0; node < nodes_; ++node) TellPlan(node, number);
+    AdoptIfAgreed(number);
+  }
+}
+
+// Either little was read so far, and there is room for that beside all that is to live here. Or all
+// that lives here now is here: whatever finds no room at its new home stays. In between, samples
+// that nobody has read would find their home full of what waits to leave.
+bool Node::LosesNothing(const PeerDatasetState& state) const {
+  const std::optional<Directory> now = state.dataset->Plan();
+  if (!now) return true;
+  const std::vector<uint16_t>& homes = state.plan->homes;
+  const std::span<const uint32_t> lengths = now->lengths();
+  uint64_t bytes = 0;
+  bool all_here = true;
+  for (SampleId s = 0; s < homes.size(); ++s) {
+    const bool here = Holds(state, s);
+    if (homes[s] == self_ || here) bytes += lengths[s];
+    if (!here && now->Locate(s).home == self_) all_here = false;
+  }
+  const NodeTiers& room = state.wanted->rooms[self_];
+  return all_here || bytes <= room.memory + room.nvme;
 }
 
 void Node::TellPlan(uint32_t node, uint32_t number) {
   const PeerDatasetState& state = datasets_.at(number);
-  if (others_[node].in == 0 || state.plan == nullptr) return;
+  if (others_[node].in == 0 || state.plan == nullptr || !state.plan_told) return;
   Send(others_[node].in, PlanMessage{.dataset = number, .plan = state.plan->digest});
 }
 
 void Node::AdoptIfAgreed(uint32_t number) {
   const PeerDatasetState& state = datasets_.at(number);
-  if (state.plan == nullptr || state.plan == state.in_use) return;
+  if (state.plan == nullptr || state.plan == state.in_use || !state.plan_told) return;
   for (const Member& member : view_.members) {
     if (!member.alive || member.node == self_ || member.node >= nodes_) continue;
     const auto& plans = others_[member.node].plans;
@@ -167,11 +201,13 @@ void Node::AdoptPlan(uint32_t number) {
   std::optional<Directory> directory = state.dataset->Plan();
   if (!directory) return;  // with the first plan
   Plan(number, *std::move(directory));
-  // What is read here for others and lives with another node now is asked for there. Were it read
-  // on, and its new home were who asks, the two would wait for each other.
+  state.adopted_at = SteadyClock().Now();
+  // What waits here for memory, and lives with another node now, is asked for there. A read that
+  // has begun goes on: to begin it anew elsewhere would be a second one.
+  const std::vector<std::byte> coming = engine_.ComingBits(state.dataset->id);
   for (const size_t i : std::vector<size_t>(reading_)) {
     const Serve& serve = serves_[i];
-    if (serve.pull || serve.turn.dataset != number || Holds(state, serve.turn.sample) ||
+    if (serve.pull || serve.turn.dataset != number || BitOf(coming, serve.turn.sample) ||
         state.dataset->Locate(serve.turn.sample).home == self_) {
       continue;
     }

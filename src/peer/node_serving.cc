@@ -179,6 +179,7 @@ void Node::StartServe(const Turn& turn) {
       return;
     }
   }
+  if (home && state.in_use != nullptr) EndCrossing(state, turn);
   const size_t index = NewServe();
   Serve& serve = serves_[index];
   serve.turn = turn;
@@ -186,6 +187,23 @@ void Node::StartServe(const Turn& turn) {
   serve.pull = false;
   pinned_ += turn.bytes;
   PollServe(index);
+}
+
+void Node::EndCrossing(const PeerDatasetState& state, const Turn& turn) {
+  // Whatever was asked by the former plan has ended after that time.
+  if (SteadyClock().Now() - state.adopted_at > 2 * options_.request_wait) return;
+  const std::vector<uint32_t> ids = requests_.Select([&](const Request& request) {
+    return request.ask.node == turn.node && request.ask.sample == turn.sample &&
+           request.ask.dataset == state.dataset && request.ask.plan != state.in_use->digest &&
+           !request.ask.held_only && request.at != Request::At::kArriving;
+  });
+  for (const uint32_t id : ids) {
+    const Request& request = *requests_.Find(id);
+    if (request.at == Request::At::kSent) {
+      Send(request.connection, CancelMessage{.request = id});
+    }
+    End(id, Outcome::kMoved);
+  }
 }
 
 size_t Node::NewServe() {

@@ -936,6 +936,12 @@ std::vector<std::byte> Engine::HeldBits(DatasetId dataset) const {
   return scheduler_.residency().dataset(dataset).HeldBits();
 }
 
+std::vector<std::byte> Engine::ComingBits(DatasetId dataset) const {
+  MutexLock lock(mutex_);
+  if (!IsOpen(dataset)) return {};
+  return scheduler_.residency().dataset(dataset).ComingBits();
+}
+
 HeldChanges Engine::TakeHeldChanges(DatasetId dataset) {
   MutexLock lock(mutex_);
   if (!IsOpen(dataset)) return {};
@@ -1001,9 +1007,10 @@ std::optional<DatasetUse> Engine::UseOf(DatasetId dataset) const {
     if (!state.open || shape.dataset != dataset || shape.serving) continue;
     if (state.options.declared || shape.epochs == 0) return std::nullopt;
     const Lookahead::Stream& stream = scheduler_.lookahead().streams()[id];
-    DatasetUse one{.sampler = state.options.sampler,
-                   .epochs = shape.first_epoch + shape.epochs,
-                   .epoch = stream.epochs.empty() ? stream.next_epoch : stream.epochs.front().epoch};
+    DatasetUse one{
+        .sampler = state.options.sampler,
+        .epochs = shape.first_epoch + shape.epochs,
+        .epoch = stream.epochs.empty() ? stream.next_epoch : stream.epochs.front().epoch};
     if (use && (!same(use->sampler, one.sampler) || use->epochs != one.epochs)) {
       return std::nullopt;
     }
