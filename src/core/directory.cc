@@ -75,12 +75,19 @@ void Directory::Adopt(std::shared_ptr<const HomePlan> plan, std::span<const std:
     return;
   plan_ = std::move(plan);
   adopted_ = true;
-  leaving_.assign(lengths_.size(), false);
-  for (SampleId s = 0; s < lengths_.size() && s / 8 < here.size(); ++s) {
-    if ((std::to_integer<unsigned>(here[s / 8]) >> (s % 8) & 1) == 0) continue;
-    // Of what another node keeps already this one has a copy.
-    leaving_[s] = homes_[s] == self_ || (known_[s] & kHomeHas) == 0;
+  by_plan_.clear();
+  leaving_.resize(lengths_.size());
+  for (SampleId s = 0; s < lengths_.size(); ++s) {
+    const bool has =
+        s / 8 < here.size() && (std::to_integer<unsigned>(here[s / 8]) >> (s % 8) & 1) != 0;
+    leaving_[s] = has && (homes_[s] == self_ || leaving_[s]);
   }
+}
+
+void Directory::OnPlanUsed(uint32_t node) {
+  if (node >= kMostNodes) return;
+  if (by_plan_.size() <= node) by_plan_.resize(node + 1);
+  by_plan_[node] = true;
 }
 
 bool Directory::OnView(const View& view) {
@@ -118,12 +125,9 @@ bool Directory::OnView(const View& view) {
       home_bytes_[home] += lengths_[s];
       ++home_samples_[home];
     }
-    if (home != homes_[s]) {
-      changed = true;
-      Move(s, home);
-    }
-    // Its home has it already.
-    if (!leaving_.empty() && leaving_[s] && (known_[s] & kHomeHas) != 0) leaving_[s] = false;
+    if (home == homes_[s]) continue;
+    changed = true;
+    Move(s, home);
   }
   // A plan by use may be of other rooms than there are now.
   const uint64_t room = self_ < nodes ? rooms_[self_].memory + rooms_[self_].folder : 0;
@@ -272,7 +276,8 @@ void Directory::OnGot(uint32_t node, SampleId sample) {
   uint16_t& known = known_[sample];
   if (homes_[sample] == node) {
     known |= kHomeHas;
-    if (!leaving_.empty() && leaving_[sample]) {
+    // By another plan it may be a copy, which it gives up as it takes this one into use.
+    if (!leaving_.empty() && leaving_[sample] && node < by_plan_.size() && by_plan_[node]) {
       leaving_[sample] = false;
       left_.push_back(sample);
     }
@@ -292,6 +297,7 @@ void Directory::OnLost(uint32_t node, SampleId sample) {
 }
 
 void Directory::OnDead(uint32_t node) {
+  if (node < by_plan_.size()) by_plan_[node] = false;
   for (SampleId s = 0; s < known_.size(); ++s) OnLost(node, s);
 }
 

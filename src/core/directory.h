@@ -50,10 +50,13 @@ class Directory {
   // The rooms by which OnView plans: the same on all nodes that have the same view.
   static std::vector<NodeTiers> Rooms(const View& view);
   // From the next OnView on homes are the plan's, whatever rooms that view tells, until another one
-  // is adopted. Copies stay known where they are. `here`: bit s, this node has sample s or is
-  // reading it. That stays as if it lived here until its new home is known to have it: nothing is
-  // read from the source twice for a plan.
+  // is adopted. Copies stay known where they are. `here`: bit s, this node has sample s. What of
+  // that lived here stays as if it still did until its new home, by the same plan, says that it has
+  // it: nothing is read from the source twice for a plan. Copies beside the homes do not: they
+  // would take the room that is needed to move the others.
   void Adopt(std::shared_ptr<const HomePlan> plan, std::span<const std::byte> here);
+  // `node` places by the adopted plan too: what it says it has from now on, it keeps.
+  void OnPlanUsed(uint32_t node);
   // Of the plan that was adopted; 0: homes are by hash.
   uint64_t plan_digest() const { return plan_ == nullptr ? 0 : plan_->digest; }
 
@@ -123,6 +126,7 @@ class Directory {
   bool adopted_ = false;       // plan_ is to be taken over by OnView
   std::vector<bool> leaving_;  // held here, until the home has it; empty: nothing
   std::vector<SampleId> left_;
+  std::vector<bool> by_plan_;  // nodes that place by plan_ too; those beyond its end do not
   std::vector<Room> rooms_;  // of all nodes, as planned for
   std::vector<bool> alive_;
   std::vector<uint16_t> all_;  // homes while all are alive

@@ -146,10 +146,32 @@ TEST(HomePlan, WhatIsHereStaysUntilItsNewHomeHasIt) {
   directory.OnView(view);
   EXPECT_EQ(directory.ShareOf(moving), KeepShare::kHome);
   EXPECT_TRUE(directory.TakeLeft().empty());
+  // As long as that node places by hash it has but a copy, which it may give up.
+  directory.OnGot(plan->homes[moving], moving);
+  EXPECT_EQ(directory.ShareOf(moving), KeepShare::kHome);
+  directory.OnPlanUsed(plan->homes[moving]);
+  EXPECT_EQ(directory.ShareOf(moving), KeepShare::kHome);
   directory.OnGot(plan->homes[moving], moving);
   EXPECT_EQ(directory.TakeLeft(), std::vector<SampleId>{moving});
   EXPECT_EQ(directory.ShareOf(moving), KeepShare::kNone);
   EXPECT_TRUE(directory.TakeLeft().empty());
+}
+
+TEST(HomePlan, CopiesBesideTheHomesTakeNoRoomFromWhatMoves) {
+  const std::vector<uint32_t> lengths(kSamples, 100);
+  const peer::View view = ViewOf(4, kSamples * 26);
+  const auto spec = HomePlanSpec::For(UseBy(0, 4, 8), 0, peer::Directory::Rooms(view));
+  const std::shared_ptr<const HomePlan> plan = *PlanHomes(*spec, lengths, 0);
+  peer::Directory directory(0, lengths);
+  directory.OnView(view);
+  std::vector<uint32_t> before;
+  for (SampleId s = 0; s < kSamples; ++s) before.push_back(directory.Locate(s).home);
+  directory.Adopt(plan, std::vector<std::byte>((kSamples + 7) / 8, std::byte{0xff}));
+  directory.OnView(view);
+  for (SampleId s = 0; s < kSamples; ++s) {
+    const bool lives = before[s] == 0 || plan->homes[s] == 0;
+    ASSERT_EQ(directory.ShareOf(s) == KeepShare::kHome, lives) << s;
+  }
 }
 
 }  // namespace

@@ -23,14 +23,6 @@ std::vector<std::byte> Residency::Dataset::HeldBits() const {
   return bits;
 }
 
-std::vector<std::byte> Residency::Dataset::ComingBits() const {
-  std::vector<std::byte> bits = HeldBits();
-  for (SampleId s = 0; s < static_cast<SampleId>(entries.size()); ++s) {
-    if (entries[s].state == State::kReading) bits[s / 8] |= std::byte{1} << (s % 8);
-  }
-  return bits;
-}
-
 HeldChanges Residency::Dataset::TakeHeldChanges() {
   if (announced_.empty()) {
     announced_.resize(entries.size());

@@ -126,8 +126,6 @@ class Residency {
     }
     // Bit s: Held(s).
     std::vector<std::byte> HeldBits() const;
-    // Bit s: Held(s), or it is being read.
-    std::vector<std::byte> ComingBits() const;
     // Since the last call; at the first one, everything held is new.
     HeldChanges TakeHeldChanges();
     // Its part in Held() may have changed.

@@ -173,9 +173,10 @@ struct ChangesMessage {  // at most kMostChanges
 struct PlanMessage {     // the sender has computed this plan of homes by use
   uint32_t dataset = 0;  // the sender's number
   uint64_t plan = 0;     // HomePlan::digest
+  uint8_t in_use = 0;    // 1: and places by it; all that it has told before is of that plan
   template <typename Self, typename Io>
   static void Fields(Self& m, Io& io) {
-    io(m.dataset, m.plan);
+    io(m.dataset, m.plan, m.in_use);
   }
 };
 struct PingMessage {

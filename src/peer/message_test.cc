@@ -127,10 +127,11 @@ TEST(PeerMessage, GoldenBytes) {
             "09000000"
             "03"
             "0700000000000000");
-  EXPECT_EQ(hex(PlanMessage{5, 6}),
+  EXPECT_EQ(hex(PlanMessage{5, 6, 1}),
             "0c"
             "05000000"
-            "0600000000000000");
+            "0600000000000000"
+            "01");
   EXPECT_EQ(hex(CancelMessage{0xfffefdfc}),
             "07"
             "fcfdfeff");

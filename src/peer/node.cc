@@ -669,9 +669,11 @@ std::span<std::byte> Node::OnMessage(ConnectionId id, std::span<const std::byte>
   } else if (const auto* plan = std::get_if<PlanMessage>(&message)) {
     for (const auto& [name, theirs] : other.theirs) {
       if (theirs.number != plan->dataset) continue;
-      other.plans.insert_or_assign(name, plan->plan);
-      for (const auto& [number, state] : datasets_) {
-        if (state.ready && state.dataset->name == name) AdoptIfAgreed(number);
+      other.plans.insert_or_assign(name, *plan);
+      for (auto& [number, state] : datasets_) {
+        if (!state.ready || state.dataset->name != name) continue;
+        AdoptIfAgreed(number);
+        if (plan->in_use != 0) OnPlanUsed(state, number, node);
       }
     }
   } else if (const auto* changes = std::get_if<ChangesMessage>(&message)) {

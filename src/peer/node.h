@@ -109,7 +109,7 @@ class Node final : public Peers, private TransportHandler {
     Nanos gave_up = 0;  // the last request that took too long
     std::map<uint64_t, DatasetMessage> theirs;  // by name
     std::set<uint64_t> announced;               // of these, whose held samples it has announced
-    std::map<uint64_t, uint64_t> plans;         // of these, the digest of its last plan
+    std::map<uint64_t, PlanMessage> plans;      // of these, its last plan
     std::deque<uint32_t> queue;                 // requests that wait for credit
     size_t flying = 0;
     uint64_t flying_bytes = 0;
@@ -216,7 +216,11 @@ class Node final : public Peers, private TransportHandler {
   void TellPlansInTime(Nanos now);
   // Whether nothing loses its room when the plan is taken into use now.
   bool LosesNothing(const PeerDatasetState& state) const;
+  // What `node` has told of that plan; null: nothing.
+  const PlanMessage* PlanOf(const PeerDatasetState& state, uint32_t node, uint64_t digest) const;
   void AdoptIfAgreed(uint32_t number);
+  // Once both place by the same plan, each tells the other all that it has: only that is kept.
+  void OnPlanUsed(PeerDatasetState& state, uint32_t number, uint32_t node);
   void AdoptPlan(uint32_t number);
   // Another node uses this plan, so all have it.
   void OnPlanInUse(PeerDatasetState& state, uint32_t number, uint64_t digest);

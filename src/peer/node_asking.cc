@@ -306,15 +306,15 @@ void Node::OnRefused(ConnectionId id, const RefusedMessage& refused) {
   const Request* request = requests_.Find(refused.request);
   if (request == nullptr || request->connection != id || request->at != Request::At::kSent) return;
   const uint32_t node = request->ask.node;
-  if (refused.why == Refusal::kNotHeld) {
-    const SampleId sample = request->ask.sample;
-    request->ask.dataset->Correct([&](Directory& directory) { directory.OnLost(node, sample); });
-  }
   const bool moved = refused.why == Refusal::kMoved;
   if (moved) {
     for (auto& [number, state] : datasets_) {
       if (state.dataset == request->ask.dataset) OnPlanInUse(state, number, refused.plan);
     }
+  }
+  if (moved || refused.why == Refusal::kNotHeld) {
+    const SampleId sample = request->ask.sample;
+    request->ask.dataset->Correct([&](Directory& directory) { directory.OnLost(node, sample); });
   }
   End(refused.request, moved ? Outcome::kMoved : Outcome::kRefused);
 }

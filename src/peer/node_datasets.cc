@@ -105,7 +105,7 @@ void Node::Plan(uint32_t number, Directory plan) {
   const uint64_t before = plan.plan_digest();
   if (state.in_use != nullptr && state.in_use->digest != before) {
     AnnounceChanges(number, engine_.TakeHeldChanges(state.dataset->id));
-    plan.Adopt(state.in_use, engine_.ComingBits(state.dataset->id));
+    plan.Adopt(state.in_use, state.held);
   }
   const bool adopted = plan.plan_digest() != before;
   const bool changed = plan.OnView(view_);
@@ -152,62 +152,81 @@ void Node::TellPlansInTime(Nanos now) {
     constexpr Nanos kLooksOneIn = 20;
     const Nanos took = SteadyClock().Now() - now;
     state.tell_at = now + kAnnounceEvery + kLooksOneIn * took;
-    if (!state.plan_told) continue;
-    for (uint32_t node = 0; node < nodes_; ++node) TellPlan(node, number);
+    for (uint32_t node = 0; node < nodes_ && state.plan_told; ++node) TellPlan(node, number);
     AdoptIfAgreed(number);
   }
 }
 
-// Either little was read so far, and there is room for that beside all that is to live here. Or all
-// that lives here now is here: whatever finds no room at its new home stays. In between, samples
-// that nobody has read would find their home full of what waits to leave.
+// All that lives here is here, and told to the others before the plan is. So whoever learns that
+// all have told knows where each sample is, and nothing needs to be read from the source any more.
+// Were the plan taken into use before, what nobody has read would find its new home full of what
+// waits to leave, and would be read again and again.
 bool Node::LosesNothing(const PeerDatasetState& state) const {
   const std::optional<Directory> now = state.dataset->Plan();
-  if (!now) return true;
-  const std::vector<uint16_t>& homes = state.plan->homes;
-  const std::span<const uint32_t> lengths = now->lengths();
-  uint64_t bytes = 0;
-  bool all_here = true;
-  for (SampleId s = 0; s < homes.size(); ++s) {
-    const bool here = Holds(state, s);
-    if (homes[s] == self_ || here) bytes += lengths[s];
-    if (!here && now->Locate(s).home == self_) all_here = false;
+  if (!now) return false;
+  for (SampleId s = 0; s < now->size(); ++s) {
+    if (now->Locate(s).home == self_ && !Holds(state, s)) return false;
   }
-  const NodeTiers& room = state.wanted->rooms[self_];
-  return all_here || bytes <= room.memory + room.nvme;
+  return true;
 }
 
 void Node::TellPlan(uint32_t node, uint32_t number) {
   const PeerDatasetState& state = datasets_.at(number);
-  if (others_[node].in == 0 || state.plan == nullptr || !state.plan_told) return;
-  Send(others_[node].in, PlanMessage{.dataset = number, .plan = state.plan->digest});
+  const ConnectionId connection = others_[node].in;
+  if (connection == 0) return;
+  if (state.in_use != nullptr) {
+    Send(connection, PlanMessage{.dataset = number, .plan = state.in_use->digest, .in_use = 1});
+  }
+  if (state.plan == nullptr || state.plan == state.in_use || !state.plan_told) return;
+  Send(connection, PlanMessage{.dataset = number, .plan = state.plan->digest, .in_use = 0});
+}
+
+const PlanMessage* Node::PlanOf(const PeerDatasetState& state, uint32_t node,
+                                uint64_t digest) const {
+  const auto theirs = others_[node].plans.find(state.dataset->name);
+  if (theirs == others_[node].plans.end() || theirs->second.plan != digest) return nullptr;
+  return &theirs->second;
 }
 
 void Node::AdoptIfAgreed(uint32_t number) {
   const PeerDatasetState& state = datasets_.at(number);
-  if (state.plan == nullptr || state.plan == state.in_use || !state.plan_told) return;
+  if (state.plan == nullptr || state.plan == state.in_use) return;
+  bool all = state.plan_told, any = false;
   for (const Member& member : view_.members) {
     if (!member.alive || member.node == self_ || member.node >= nodes_) continue;
-    const auto& plans = others_[member.node].plans;
-    const auto theirs = plans.find(state.dataset->name);
-    if (theirs == plans.end() || theirs->second != state.plan->digest) return;
+    const PlanMessage* theirs = PlanOf(state, member.node, state.plan->digest);
+    all = all && theirs != nullptr;
+    any = any || (theirs != nullptr && theirs->in_use != 0);
   }
-  AdoptPlan(number);
+  if (all || any) AdoptPlan(number);
 }
 
 void Node::AdoptPlan(uint32_t number) {
   PeerDatasetState& state = datasets_.at(number);
-  state.in_use = state.plan;
   std::optional<Directory> directory = state.dataset->Plan();
-  if (!directory) return;  // with the first plan
+  if (!directory) return;  // TellPlansInTime looks again
+  state.in_use = state.plan;
+  state.plan_told = true;
+  // Whoever uses the plan has heard everybody. Where this node has not yet, what lives there is.
+  for (uint32_t node = 0; node < nodes_; ++node) {
+    if (node == self_ || PlanOf(state, node, state.plan->digest) != nullptr) continue;
+    for (SampleId s = 0; s < directory->size(); ++s) {
+      if (directory->Locate(s).home == node) directory->OnGot(node, s);
+    }
+  }
   Plan(number, *std::move(directory));
+  // The losses that these messages follow were the last ones by the former homes.
+  AnnounceChanges(number, engine_.TakeHeldChanges(state.dataset->id));
+  for (uint32_t node = 0; node < nodes_; ++node) {
+    if (node == self_) continue;
+    TellPlan(node, number);
+    OnPlanUsed(state, number, node);
+  }
   state.adopted_at = SteadyClock().Now();
-  // What waits here for memory, and lives with another node now, is asked for there. A read that
-  // has begun goes on: to begin it anew elsewhere would be a second one.
-  const std::vector<std::byte> coming = engine_.ComingBits(state.dataset->id);
+  // What is not here yet, and lives with another node now, is asked for there.
   for (const size_t i : std::vector<size_t>(reading_)) {
     const Serve& serve = serves_[i];
-    if (serve.pull || serve.turn.dataset != number || BitOf(coming, serve.turn.sample) ||
+    if (serve.pull || serve.turn.dataset != number || Holds(state, serve.turn.sample) ||
         state.dataset->Locate(serve.turn.sample).home == self_) {
       continue;
     }
@@ -220,6 +239,14 @@ void Node::AdoptPlan(uint32_t number) {
 void Node::OnPlanInUse(PeerDatasetState& state, uint32_t number, uint64_t digest) {
   if (state.plan == nullptr || state.plan == state.in_use || state.plan->digest != digest) return;
   AdoptPlan(number);
+}
+
+void Node::OnPlanUsed(PeerDatasetState& state, uint32_t number, uint32_t node) {
+  if (state.in_use == nullptr) return;
+  const PlanMessage* theirs = PlanOf(state, node, state.in_use->digest);
+  if (theirs == nullptr || theirs->in_use == 0) return;
+  Correct(state, [&](Directory& directory) { directory.OnPlanUsed(node); });
+  if (others_[node].in != 0) SendHave(others_[node].in, number, true);
 }
 
 void Node::PlanGrowing(uint32_t number) {

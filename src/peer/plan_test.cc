@@ -37,6 +37,7 @@ TEST_F(PeerPlan, SamplesLiveWithTheNodeThatUsesThemMost) {
   for (uint64_t epoch = kEpochs / 2; epoch < kEpochs; ++epoch) Epoch(epoch);
   // By chance a quarter is local.
   const double asked = static_cast<double>(Sum("forebay_peer_reads_total") - before);
+  EXPECT_EQ(SourceReads(), 400u) << Fates();
   EXPECT_LT(asked, 0.65 * 400 * kEpochs / 2) << Fates();
 }
 

@@ -936,12 +936,6 @@ std::vector<std::byte> Engine::HeldBits(DatasetId dataset) const {
   return scheduler_.residency().dataset(dataset).HeldBits();
 }
 
-std::vector<std::byte> Engine::ComingBits(DatasetId dataset) const {
-  MutexLock lock(mutex_);
-  if (!IsOpen(dataset)) return {};
-  return scheduler_.residency().dataset(dataset).ComingBits();
-}
-
 HeldChanges Engine::TakeHeldChanges(DatasetId dataset) {
   MutexLock lock(mutex_);
   if (!IsOpen(dataset)) return {};

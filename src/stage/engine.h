@@ -229,8 +229,6 @@ class Engine {
   int serving_fd() const { return serving_fd_.get(); }
   // Bit s: memory tier or folder have sample s.
   std::vector<std::byte> HeldBits(DatasetId dataset) const;
-  // The same, and of what is being read.
-  std::vector<std::byte> ComingBits(DatasetId dataset) const;
   // Since the last call; at the first one, everything held is new.
   HeldChanges TakeHeldChanges(DatasetId dataset);
   // What this node's tiers can keep, less a margin.
