@@ -12,7 +12,6 @@ class PeerPlan : public testing::PeerCluster {
 
   // Nothing goes wrong here; a busy machine must not make it seem so.
   PeerPlan() {
-    options_.by_use = true;
     options_.request_wait = 20 * kSecond;
     options_.join_wait = 20 * kSecond;
     options_.lease = 20 * kSecond;
@@ -39,6 +38,31 @@ TEST_F(PeerPlan, SamplesLiveWithTheNodeThatUsesThemMost) {
   const double asked = static_cast<double>(Sum("forebay_peer_reads_total") - before);
   EXPECT_EQ(SourceReads(), 400u) << Fates();
   EXPECT_LT(asked, 0.65 * 400 * kEpochs / 2) << Fates();
+}
+
+TEST_F(PeerPlan, ADeathCostsWhatTheDeadHadAndWhoComesBackUsesThePlan) {
+  engine_options_.memory_tier = 400 * (64 << 10) * 16 / 40;
+  epochs_ = kEpochs;
+  const auto catalog = MakeFiles(400, 65000, 65000);
+  Prepare(4);
+  for (uint32_t node = 0; node < 4; ++node) Begin(node, 32 << 20);
+  for (uint32_t node = 0; node < 4; ++node) Use(node, catalog);
+  Epoch(0);
+  ASSERT_TRUE(Within(20 * kSecond, [&] { return Planned() == 4; }));
+  for (uint64_t epoch = 1; epoch < 4; ++epoch) Epoch(epoch);
+  const uint64_t dead = Value(*nodes_[3].engine, "forebay_source_reads_total");
+  EXPECT_EQ(SourceReads(), 400u) << Fates();
+  Kill(3);
+  registrar_->SetAlive(3, false);
+  for (uint64_t epoch = 4; epoch < 6; ++epoch) Epoch(epoch, nullptr, 3);
+  // No more than it had room for.
+  EXPECT_LE(SourceReads() + dead, 400u + 160u) << Fates();
+  Begin(3, 32 << 20);
+  Use(3, catalog);
+  CheckEpoch(nodes_[3], 0);
+  EXPECT_TRUE(Within(20 * kSecond, [&] { return Planned() == 4; }));
+  for (uint64_t epoch = 6; epoch < kEpochs; ++epoch) Epoch(epoch, nullptr, 3);
+  CheckEpoch(nodes_[3], 1);
 }
 
 TEST_F(PeerPlan, WithoutAnEndItIsTheHash) {
