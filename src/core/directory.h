@@ -127,7 +127,7 @@ class Directory {
   std::vector<bool> leaving_;  // held here, until the home has it; empty: nothing
   std::vector<SampleId> left_;
   std::vector<bool> by_plan_;  // nodes that place by plan_ too; those beyond its end do not
-  std::vector<Room> rooms_;  // of all nodes, as planned for
+  std::vector<Room> rooms_;    // of all nodes, as planned for
   std::vector<bool> alive_;
   std::vector<uint16_t> all_;  // homes while all are alive
   std::vector<Room> all_free_;
