@@ -120,6 +120,7 @@ void PutPeerMessages(const std::string& folder) {
                                                peer::RefusedMessage(),
                                                peer::CancelMessage(),
                                                peer::PingMessage(),
+                                               peer::PlanMessage(),
                                                get,
                                                data,
                                                have,

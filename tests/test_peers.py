@@ -37,11 +37,12 @@ _NODE = """
 import json, logging, os, sys
 logging.basicConfig(level=logging.INFO, stream=sys.stderr)
 import forebay
-node, kind, folder, data, nodes = json.loads(sys.argv[1])
+node, kind, folder, data, nodes, epochs = json.loads(sys.argv[1])
 options = dict(memory="48M", peers=nodes)
 engine = (forebay.SharedEngine(folder=folder, **options) if kind == "daemon"
           else forebay.Engine(**options))
-loader = forebay.DataLoader(data, batch_size=8, rank=node, world_size=2, engine=engine)
+loader = forebay.DataLoader(data, batch_size=8, rank=node, world_size=2, engine=engine,
+                            epochs=epochs)
 print("ready", flush=True)
 for line in sys.stdin:
     said = {}
@@ -64,7 +65,8 @@ class _Nodes:
     seconds reads from the source, and is dead to the other after `lease` seconds.
     """
 
-    def __init__(self, tmp: Path, kind: str, wait: float = 20, lease: float = 20) -> None:
+    def __init__(self, tmp: Path, kind: str, wait: float = 20, lease: float = 20,
+                 epochs: int | None = None) -> None:  # fmt: skip
         self.data = tmp / "data" / "a"
         self.data.mkdir(parents=True)
         for i in range(_FILES):
@@ -79,7 +81,7 @@ class _Nodes:
         self.running = []
         for node in range(2):
             self.folders[node].mkdir(mode=0o700)
-            what = [node, kind, str(self.folders[node]), str(tmp / "data"), nodes]
+            what = [node, kind, str(self.folders[node]), str(tmp / "data"), nodes, epochs]
             with open(self.logs[node], "w") as log:
                 self.running.append(subprocess.Popen(
                     [sys.executable, str(script), json.dumps(what)], stdin=subprocess.PIPE,
@@ -156,6 +158,26 @@ def test_two_nodes_read_each_sample_once(tmp_path: Path, kind: str) -> None:
             assert f"node {other} (" in text
             shown = "\n".join(str(line) for line in top.frame(status, None))
             assert "cluster" in shown
+
+
+@pytest.mark.parametrize("kind", ["embedded", "daemon"])
+def test_homes_by_use_read_nothing_twice(tmp_path: Path, kind: str) -> None:
+    epochs = 6
+    with _Nodes(tmp_path, kind, epochs=epochs) as nodes:
+        for epoch in range(epochs):
+            said = nodes.tell(f"epoch {epoch}")
+            assert [s["samples"] for s in said] == [_FILES // 2] * 2
+            end = time.monotonic() + 20
+            while epoch == 0 and time.monotonic() < end:
+                said = nodes.tell("stats")
+                planned = [s["metrics"]["forebay_peer_planned_datasets"] for s in said]
+                if planned == [1, 1]:
+                    break
+                time.sleep(0.05)
+        said = nodes.tell("stats")
+        assert [s["metrics"]["forebay_peer_planned_datasets"] for s in said] == [1, 1]
+        reads = sum(s["metrics"]["forebay_source_reads_total"] for s in said)
+        assert _FILES <= reads <= _FILES + 4
 
 
 def test_the_report_names_a_node_that_was_killed(tmp_path: Path) -> None:

@@ -54,8 +54,8 @@ class DataLoader:
         memory: Budget of the engine, such as ``"4G"``; see ``forebay.Engine``.
         layout: ``"views"``: samples are handed out where they lie, with no copy. ``"contiguous"``:
             C++ threads copy each batch into one piece ahead of time (``batch.data`` is a view).
-        epochs: Number of epochs, when known: nothing is read ahead beyond the last. Default:
-            unknown.
+        epochs: Number of epochs, when known: nothing is read ahead beyond the last, and in a
+            cluster samples live with the node that uses them most. Default: unknown.
         format: ``"folder"``, ``"webdataset"`` or ``"tfrecord"``; default: from what lies at the
             path.
         extensions: Folder: only files with these suffixes, such as ``forebay.IMG_EXTENSIONS``, or

@@ -52,24 +52,57 @@ Directory::Directory(uint32_t self, std::vector<uint32_t> lengths)
       known_(lengths_.size(), kOther),
       homeless_(static_cast<uint32_t>(lengths_.size())) {}
 
-bool Directory::OnView(const View& view) {
+std::vector<NodeTiers> Directory::Rooms(const View& view) {
   const uint32_t nodes = std::clamp(view.nodes, 1u, kMostNodes);
-  std::vector<Room> rooms(nodes);
-  std::vector<bool> came(nodes), alive(nodes);
+  std::vector<NodeTiers> rooms(nodes);
+  std::vector<bool> came(nodes);
   uint64_t memory = 0, folder = 0, known = 0;
   for (const Member& member : view.members) {
     if (member.node >= nodes || came[member.node]) continue;
     came[member.node] = true;
-    alive[member.node] = member.alive;
     rooms[member.node] = {std::min(member.memory, kMostRoom), std::min(member.folder, kMostRoom)};
     ++known;
     memory += rooms[member.node].memory;
-    folder += rooms[member.node].folder;
+    folder += rooms[member.node].nvme;
   }
   for (uint32_t n = 0; n < nodes; ++n) {
     if (!came[n] && known > 0) rooms[n] = {memory / known, folder / known};
   }
-  const bool replan = rooms != rooms_ || all_.empty();
+  return rooms;
+}
+
+void Directory::Adopt(std::shared_ptr<const HomePlan> plan, std::span<const std::byte> here) {
+  if (plan == nullptr || plan->homes.size() != lengths_.size() || plan->digest == plan_digest())
+    return;
+  plan_ = std::move(plan);
+  adopted_ = true;
+  by_plan_.clear();
+  leaving_.resize(lengths_.size());
+  for (SampleId s = 0; s < lengths_.size(); ++s) {
+    const bool has =
+        s / 8 < here.size() && (std::to_integer<unsigned>(here[s / 8]) >> (s % 8) & 1) != 0;
+    leaving_[s] = has && (homes_[s] == self_ || leaving_[s]);
+  }
+}
+
+void Directory::OnPlanUsed(uint32_t node) {
+  if (node >= kMostNodes) return;
+  if (by_plan_.size() <= node) by_plan_.resize(node + 1);
+  by_plan_[node] = true;
+}
+
+bool Directory::OnView(const View& view) {
+  const uint32_t nodes = std::clamp(view.nodes, 1u, kMostNodes);
+  std::vector<Room> rooms;
+  for (const NodeTiers& room : Rooms(view)) rooms.push_back({room.memory, room.nvme});
+  std::vector<bool> alive(nodes), came(nodes);
+  for (const Member& member : view.members) {
+    if (member.node >= nodes || came[member.node]) continue;
+    came[member.node] = true;
+    alive[member.node] = member.alive;
+  }
+  const bool replan = adopted_ || rooms != rooms_ || all_.empty();
+  adopted_ = false;
   if (!replan && alive == alive_) return false;
   rooms_ = std::move(rooms);
   for (uint32_t n = 0; n < nodes && n < alive_.size(); ++n) {
@@ -97,13 +130,21 @@ bool Directory::OnView(const View& view) {
     changed = true;
     Move(s, home);
   }
-  spare_ = self_ < nodes ? rooms_[self_].memory + rooms_[self_].folder - home_bytes_[self_] : 0;
+  // A plan by use may be of other rooms than there are now.
+  const uint64_t room = self_ < nodes ? rooms_[self_].memory + rooms_[self_].folder : 0;
+  spare_ = room - std::min(room, self_ < nodes ? home_bytes_[self_] : 0);
   return changed;
 }
 
 // Homes for all nodes, as if everyone were alive.
 void Directory::PlanAll() {
   const auto nodes = static_cast<uint32_t>(rooms_.size());
+  if (plan_ != nullptr && plan_->free.size() == nodes) {
+    all_ = plan_->homes;
+    all_free_.clear();
+    for (const NodeTiers& free : plan_->free) all_free_.push_back({free.memory, free.nvme});
+    return;
+  }
   all_.assign(lengths_.size(), kNowhere);
   all_free_ = rooms_;
   std::vector<uint8_t> claims(lengths_.size());
@@ -237,6 +278,11 @@ void Directory::OnGot(uint32_t node, SampleId sample) {
   uint16_t& known = known_[sample];
   if (homes_[sample] == node) {
     known |= kHomeHas;
+    // By another plan it may be a copy, which it gives up as it takes this one into use.
+    if (!leaving_.empty() && leaving_[sample] && node < by_plan_.size() && by_plan_[node]) {
+      leaving_[sample] = false;
+      left_.push_back(sample);
+    }
   } else if ((known & kOther) == kOther) {
     known = static_cast<uint16_t>((known & kHomeHas) | node);
   }
@@ -254,6 +300,7 @@ void Directory::OnLost(uint32_t node, SampleId sample) {
 
 void Directory::OnDead(uint32_t node) {
   if (FOREBAY_PLANTED(kStaleDirectory)) return;
+  if (node < by_plan_.size()) by_plan_[node] = false;
   for (SampleId s = 0; s < known_.size(); ++s) OnLost(node, s);
 }
 

@@ -3,7 +3,8 @@
 // The plan is a pure function of the view, so every node finds a sample's home without asking; what
 // peers report corrects it: samples that a home lacks, and copies elsewhere.
 //
-// A sample's home is a hash (core/home.h) as long as that node has room. The plan is made for all
+// A sample's home is a hash (core/home.h) as long as that node has room, or, once a plan by use is
+// adopted (core/home_plan.h), the node that uses it most. The plan is made for all
 // nodes first, the dead included, so that a death moves only what lived with the dead and a return
 // moves only that back. What a node cannot take goes to its next choices, then to whoever has most
 // room. When the job has another number of nodes, those that stay keep what they can.
@@ -11,10 +12,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "catalog/catalog.h"
+#include "core/home_plan.h"
 #include "core/keep_share.h"
 #include "core/view.h"
 
@@ -43,6 +47,18 @@ class Directory {
   // home_bytes() of the node's other directories. Forgets the copies of the dead. True: homes have
   // changed.
   bool OnView(const View& view);
+  // The rooms by which OnView plans: the same on all nodes that have the same view.
+  static std::vector<NodeTiers> Rooms(const View& view);
+  // From the next OnView on homes are the plan's, whatever rooms that view tells, until another one
+  // is adopted. Copies stay known where they are. `here`: bit s, this node has sample s. What of
+  // that lived here stays as if it still did until its new home, by the same plan, says that it has
+  // it: nothing is read from the source twice for a plan. Copies beside the homes do not: they
+  // would take the room that is needed to move the others.
+  void Adopt(std::shared_ptr<const HomePlan> plan, std::span<const std::byte> here);
+  // `node` places by the adopted plan too: what it says it has from now on, it keeps.
+  void OnPlanUsed(uint32_t node);
+  // Of the plan that was adopted; 0: homes are by hash.
+  uint64_t plan_digest() const { return plan_ == nullptr ? 0 : plan_->digest; }
 
   // A few nanoseconds: two array look-ups. `sample` must exist.
   Found Locate(SampleId sample) const {
@@ -59,10 +75,14 @@ class Directory {
   }
   KeepShare ShareOf(SampleId sample) const {
     if (homes_[sample] == self_) return KeepShare::kHome;
+    if (!leaving_.empty() && leaving_[sample]) return KeepShare::kHome;
+    if (plan_ != nullptr && !plan_->replicas[sample]) return KeepShare::kNone;
     return lengths_[sample] <= spare_ ? KeepShare::kReplica : KeepShare::kNone;
   }
   // By sample, for Engine::SetShare.
   std::vector<uint8_t> Shares() const;
+  // Whose share has changed since the last call, because their home has got them.
+  std::vector<SampleId> TakeLeft() { return std::exchange(left_, {}); }
   uint32_t size() const { return static_cast<uint32_t>(lengths_.size()); }
   std::span<const uint32_t> lengths() const { return lengths_; }
   // What lives with `node`.
@@ -101,7 +121,13 @@ class Directory {
   const uint32_t self_;
   const std::vector<uint32_t> lengths_;
 
-  std::vector<Room> rooms_;  // of all nodes, as planned for
+  // By use; shared with the copies of this directory, immutable.
+  std::shared_ptr<const HomePlan> plan_;
+  bool adopted_ = false;       // plan_ is to be taken over by OnView
+  std::vector<bool> leaving_;  // held here, until the home has it; empty: nothing
+  std::vector<SampleId> left_;
+  std::vector<bool> by_plan_;  // nodes that place by plan_ too; those beyond its end do not
+  std::vector<Room> rooms_;    // of all nodes, as planned for
   std::vector<bool> alive_;
   std::vector<uint16_t> all_;  // homes while all are alive
   std::vector<Room> all_free_;

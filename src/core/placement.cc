@@ -33,18 +33,22 @@ class Room {
   std::vector<NodeTiers> free_;
 };
 
+bool Stopped(const PlanInterrupt* interrupt) {
+  return interrupt != nullptr && interrupt->Stopped();
+}
+
 // Which node uses each sample, epoch by epoch: a column an epoch, so that the scattered writes of
 // one permutation stay within `size` elements.
 template <typename Id>
 class UseTable {
  public:
-  explicit UseTable(const PlacementOptions& options)
+  UseTable(const PlacementOptions& options, const PlanInterrupt* interrupt)
       : size_(options.sampler.size),
         nobody_(static_cast<Id>(options.nodes.size())),
         ids_(std::make_unique_for_overwrite<Id[]>(size_ * options.Horizon())),
         counts_(options.nodes.size() + 1),
         users_(options.Horizon(), nobody_) {
-    for (uint32_t e = 0; e < options.Horizon(); ++e) FillEpoch(options, e);
+    for (uint32_t e = 0; e < options.Horizon() && !Stopped(interrupt); ++e) FillEpoch(options, e);
   }
 
   // Counts the uses of one sample by node, until the next call. Returns the largest count.
@@ -124,7 +128,9 @@ std::vector<uint64_t> HashShares(std::span<const NodeTiers> nodes, uint64_t byte
   return shares;
 }
 
-PlacementRule Choose(const PlacementOptions& options) {
+}  // namespace
+
+PlacementRule ChosenRule(const PlacementOptions& options) {
   if (options.rule != PlacementRule::kAuto) return options.rule;
   const auto nodes = static_cast<uint32_t>(options.nodes.size());
   if (nodes == 1) return PlacementRule::kHash;
@@ -133,6 +139,16 @@ PlacementRule Choose(const PlacementOptions& options) {
   const double gain = ExpectedLocalShare(nodes, options.Horizon()) - 1.0 / nodes;
   return gain >= kMinLocalityGain ? PlacementRule::kFrequency : PlacementRule::kHash;
 }
+
+uint64_t PlanBytes(const PlacementOptions& options) {
+  const bool narrow = options.nodes.size() <= std::numeric_limits<uint8_t>::max();
+  // A column an epoch; an order, a level, a code and a length of each sample. What is left over is
+  // sorted when the columns are gone, and so are replicas counted.
+  const uint64_t each = options.Horizon() * (narrow ? 1 : 2) + 4 + 1 + 4 + 4;
+  return std::max<uint64_t>(each, 4 + 4 + 2 * 4) * options.sampler.size;
+}
+
+namespace {
 
 Status CheckLengths(const PlacementOptions& options, std::span<const uint32_t> lengths) {
   if (lengths.size() == options.sampler.size) return Status();
@@ -146,8 +162,12 @@ Status CheckLengths(const PlacementOptions& options, std::span<const uint32_t> l
 class PlacementPlanner {
  public:
   PlacementPlanner(const PlacementOptions& options, std::span<const uint32_t> lengths,
-                   const Placement* kept)
-      : options_(options), lengths_(lengths), kept_(kept), room_(options.nodes) {
+                   const Placement* kept, const PlanInterrupt* interrupt)
+      : options_(options),
+        lengths_(lengths),
+        kept_(kept),
+        interrupt_(interrupt),
+        room_(options.nodes) {
     placement_.codes_.assign(lengths.size(), Placement::kNowhere);
     for (const uint32_t length : lengths) placement_.stats_.bytes += length;
   }
@@ -219,7 +239,8 @@ class PlacementPlanner {
   // to the count of the best node that has room.
   template <typename Id>
   void ByFrequency() {
-    UseTable<Id> uses(options_);
+    UseTable<Id> uses(options_, interrupt_);
+    if (Stopped(interrupt_)) return;
     std::vector<uint8_t> levels(lengths_.size());
     NotePeak(uses.bytes() + std::max(sizeof(SampleId), sizeof(uint8_t)) * lengths_.size());
     uint8_t top = 0;
@@ -230,7 +251,7 @@ class PlacementPlanner {
     }
     uint64_t most_free = std::numeric_limits<uint64_t>::max();
     uint32_t misses = 0;
-    for (uint8_t level = top; level > 0; --level) {
+    for (uint8_t level = top; level > 0 && !Stopped(interrupt_); --level) {
       for (SampleId s = 0; s < levels.size(); ++s) {
         if (levels[s] != level) continue;
         if (lengths_[s] > most_free) {
@@ -318,6 +339,7 @@ class PlacementPlanner {
   const PlacementOptions& options_;
   const std::span<const uint32_t> lengths_;
   const Placement* const kept_;
+  const PlanInterrupt* const interrupt_;
   Room room_;
   Placement placement_;
 };
@@ -371,17 +393,25 @@ uint64_t Placement::KeptBytes() const {
   return sizeof *this + codes_.capacity() * sizeof codes_[0] + used_.capacity() * sizeof used_[0];
 }
 
-Result<Placement> PlanPlacement(const PlacementOptions& options,
-                                std::span<const uint32_t> lengths) {
+namespace {
+
+Status CancelledPlan() { return Status(Code::kCancelled, "the plan is not wanted any more"); }
+
+}  // namespace
+
+Result<Placement> PlanPlacement(const PlacementOptions& options, std::span<const uint32_t> lengths,
+                                const PlanInterrupt* interrupt) {
   FOREBAY_RETURN_IF_ERROR(options.Validate());
   FOREBAY_RETURN_IF_ERROR(CheckLengths(options, lengths));
-  PlacementPlanner planner(options, lengths, nullptr);
-  planner.Run(Choose(options));
+  PlacementPlanner planner(options, lengths, nullptr, interrupt);
+  planner.Run(ChosenRule(options));
+  if (Stopped(interrupt)) return CancelledPlan();
   return planner.Take();
 }
 
 Result<Placement> ExtendPlacement(const Placement& previous, const PlacementOptions& next,
-                                  std::span<const uint32_t> lengths) {
+                                  std::span<const uint32_t> lengths,
+                                  const PlanInterrupt* interrupt) {
   FOREBAY_RETURN_IF_ERROR(next.Validate());
   FOREBAY_RETURN_IF_ERROR(CheckLengths(next, lengths));
   if (previous.size() != lengths.size()) {
@@ -389,9 +419,11 @@ Result<Placement> ExtendPlacement(const Placement& previous, const PlacementOpti
         Code::kInvalidArgument,
         StrCat("a plan for ", previous.size(), " samples cannot be extended to ", lengths.size()));
   }
-  if (Choose(next) == PlacementRule::kHash) return previous;
-  PlacementPlanner planner(next, lengths, &previous);
-  if (!planner.Run(PlacementRule::kFrequency)) return previous;
+  if (ChosenRule(next) == PlacementRule::kHash) return previous;
+  PlacementPlanner planner(next, lengths, &previous, interrupt);
+  const bool whole = planner.Run(PlacementRule::kFrequency);
+  if (Stopped(interrupt)) return CancelledPlan();
+  if (!whole) return previous;
   return planner.Take();
 }
 
@@ -399,12 +431,12 @@ namespace {
 
 // Calls use(sample, node) for every access of the horizon.
 template <typename Use>
-void ForEachUse(const PlacementOptions& options, const Use& use) {
+void ForEachUse(const PlacementOptions& options, const PlanInterrupt* interrupt, const Use& use) {
   SamplerSpec whole = options.sampler;
   whole.rank = 0;
   whole.world = 1;
   const uint64_t used = std::min<uint64_t>(whole.size, options.sampler.TotalSize());
-  for (uint32_t e = 0; e < options.Horizon(); ++e) {
+  for (uint32_t e = 0; e < options.Horizon() && !Stopped(interrupt); ++e) {
     const std::vector<SampleId> order = EpochOrder(whole, options.first_epoch + e);
     for (uint64_t p = 0; p < used; ++p) {
       use(order[p], options.NodeOf(static_cast<uint32_t>(p % options.sampler.world)));
@@ -414,23 +446,25 @@ void ForEachUse(const PlacementOptions& options, const Use& use) {
 
 }  // namespace
 
-std::vector<uint16_t> NodeFrequency(const PlacementOptions& options, uint32_t node) {
+std::vector<uint16_t> NodeFrequency(const PlacementOptions& options, uint32_t node,
+                                    const PlanInterrupt* interrupt) {
   std::vector<uint16_t> counts(options.sampler.size);
-  ForEachUse(options, [&](SampleId sample, uint32_t user) {
+  ForEachUse(options, interrupt, [&](SampleId sample, uint32_t user) {
     if (user == node) ++counts[sample];
   });
   return counts;
 }
 
 std::vector<uint8_t> PlanReplicas(const PlacementOptions& options, const Placement& placement,
-                                  std::span<const uint32_t> lengths, uint32_t node) {
+                                  std::span<const uint32_t> lengths, uint32_t node,
+                                  const PlanInterrupt* interrupt) {
   std::vector<uint8_t> replicas(lengths.size(), kNoReplica);
   NodeTiers room = options.nodes[node];
   room.memory -= placement.used()[node].memory;
   room.nvme -= placement.used()[node].nvme;
   const auto shortest = std::min_element(lengths.begin(), lengths.end());
   if (shortest == lengths.end() || std::max(room.memory, room.nvme) < *shortest) return replicas;
-  const std::vector<uint16_t> counts = NodeFrequency(options, node);
+  const std::vector<uint16_t> counts = NodeFrequency(options, node, interrupt);
   for (uint32_t count = options.Horizon(); count > 0; --count) {
     for (SampleId s = 0; s < lengths.size(); ++s) {
       if (counts[s] != count) continue;
@@ -450,7 +484,7 @@ std::vector<uint8_t> PlanReplicas(const PlacementOptions& options, const Placeme
 
 double LocalShare(const PlacementOptions& options, const Placement& placement) {
   uint64_t all = 0, local = 0;
-  ForEachUse(options, [&](SampleId sample, uint32_t user) {
+  ForEachUse(options, nullptr, [&](SampleId sample, uint32_t user) {
     const std::optional<CopyPlace> place = placement.Locate(sample);
     ++all;
     if (place && place->node == user) ++local;

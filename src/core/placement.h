@@ -64,6 +64,13 @@ struct PlacementOptions {
   PlacementOptions Next() const;
 };
 
+// Says whether a plan is still wanted; asked now and then by the thread that plans.
+class PlanInterrupt {
+ public:
+  virtual ~PlanInterrupt() = default;
+  virtual bool Stopped() const = 0;
+};
+
 struct PlacementStats {
   PlacementRule rule = PlacementRule::kHash;  // the one that was taken, never kAuto
   uint32_t horizon = 0;
@@ -109,25 +116,35 @@ class Placement {
 
 // Plans the horizon that starts at options.first_epoch. lengths[s]: the room that sample s takes in
 // a tier (a tier that rounds up wants rounded lengths). A sample stays without a place only when no
-// tier of any node has room left for it.
-Result<Placement> PlanPlacement(const PlacementOptions& options, std::span<const uint32_t> lengths);
+// tier of any node has room left for it. kCancelled once `interrupt` says so.
+Result<Placement> PlanPlacement(const PlacementOptions& options, std::span<const uint32_t> lengths,
+                                const PlanInterrupt* interrupt = nullptr);
 
 // Plans the next horizon. What `previous` covers stays covered, so that no sample is read from the
 // source again; samples only move to the nodes that will use them most. Where the new packing would
 // leave one out, and by hash, it is the previous plan.
 Result<Placement> ExtendPlacement(const Placement& previous, const PlacementOptions& next,
-                                  std::span<const uint32_t> lengths);
+                                  std::span<const uint32_t> lengths,
+                                  const PlanInterrupt* interrupt = nullptr);
+
+// The rule that PlanPlacement takes; never kAuto.
+PlacementRule ChosenRule(const PlacementOptions& options);
+
+// What PlanPlacement by frequency and PlanReplicas allocate at most, `lengths` included.
+uint64_t PlanBytes(const PlacementOptions& options);
 
 // How often each sample is used on `node` in the horizon. Repeats that pad an epoch to a multiple
 // of the world size are not counted, here nor in the plan.
-std::vector<uint16_t> NodeFrequency(const PlacementOptions& options, uint32_t node);
+std::vector<uint16_t> NodeFrequency(const PlacementOptions& options, uint32_t node,
+                                    const PlanInterrupt* interrupt = nullptr);
 
 // What `node` may keep beside its part of the placement, in the room that this leaves there: copies
 // of what it uses most often, the most often used in memory. Each node decides for itself; the
 // others need not know. One byte a sample: a TierLevel, or kNoReplica.
 inline constexpr uint8_t kNoReplica = 255;
 std::vector<uint8_t> PlanReplicas(const PlacementOptions& options, const Placement& placement,
-                                  std::span<const uint32_t> lengths, uint32_t node);
+                                  std::span<const uint32_t> lengths, uint32_t node,
+                                  const PlanInterrupt* interrupt = nullptr);
 
 // Share of the horizon's accesses that are made on the node that holds the sample.
 double LocalShare(const PlacementOptions& options, const Placement& placement);

@@ -270,6 +270,21 @@ void Residency::SetShare(DatasetId d, std::vector<uint8_t> share) {
   EvictExcess();
 }
 
+void Residency::ChangeShares(DatasetId d, std::span<const std::pair<SampleId, KeepShare>> changes) {
+  Dataset& dataset = datasets_[d];
+  if (dataset.share.empty()) return;
+  for (const auto& [s, share] : changes) {
+    const Entry& e = dataset.entries[s];
+    if (Uncovered(e)) Cover(d, s);
+    if (dataset.Spare(s)) bytes_.spare -= arena_.size(e.block);
+    dataset.share[s] = static_cast<uint8_t>(share);
+    if (Uncovered(e)) Uncover(d, s);
+    if (dataset.Spare(s)) bytes_.spare += arena_.size(e.block);
+  }
+  ChooseStaging();
+  EvictExcess();
+}
+
 // ---- how much is kept -------------------------------------------------------------------------
 
 void Residency::ChooseStaging() {

@@ -27,6 +27,7 @@
 #include <limits>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "catalog/catalog.h"
@@ -191,6 +192,8 @@ class Residency {
   // What may be kept: one KeepShare a sample, or empty for everything. What is kept against it goes
   // when room is needed, before anything else does.
   void SetShare(DatasetId d, std::vector<uint8_t> share);
+  // Of some samples; those not named stay. Nothing happens where everything may be kept.
+  void ChangeShares(DatasetId d, std::span<const std::pair<SampleId, KeepShare>> changes);
   // Changes SchedulerOptions::keep_bytes; a tier that holds more gives up what is not in use.
   void SetKeepBytes(uint64_t bytes);
   // What look-ahead may have, as the tuner finds it. What is not needed of that, as the use of

@@ -25,6 +25,7 @@ struct Turn {
   bool held_only = false;
   bool urgent = false;      // a consumer waits for it
   uint64_t connection = 0;  // that it came by; its answer goes nowhere else
+  uint64_t plan = 0;        // digest of the asker's homes; 0: by hash
 };
 
 // Not safe for concurrent use.

@@ -113,6 +113,7 @@ void PeerDataset::Changed() {
 void PeerDataset::SetPlan(Directory directory) {
   {
     MutexLock lock(mutex_);
+    plan_digest_.store(directory.plan_digest(), std::memory_order_release);
     directory_.emplace(std::move(directory));
   }
   Changed();

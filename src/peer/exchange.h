@@ -29,8 +29,8 @@
 
 namespace forebay::peer {
 
-// kArrived: with the bytes that its sender had.
-enum class Outcome : uint8_t { kArrived, kTimeout, kRefused, kLost, kCorrupt };
+// kArrived: with the bytes that its sender had. kMoved: refused by who has another plan of homes.
+enum class Outcome : uint8_t { kArrived, kTimeout, kRefused, kLost, kCorrupt, kMoved };
 
 struct Answer {
   uint32_t slot = 0;  // of the source
@@ -72,6 +72,8 @@ class PeerDataset {
   void SetHomes(NamedHomes homes) EXCLUDES(mutex_);
   std::optional<Directory> Plan() const EXCLUDES(mutex_);
   bool planned() const EXCLUDES(mutex_);
+  // Digest of the plan by which homes are chosen; 0: by hash, or not at all yet.
+  uint64_t plan_digest() const { return plan_digest_.load(std::memory_order_acquire); }
   void SetReach(uint32_t node, Reach reach) EXCLUDES(mutex_);
   Found Locate(SampleId sample) const EXCLUDES(mutex_);
   // Growing ones, by HomeName.
@@ -107,6 +109,7 @@ class PeerDataset {
   std::vector<Reach> reach_ GUARDED_BY(mutex_);
   bool abandoned_ GUARDED_BY(mutex_) = false;
   std::atomic<uint64_t> version_{1};
+  std::atomic<uint64_t> plan_digest_{0};  // of directory_, for who need not lock
   std::atomic<bool> leaving_{false};
   std::atomic<bool> retired_{false};
   Mutex answers_mutex_;
@@ -123,6 +126,7 @@ struct Ask {
   bool urgent = false;
   std::span<std::byte> dest;
   Nanos start = 0;
+  uint64_t plan = 0;  // PeerDataset::plan_digest when the node was chosen
 };
 
 // Safe for concurrent use by multiple threads.

@@ -20,7 +20,7 @@
 
 namespace forebay::peer {
 
-inline constexpr uint32_t kProtocol = 2;
+inline constexpr uint32_t kProtocol = 3;
 // Samples of one kGet, and of one reply: small ones travel together.
 inline constexpr size_t kMostWanted = 64;
 // A reply gathers samples up to so many bytes; larger ones travel alone, without a copy.
@@ -80,9 +80,10 @@ struct GetMessage {
   uint8_t held_only = 0;       // 1: refuse what would have to be read from the source
   uint8_t urgent = 0;          // a consumer waits for it
   std::vector<Wanted> wanted;  // 1 to kMostWanted
+  uint64_t plan = 0;           // digest of the one by which the receiver was chosen; 0: by hash
   template <typename Self, typename Io>
   static void Fields(Self& m, Io& io) {
-    io(m.dataset, m.held_only, m.urgent, m.wanted);
+    io(m.dataset, m.held_only, m.urgent, m.wanted, m.plan);
   }
   bool Valid() const {
     return held_only <= 1 && urgent <= 1 && !wanted.empty() && wanted.size() <= kMostWanted;
@@ -124,14 +125,22 @@ struct DataMessage {         // the payload: the samples' bytes, one after the o
   }
   bool Valid() const { return !given.empty() && given.size() <= kMostWanted; }
 };
-enum class Refusal : uint8_t { kNotHeld = 0, kBusy = 1, kNoSuchSample = 2, kReadFailed = 3 };
+enum class Refusal : uint8_t {
+  kNotHeld = 0,
+  kBusy = 1,
+  kNoSuchSample = 2,
+  kReadFailed = 3,
+  kMoved = 4,  // as kNotHeld, and the sender has another plan than the asker
+};
 struct RefusedMessage {
   uint32_t request = 0;
   Refusal why = Refusal::kNotHeld;
+  uint64_t plan = 0;  // the sender's, in use; 0: it places by hash
   template <typename Self, typename Io>
   static void Fields(Self& m, Io& io) {
     io(m.request);
-    io.Enum(m.why, Refusal::kReadFailed);
+    io.Enum(m.why, Refusal::kMoved);
+    io(m.plan);
   }
 };
 struct CancelMessage {  // the asker no longer wants it
@@ -161,6 +170,15 @@ struct ChangesMessage {  // at most kMostChanges
   }
   bool Valid() const { return got.size() + lost.size() <= kMostChanges; }
 };
+struct PlanMessage {     // the sender has computed this plan of homes by use
+  uint32_t dataset = 0;  // the sender's number
+  uint64_t plan = 0;     // HomePlan::digest
+  uint8_t in_use = 0;    // 1: and places by it; all that it has told before is of that plan
+  template <typename Self, typename Io>
+  static void Fields(Self& m, Io& io) {
+    io(m.dataset, m.plan, m.in_use);
+  }
+};
 struct PingMessage {
   uint64_t stamp = 0;
   uint8_t reply = 0;
@@ -173,7 +191,7 @@ struct PingMessage {
 
 using Message = std::variant<HelloMessage, AnswerMessage, ProofMessage, DatasetMessage, GetMessage,
                              DataMessage, RefusedMessage, CancelMessage, HaveMessage,
-                             ChangesMessage, PingMessage, GetNamedMessage>;
+                             ChangesMessage, PingMessage, GetNamedMessage, PlanMessage>;
 
 // At most Transport::kMaxHeader bytes for messages within the bounds above.
 std::vector<std::byte> Encode(const Message& message);

@@ -109,22 +109,29 @@ TEST(PeerMessage, GoldenBytes) {
             "0600000000000000"
             "07000000"
             "00");
-  EXPECT_EQ(hex(GetMessage{0x01020304, 1, 0, {{5, 6}, {7, 8}}}),
+  EXPECT_EQ(hex(GetMessage{0x01020304, 1, 0, {{5, 6}, {7, 8}}, 9}),
             "04"
             "04030201"
             "01"
             "00"
             "02000000"
             "0500000006000000"
-            "0700000008000000");
+            "0700000008000000"
+            "0900000000000000");
   EXPECT_EQ(hex(DataMessage{{{1, 2, 3, 4}}}),
             "05"
             "01000000"
             "01000000020000000300000004000000");
-  EXPECT_EQ(hex(RefusedMessage{9, Refusal::kReadFailed}),
+  EXPECT_EQ(hex(RefusedMessage{9, Refusal::kReadFailed, 7}),
             "06"
             "09000000"
-            "03");
+            "03"
+            "0700000000000000");
+  EXPECT_EQ(hex(PlanMessage{5, 6, 1}),
+            "0c"
+            "05000000"
+            "0600000000000000"
+            "01");
   EXPECT_EQ(hex(CancelMessage{0xfffefdfc}),
             "07"
             "fcfdfeff");
@@ -205,7 +212,7 @@ TEST(PeerMessage, BoundsAreChecked) {
   dataset.samples = 1;  // which only a fixed one has
   EXPECT_FALSE(Decode(Encode(dataset)));
   RefusedMessage refused;
-  refused.why = static_cast<Refusal>(4);
+  refused.why = static_cast<Refusal>(5);
   EXPECT_FALSE(Decode(Encode(refused)));
   // A list that claims more than there is takes no memory for it.
   const std::vector<std::byte> huge = {std::byte{5}, std::byte{255}, std::byte{255}, std::byte{255},

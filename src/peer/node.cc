@@ -77,6 +77,8 @@ PeerMetrics::PeerMetrics(Registry& registry, const PeerOptions& options)
       alive(mechanism.AddGauge("forebay_peer_alive", "Nodes of the job that are there")),
       unkept(mechanism.AddGauge("forebay_peer_unkept_bytes",
                                 "Bytes that live here and that the tiers have no room for")),
+      planned(mechanism.AddGauge("forebay_peer_planned_datasets",
+                                 "Data sets whose samples live with the node that uses them most")),
       deaths(mechanism.AddCounter("forebay_peer_deaths_total",
                                   "Nodes that left, fell silent or were started anew")),
       bytes_per_second(
@@ -135,6 +137,7 @@ Status Node::Start() {
                          transport_->Describe(), " at ", transport_->address());
   }
   exchange_->Open([this] { transport_->Wake(); });
+  plan_worker_ = std::make_unique<PlanWorker>(engine_, self_, [this] { transport_->Wake(); });
   Publish();
   engine_.SetSourceWrap([exchange = exchange_, self = self_](
                             DatasetId id, std::shared_ptr<const Catalog> catalog,
@@ -172,6 +175,7 @@ Node::~Node() {
     if (thread_.joinable()) thread_.detach();
     (void)transport_.release();
     (void)membership_.release();
+    (void)plan_worker_.release();
     return;
   }
   engine_.SetSourceWrap(nullptr);
@@ -181,6 +185,7 @@ Node::~Node() {
     transport_->Wake();
     thread_.join();
   }
+  plan_worker_.reset();  // it wakes the transport
   Shutdown();
 }
 
@@ -234,6 +239,10 @@ void Node::Publish() {
   counted_ = counts;
   const uint64_t strangers = transport_->strangers();
   metrics_.strangers.Add(strangers - std::exchange(counted_strangers_, strangers));
+  metrics_.planned.Set(
+      static_cast<uint64_t>(std::count_if(datasets_.begin(), datasets_.end(), [](const auto& one) {
+        return one.second.in_use != nullptr;
+      })));
   const uint64_t unkept = UnkeptBytes();
   metrics_.unkept.Set(unkept);
   std::string health = membership_->health().message();
@@ -287,7 +296,13 @@ Nanos Node::Round() {
   exchange_->Take(&asks_, &new_datasets_);
   const Nanos now = SteadyClock().Now();
   if (!new_datasets_.empty()) AddDatasets(new_datasets_);
-  if (!asks_.empty()) Enqueue(asks_);
+  TakePlans();
+  TellPlansInTime(now);
+  if (!asks_.empty()) {
+    // A stream has been opened, it may be: a plan that comes late moves what was read before.
+    if (now >= plans_at_) WantPlans(now);
+    Enqueue(asks_);
+  }
   SendAsks(now);
   uint64_t count;
   if ((slept_ || !reading_.empty()) && read(engine_.serving_fd(), &count, sizeof count) > 0) {
@@ -319,6 +334,7 @@ void Node::Tick(Nanos now) {
   LeaveDatasets();
   ReadyDatasets();
   PlanDatasets(now);
+  WantPlans(now);
   for (uint32_t node = 0; node < nodes_; ++node) UpdateReach(node);
   Reconnect(now);
   CheckSilence(now);
@@ -371,6 +387,7 @@ void Node::TakeView(Nanos now) {
       PlanGrowing(number);
     } else if (std::optional<Directory> plan = state.dataset->Plan()) {
       Plan(number, *std::move(plan));
+      AdoptIfAgreed(number);  // who is dead need not agree
     }
   }
 }
@@ -386,6 +403,7 @@ void Node::Forget(uint32_t node, const std::string& why, uint64_t incarnation) {
   }
   other.theirs.clear();
   other.announced.clear();
+  other.plans.clear();
   for (auto& [number, state] : datasets_) {
     Correct(state, [&](Directory& directory) { directory.OnDead(node); });
   }
@@ -536,6 +554,7 @@ void Node::OnClosed(ConnectionId id, const Status& why) {
     LostOut(connection.node);
     other.theirs.clear();
     other.announced.clear();
+    other.plans.clear();
     if (!connection.closing) {
       Fault(connection.node, StrCat("connection lost: ", why.message()));
       if (other.seen.state != "refused") other.seen.state = other.known ? "connecting" : "dead";
@@ -646,6 +665,7 @@ std::span<std::byte> Node::OnMessage(ConnectionId id, std::span<const std::byte>
       if (known != other.theirs.end() && known->second.number == dataset->number) {
         other.theirs.erase(known);
         other.announced.erase(dataset->name);
+        other.plans.erase(dataset->name);
       }
     } else if (other.theirs.size() < kMostDatasets) {
       other.theirs.insert_or_assign(dataset->name, *dataset);
@@ -664,6 +684,16 @@ std::span<std::byte> Node::OnMessage(ConnectionId id, std::span<const std::byte>
         Correct(*state, [&](Directory& d) { d.OnHave(node, have->first, have->bits); });
         if (end >= samples && other.announced.insert(state->dataset->name).second)
           UpdateReach(node);
+      }
+    }
+  } else if (const auto* plan = std::get_if<PlanMessage>(&message)) {
+    for (const auto& [name, theirs] : other.theirs) {
+      if (theirs.number != plan->dataset) continue;
+      other.plans.insert_or_assign(name, *plan);
+      for (auto& [number, state] : datasets_) {
+        if (!state.ready || state.dataset->name != name) continue;
+        AdoptIfAgreed(number);
+        if (plan->in_use != 0) OnPlanUsed(state, number, node);
       }
     }
   } else if (const auto* changes = std::get_if<ChangesMessage>(&message)) {

@@ -34,6 +34,7 @@
 #include "peer/membership.h"
 #include "peer/message.h"
 #include "peer/peers.h"
+#include "peer/plan_worker.h"
 #include "peer/requests.h"
 #include "peer/sample_names.h"
 #include "stage/engine.h"
@@ -70,6 +71,7 @@ struct PeerMetrics {
   Metric& connected;
   Metric& alive;
   Metric& unkept;
+  Metric& planned;
   Metric& deaths;
   Knob& bytes_per_second;
   Knob& link_bytes_per_second;
@@ -116,6 +118,7 @@ class Node final : public Peers, private TransportHandler {
     Nanos gave_up = 0;  // the last request that took too long
     std::map<uint64_t, DatasetMessage> theirs;  // by name
     std::set<uint64_t> announced;               // of these, whose held samples it has announced
+    std::map<uint64_t, PlanMessage> plans;      // of these, its last plan
     std::deque<uint32_t> queue;                 // requests that wait for credit
     size_t flying = 0;
     uint64_t flying_bytes = 0;
@@ -143,10 +146,18 @@ class Node final : public Peers, private TransportHandler {
     StreamId serving = 0;
     std::optional<Directory> early;   // before the first plan; growing: none
     std::optional<NamedHomes> homes;  // growing
-    uint64_t home_bytes = 0;          // of this node, as planned
-    std::vector<std::byte> held;      // bit by sample
-    std::vector<Answer> answers;      // to be delivered
-    std::vector<Turn> early_turns;    // asked before the first plan
+    // Homes by use: what was asked for last, the plan of it once there is one, and the plan in use.
+    std::optional<HomePlanSpec> wanted;
+    // Both shared with the directories that adopt them.
+    std::shared_ptr<const HomePlan> plan;
+    std::shared_ptr<const HomePlan> in_use;
+    bool plan_told = false;         // to the others: they may take it into use
+    Nanos tell_at = 0;              // when that is looked at again
+    Nanos adopted_at = 0;           // when in_use came into use
+    uint64_t home_bytes = 0;        // of this node, as planned
+    std::vector<std::byte> held;    // bit by sample
+    std::vector<Answer> answers;    // to be delivered
+    std::vector<Turn> early_turns;  // asked before the first plan
     Nanos pull_at = 0;
     Nanos pull_pause = 0;
   };
@@ -207,10 +218,27 @@ class Node final : public Peers, private TransportHandler {
   void PlanDatasets(Nanos now);
   void Plan(uint32_t number, Directory plan);
   void PlanGrowing(uint32_t number);
+  // Homes by use (docs/decisions/0065): asks for plans, tells of those that are there, and takes
+  // one into use once every node that is alive has the same.
+  void WantPlans(Nanos now);
+  void TakePlans();
+  void TellPlan(uint32_t node, uint32_t number);
+  void TellPlansInTime(Nanos now);
+  // Whether nothing loses its room when the plan is taken into use now.
+  bool LosesNothing(const PeerDatasetState& state) const;
+  // What `node` has told of that plan; null: nothing.
+  const PlanMessage* PlanOf(const PeerDatasetState& state, uint32_t node, uint64_t digest) const;
+  void AdoptIfAgreed(uint32_t number);
+  // Once both place by the same plan, each tells the other all that it has: only that is kept.
+  void OnPlanUsed(PeerDatasetState& state, uint32_t number, uint32_t node);
+  void AdoptPlan(uint32_t number);
+  // Another node uses this plan, so all have it.
+  void OnPlanInUse(PeerDatasetState& state, uint32_t number, uint64_t digest);
   void ServeEarly(PeerDatasetState& state);
   void UpdateReach(uint32_t node);
   void Announce(uint32_t node, uint32_t number);
   void AnnounceHeld(Nanos now);
+  void LetGo(PeerDatasetState& state);
   void AnnounceChanges(uint32_t number, const HeldChanges& changes);
   void NoteHeld(PeerDatasetState& state, const HeldChanges& changes);
   void SendHave(ConnectionId connection, uint32_t number, bool all);
@@ -240,6 +268,9 @@ class Node final : public Peers, private TransportHandler {
   };
   Resolved Resolve(PeerDatasetState& state, const FileSample& wanted);
   void OnCancel(uint32_t node, uint32_t request);
+  // Ends what this node has asked the asker for before the plan in use: the same sample, whose home
+  // it is itself now. Each would wait for the other.
+  void EndCrossing(const PeerDatasetState& state, const Turn& turn);
   void DropServing(uint32_t node, ConnectionId id);
   Nanos TurnAt() const;
   void TakeTurns(Nanos now);
@@ -276,6 +307,8 @@ class Node final : public Peers, private TransportHandler {
   MembershipCounts counted_;  // in the metrics already
   uint64_t counted_strangers_ = 0;
   bool planned_ = false;
+  std::unique_ptr<PlanWorker> plan_worker_;
+  Nanos plans_at_ = 0;  // when streams are looked at for plans again
   std::vector<Other> others_;
   std::unordered_map<ConnectionId, Connection> connections_;
   size_t strangers_ = 0;  // accepted connections that have proven nothing

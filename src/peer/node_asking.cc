@@ -22,7 +22,7 @@ class GetBatch {
   // False: it does not go with the others. `dataset`: the receiver's number.
   bool Add(uint32_t id, const Ask& ask, uint32_t dataset) {
     const bool alike = ids_.empty() || (of_ == ask.dataset.get() && held_only_ == ask.held_only &&
-                                        urgent_ == ask.urgent);
+                                        urgent_ == ask.urgent && plan_ == ask.plan);
     if (!alike || ids_.size() == kMostWanted) return false;
     if (ask.dataset->growing) {
       FileSample sample = FileSampleOf(*ask.dataset->catalog, ask.sample);
@@ -38,6 +38,7 @@ class GetBatch {
     dataset_ = dataset;
     held_only_ = ask.held_only;
     urgent_ = ask.urgent;
+    plan_ = ask.plan;
     return true;
   }
 
@@ -50,7 +51,8 @@ class GetBatch {
     return GetMessage{.dataset = dataset_,
                       .held_only = static_cast<uint8_t>(held_only_ ? 1 : 0),
                       .urgent = urgent,
-                      .wanted = by_number_};
+                      .wanted = by_number_,
+                      .plan = plan_};
   }
 
  private:
@@ -62,6 +64,7 @@ class GetBatch {
   uint32_t dataset_ = 0;
   bool held_only_ = false;
   bool urgent_ = false;
+  uint64_t plan_ = 0;
   size_t header_bytes_ = kMessageBytes;
   std::vector<uint32_t> ids_;
   std::vector<Wanted> by_number_;
@@ -164,6 +167,8 @@ void Node::End(uint32_t id, Outcome outcome, uint32_t crc) {
       ++other.seen.refused;
       metrics_.refused.Add(1);
       break;
+    case Outcome::kMoved:
+      break;  // it is asked for elsewhere
     case Outcome::kLost:
       ++other.seen.lost;
       metrics_.lost.Add(1);
@@ -301,11 +306,17 @@ void Node::OnRefused(ConnectionId id, const RefusedMessage& refused) {
   const Request* request = requests_.Find(refused.request);
   if (request == nullptr || request->connection != id || request->at != Request::At::kSent) return;
   const uint32_t node = request->ask.node;
-  if (refused.why == Refusal::kNotHeld) {
+  const bool moved = refused.why == Refusal::kMoved;
+  if (moved) {
+    for (auto& [number, state] : datasets_) {
+      if (state.dataset == request->ask.dataset) OnPlanInUse(state, number, refused.plan);
+    }
+  }
+  if (moved || refused.why == Refusal::kNotHeld) {
     const SampleId sample = request->ask.sample;
     request->ask.dataset->Correct([&](Directory& directory) { directory.OnLost(node, sample); });
   }
-  End(refused.request, Outcome::kRefused);
+  End(refused.request, moved ? Outcome::kMoved : Outcome::kRefused);
 }
 
 // `more`: there is work without waiting for it.

@@ -102,12 +102,151 @@ void Node::Leave(uint32_t number, PeerDatasetState& state) {
 
 void Node::Plan(uint32_t number, Directory plan) {
   PeerDatasetState& state = datasets_.at(number);
+  const uint64_t before = plan.plan_digest();
+  if (state.in_use != nullptr && state.in_use->digest != before) {
+    AnnounceChanges(number, engine_.TakeHeldChanges(state.dataset->id));
+    plan.Adopt(state.in_use, state.held);
+  }
+  const bool adopted = plan.plan_digest() != before;
   const bool changed = plan.OnView(view_);
   state.home_bytes = plan.home_bytes(self_);
-  if (changed || state.early) engine_.SetShare(state.dataset->id, plan.Shares());
+  if (changed || adopted || state.early) engine_.SetShare(state.dataset->id, plan.Shares());
   state.early.reset();
   state.dataset->SetPlan(std::move(plan));
   ServeEarly(state);
+}
+
+void Node::WantPlans(Nanos now) {
+  plans_at_ = now + kMilli;
+  if (!options_.coordinate || !options_.by_use || !planned_) return;
+  for (auto& [number, state] : datasets_) {
+    if (!state.ready || state.dataset->growing) continue;
+    const std::optional<DatasetUse> use = engine_.UseOf(state.dataset->id);
+    if (!use) continue;
+    std::optional<HomePlanSpec> spec = HomePlanSpec::For(*use, self_, Directory::Rooms(view_));
+    if (!spec || state.wanted == spec) continue;
+    state.wanted = std::move(spec);
+    state.plan.reset();
+    plan_worker_->Want(
+        {.number = number, .catalog = state.dataset->catalog, .spec = *state.wanted});
+  }
+}
+
+void Node::TakePlans() {
+  for (PlanWorker::Done& done : plan_worker_->Take()) {
+    const auto found = datasets_.find(done.number);
+    if (found == datasets_.end() || !found->second.ready) continue;
+    PeerDatasetState& state = found->second;
+    if (state.wanted != done.spec) continue;
+    state.plan = std::move(done.plan);
+    state.plan_told = false;
+    state.tell_at = 0;
+  }
+}
+
+void Node::TellPlansInTime(Nanos now) {
+  for (auto& [number, state] : datasets_) {
+    if (!state.ready || state.plan == nullptr || state.plan_told || now < state.tell_at) continue;
+    state.plan_told = LosesNothing(state);
+    // Each look goes over all samples.
+    constexpr Nanos kLooksOneIn = 20;
+    const Nanos took = SteadyClock().Now() - now;
+    state.tell_at = now + kAnnounceEvery + kLooksOneIn * took;
+    for (uint32_t node = 0; node < nodes_ && state.plan_told; ++node) TellPlan(node, number);
+    AdoptIfAgreed(number);
+  }
+}
+
+// All that lives here is here, and told to the others before the plan is. So whoever learns that
+// all have told knows where each sample is, and nothing needs to be read from the source any more.
+// Were the plan taken into use before, what nobody has read would find its new home full of what
+// waits to leave, and would be read again and again.
+bool Node::LosesNothing(const PeerDatasetState& state) const {
+  const std::optional<Directory> now = state.dataset->Plan();
+  if (!now) return false;
+  for (SampleId s = 0; s < now->size(); ++s) {
+    if (now->Locate(s).home == self_ && !Holds(state, s)) return false;
+  }
+  return true;
+}
+
+void Node::TellPlan(uint32_t node, uint32_t number) {
+  const PeerDatasetState& state = datasets_.at(number);
+  const ConnectionId connection = others_[node].in;
+  if (connection == 0) return;
+  if (state.in_use != nullptr) {
+    Send(connection, PlanMessage{.dataset = number, .plan = state.in_use->digest, .in_use = 1});
+  }
+  if (state.plan == nullptr || state.plan == state.in_use || !state.plan_told) return;
+  Send(connection, PlanMessage{.dataset = number, .plan = state.plan->digest, .in_use = 0});
+}
+
+const PlanMessage* Node::PlanOf(const PeerDatasetState& state, uint32_t node,
+                                uint64_t digest) const {
+  const auto theirs = others_[node].plans.find(state.dataset->name);
+  if (theirs == others_[node].plans.end() || theirs->second.plan != digest) return nullptr;
+  return &theirs->second;
+}
+
+void Node::AdoptIfAgreed(uint32_t number) {
+  const PeerDatasetState& state = datasets_.at(number);
+  if (state.plan == nullptr || state.plan == state.in_use) return;
+  bool all = state.plan_told, any = false;
+  for (const Member& member : view_.members) {
+    if (!member.alive || member.node == self_ || member.node >= nodes_) continue;
+    const PlanMessage* theirs = PlanOf(state, member.node, state.plan->digest);
+    all = all && theirs != nullptr;
+    any = any || (theirs != nullptr && theirs->in_use != 0);
+  }
+  if (all || any) AdoptPlan(number);
+}
+
+void Node::AdoptPlan(uint32_t number) {
+  PeerDatasetState& state = datasets_.at(number);
+  std::optional<Directory> directory = state.dataset->Plan();
+  if (!directory) return;  // TellPlansInTime looks again
+  state.in_use = state.plan;
+  state.plan_told = true;
+  // Whoever uses the plan has heard everybody. Where this node has not yet, what lives there is.
+  for (uint32_t node = 0; node < nodes_; ++node) {
+    if (node == self_ || PlanOf(state, node, state.plan->digest) != nullptr) continue;
+    for (SampleId s = 0; s < directory->size(); ++s) {
+      if (directory->Locate(s).home == node) directory->OnGot(node, s);
+    }
+  }
+  Plan(number, *std::move(directory));
+  // The losses that these messages follow were the last ones by the former homes.
+  AnnounceChanges(number, engine_.TakeHeldChanges(state.dataset->id));
+  for (uint32_t node = 0; node < nodes_; ++node) {
+    if (node == self_) continue;
+    TellPlan(node, number);
+    OnPlanUsed(state, number, node);
+  }
+  state.adopted_at = SteadyClock().Now();
+  // What is not here yet, and lives with another node now, is asked for there.
+  for (const size_t i : std::vector<size_t>(reading_)) {
+    const Serve& serve = serves_[i];
+    if (serve.pull || serve.turn.dataset != number || Holds(state, serve.turn.sample) ||
+        state.dataset->Locate(serve.turn.sample).home == self_) {
+      continue;
+    }
+    Refuse(serve.turn, Refusal::kMoved);
+    std::erase(reading_, i);
+    EndServe(i);
+  }
+}
+
+void Node::OnPlanInUse(PeerDatasetState& state, uint32_t number, uint64_t digest) {
+  if (state.plan == nullptr || state.plan == state.in_use || state.plan->digest != digest) return;
+  AdoptPlan(number);
+}
+
+void Node::OnPlanUsed(PeerDatasetState& state, uint32_t number, uint32_t node) {
+  if (state.in_use == nullptr) return;
+  const PlanMessage* theirs = PlanOf(state, node, state.in_use->digest);
+  if (theirs == nullptr || theirs->in_use == 0) return;
+  Correct(state, [&](Directory& directory) { directory.OnPlanUsed(node); });
+  if (others_[node].in != 0) SendHave(others_[node].in, number, true);
 }
 
 void Node::PlanGrowing(uint32_t number) {
@@ -200,6 +339,7 @@ void Node::Announce(uint32_t node, uint32_t number) {
                      .name = state.dataset->name,
                      .samples = growing ? 0 : static_cast<uint32_t>(state.dataset->catalog->size()),
                      .growing = static_cast<uint8_t>(growing ? 1 : 0)});
+  TellPlan(node, number);
   // Who has not got the data set yet cannot use it, and asks for it by its own announcement.
   if (others_[node].theirs.contains(state.dataset->name)) SendHave(connection, number, false);
 }
@@ -235,7 +375,17 @@ void Node::AnnounceHeld(Nanos now) {
   for (auto& [number, state] : datasets_) {
     if (!state.ready) continue;
     AnnounceChanges(number, engine_.TakeHeldChanges(state.dataset->id));
+    LetGo(state);
   }
+}
+
+// What its new home has got need not be kept for it any more.
+void Node::LetGo(PeerDatasetState& state) {
+  std::vector<std::pair<SampleId, KeepShare>> changes;
+  Correct(state, [&](Directory& directory) {
+    for (const SampleId s : directory.TakeLeft()) changes.emplace_back(s, directory.ShareOf(s));
+  });
+  if (!changes.empty()) engine_.ChangeShares(state.dataset->id, changes);
 }
 
 void Node::AnnounceChanges(uint32_t number, const HeldChanges& changes) {

@@ -30,13 +30,15 @@ void Node::OnGet(ConnectionId id, uint32_t node, const GetMessage& get) {
               .bytes = 0,
               .held_only = get.held_only != 0,
               .urgent = get.urgent != 0,
-              .connection = id};
+              .connection = id,
+              .plan = get.plan};
     const auto found = datasets_.find(get.dataset);
     if (found == datasets_.end() || !found->second.ready ||
         wanted.sample >= found->second.dataset->catalog->size()) {
       Refuse(turn, Refusal::kNoSuchSample);
       continue;
     }
+    OnPlanInUse(found->second, found->first, get.plan);
     turn.bytes = found->second.dataset->catalog->length(wanted.sample);
     if (!turns_.Add(turn)) Refuse(turn, Refusal::kBusy);
   }
@@ -52,7 +54,8 @@ void Node::OnGetNamed(ConnectionId id, uint32_t node, const GetNamedMessage& get
               .bytes = wanted.sample.length(),
               .held_only = false,
               .urgent = get.urgent != 0,
-              .connection = id};
+              .connection = id,
+              .plan = 0};
     Resolved resolved;
     const auto found = datasets_.find(get.dataset);
     if (found != datasets_.end() && found->second.ready && found->second.dataset->growing) {
@@ -126,7 +129,10 @@ void Node::DropServing(uint32_t node, ConnectionId id) {
 
 void Node::Refuse(const Turn& turn, Refusal why) {
   if (turn.connection == 0 || turn.connection != others_[turn.node].in) return;
-  Send(turn.connection, RefusedMessage{.request = turn.request, .why = why});
+  const auto found = datasets_.find(turn.dataset);
+  const uint64_t plan = found == datasets_.end() ? 0 : found->second.dataset->plan_digest();
+  if (why == Refusal::kNotHeld && !turn.held_only && turn.plan != plan) why = Refusal::kMoved;
+  Send(turn.connection, RefusedMessage{.request = turn.request, .why = why, .plan = plan});
 }
 
 // Samples that are being served cannot be given up for others: they have an eighth of the arena.
@@ -176,6 +182,7 @@ void Node::StartServe(const Turn& turn) {
       return;
     }
   }
+  if (home && state.in_use != nullptr) EndCrossing(state, turn);
   const size_t index = NewServe();
   Serve& serve = serves_[index];
   serve.turn = turn;
@@ -183,6 +190,23 @@ void Node::StartServe(const Turn& turn) {
   serve.pull = false;
   pinned_ += turn.bytes;
   PollServe(index);
+}
+
+void Node::EndCrossing(const PeerDatasetState& state, const Turn& turn) {
+  // Whatever was asked by the former plan has ended after that time.
+  if (SteadyClock().Now() - state.adopted_at > 2 * options_.request_wait) return;
+  const std::vector<uint32_t> ids = requests_.Select([&](const Request& request) {
+    return request.ask.node == turn.node && request.ask.sample == turn.sample &&
+           request.ask.dataset == state.dataset && request.ask.plan != state.in_use->digest &&
+           !request.ask.held_only && request.at != Request::At::kArriving;
+  });
+  for (const uint32_t id : ids) {
+    const Request& request = *requests_.Find(id);
+    if (request.at == Request::At::kSent) {
+      Send(request.connection, CancelMessage{.request = id});
+    }
+    End(id, Outcome::kMoved);
+  }
 }
 
 size_t Node::NewServe() {
@@ -350,7 +374,8 @@ void Node::Pull(Nanos now) {
                     .bytes = 0,
                     .held_only = false,
                     .urgent = false,
-                    .connection = 0};
+                    .connection = 0,
+                    .plan = 0};
       serve.pull = true;
       ++pulls_;
       PollServe(index);

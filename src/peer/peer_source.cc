@@ -74,11 +74,12 @@ size_t PeerSource::Submit(std::span<const SourceRead> reads) {
   samples_.clear();
   for (const SourceRead& read : reads.first(taken)) {
     const uint32_t index = slots_.Take();
-    slots_[index] = {.read = read, .start = now, .node = kNoNode, .depth = 0, .at = At::kWaiting};
+    slots_[index] = {.read = read, .start = now, .at = At::kWaiting};
     placed_.push_back(index);
     samples_.push_back(read.sample);
   }
   if (exchange_->coordinate) {
+    plan_ = dataset_->plan_digest();
     dataset_->Choose(samples_, MayWait(now), &choices_);
   } else {
     choices_.assign(taken, Choice{});
@@ -117,7 +118,8 @@ void PeerSource::Dispatch(bool groups, Nanos now) {
                          .held_only = choice.held_only,
                          .urgent = slot.read.urgent,
                          .dest = slot.read.dest,
-                         .start = now});
+                         .start = now,
+                         .plan = plan_});
         group = 0;
         continue;
       }
@@ -183,10 +185,16 @@ void PeerSource::TryWaiting(Nanos now) {
   const uint64_t version = dataset_->version();
   if (version == version_ && MayWait(now)) return;
   version_ = version;
+  ChooseAgain(waiting_, now);
+}
+
+void PeerSource::ChooseAgain(std::vector<uint32_t>& slots, Nanos now) {
+  if (slots.empty()) return;
   placed_.clear();
-  placed_.swap(waiting_);
+  placed_.swap(slots);
   samples_.clear();
   for (const uint32_t index : placed_) samples_.push_back(slots_[index].read.sample);
+  plan_ = dataset_->plan_digest();
   dataset_->Choose(samples_, MayWait(now), &choices_);
   Dispatch(false, now);
 }
@@ -194,6 +202,7 @@ void PeerSource::TryWaiting(Nanos now) {
 size_t PeerSource::Reap(std::span<SourceDone> out) {
   const Nanos now = SteadyClock().Now();
   size_t taken = ReapAnswers(out, now);
+  ChooseAgain(moved_, now);
   TryWaiting(now);
   // What failed over is with the inner source before it is asked for what has ended.
   if (!to_inner_.empty()) Flush(now);
@@ -214,6 +223,12 @@ size_t PeerSource::ReapAnswers(std::span<SourceDone> out, Nanos now) {
     Slot& slot = slots_[answer.slot];
     PeerCost& cost = Cost(slot.node);
     --asked_;
+    if (answer.outcome == Outcome::kMoved && !slot.moved) {
+      slot.moved = true;
+      cost.OnFailure(now);
+      moved_.push_back(answer.slot);
+      continue;
+    }
     if (answer.outcome != Outcome::kArrived) {
       if (answer.outcome == Outcome::kTimeout) {
         cost.OnTimeout(slot.read.dest.size(), slot.depth, now - slot.start, now);

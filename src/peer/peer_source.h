@@ -50,6 +50,7 @@ class PeerSource final : public Source {
     uint32_t node = kNoNode;
     uint32_t depth = 0;  // asks of that peer, or reads of the source, as it began
     At at = At::kFree;
+    bool moved = false;  // was asked of a node that is not its home any more
   };
 
   PeerSource(std::shared_ptr<Exchange> exchange, std::shared_ptr<PeerDataset> dataset,
@@ -60,6 +61,8 @@ class PeerSource final : public Source {
   void ToInner(uint32_t index, uint32_t group, Nanos now);
   void Flush(Nanos now);
   void TryWaiting(Nanos now);
+  // Chooses anew for `slots`, which it empties.
+  void ChooseAgain(std::vector<uint32_t>& slots, Nanos now);
   size_t ReapAnswers(std::span<SourceDone> out, Nanos now);
   size_t ReapInner(std::span<SourceDone> out, Nanos now);
   PeerCost& Cost(uint32_t node);
@@ -70,6 +73,7 @@ class PeerSource final : public Source {
   const pid_t creator_;
   Slots<Slot> slots_;
   std::vector<uint32_t> waiting_;  // for a plan, or for a home
+  std::vector<uint32_t> moved_;    // to be asked elsewhere
   std::vector<uint32_t> placed_;
   std::vector<SampleId> samples_;
   std::vector<Choice> choices_;
@@ -78,6 +82,7 @@ class PeerSource final : public Source {
   std::vector<Answer> answers_;
   size_t answers_at_ = 0;
   uint64_t version_ = 0;
+  uint64_t plan_ = 0;  // PeerDataset::plan_digest, not younger than choices_
   uint32_t last_group_ = 0;
   size_t asked_ = 0;        // slots at peers
   size_t inner_depth_ = 0;  // slots at the inner source

@@ -216,6 +216,7 @@ class PeerCluster : public ::testing::Test {
     StreamOptions options;
     options.shape.dataset = *dataset;
     options.shape.batch_size = batch;
+    options.shape.epochs = epochs_;
     options.sampler.size = static_cast<uint32_t>(catalog->size());
     options.sampler.seed = 7;
     options.sampler.world = static_cast<uint32_t>(nodes_.size());
@@ -337,6 +338,7 @@ class PeerCluster : public ::testing::Test {
   std::vector<One> nodes_;
   PeerOptions options_;
   EngineOptions engine_options_;
+  uint64_t epochs_ = 0;  // of the streams that Use opens; 0: without an end
   NodeParts parts_;
 };
 

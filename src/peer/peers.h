@@ -25,6 +25,7 @@ struct PeerOptions {
   Nanos request_wait = 2 * kSecond;  // a request without an answer goes to the source
   Nanos join_wait = 10 * kSecond;    // reads wait so long, at most, for the first whole view
   bool coordinate = true;            // false: every node reads for itself (to show the difference)
+  bool by_use = true;  // homes by use where the order is known to its end (docs/decisions/0065)
   TransportKind transport = TransportKind::kAuto;
   uint64_t bytes_per_second = 0;       // out of this node, all links together; 0: no limit
   uint64_t link_bytes_per_second = 0;  // to one peer; 0: no limit

@@ -935,6 +935,14 @@ void Engine::SetShare(DatasetId dataset, std::vector<uint8_t> share) {
   Collect();
 }
 
+void Engine::ChangeShares(DatasetId dataset,
+                          std::span<const std::pair<SampleId, KeepShare>> changes) {
+  MutexLock lock(mutex_);
+  if (!IsOpen(dataset)) return;
+  scheduler_.residency().ChangeShares(dataset, changes);
+  Collect();
+}
+
 Result<StreamId> Engine::OpenServing(DatasetId dataset) {
   FOREBAY_RETURN_IF_ERROR(Alive());
   StreamOptions options;
@@ -1000,6 +1008,33 @@ std::vector<uint32_t> Engine::TierLengths(DatasetId dataset) const {
   const std::shared_ptr<const Catalog> catalog = shared_catalog(dataset);
   if (catalog == nullptr) return {};
   return TierLengths(*catalog);
+}
+
+std::optional<DatasetUse> Engine::UseOf(DatasetId dataset) const {
+  MutexLock lock(mutex_);
+  if (!IsOpen(dataset)) return std::nullopt;
+  const auto same = [](const SamplerSpec& a, const SamplerSpec& b) {
+    return a.shuffle == b.shuffle && a.seed == b.seed && a.world == b.world &&
+           a.drop_last == b.drop_last && a.exchange == b.exchange &&
+           a.ranks_per_node == b.ranks_per_node;
+  };
+  std::optional<DatasetUse> use;
+  for (StreamId id = 0; id < streams_.size(); ++id) {
+    const StreamState& state = streams_[id];
+    const StreamShape& shape = state.options.shape;
+    if (!state.open || shape.dataset != dataset || shape.serving) continue;
+    if (state.options.declared || shape.epochs == 0) return std::nullopt;
+    const Lookahead::Stream& stream = scheduler_.lookahead().streams()[id];
+    DatasetUse one{
+        .sampler = state.options.sampler,
+        .epochs = shape.first_epoch + shape.epochs,
+        .epoch = stream.epochs.empty() ? stream.next_epoch : stream.epochs.front().epoch};
+    if (use && (!same(use->sampler, one.sampler) || use->epochs != one.epochs)) {
+      return std::nullopt;
+    }
+    if (!use || one.epoch > use->epoch) use = one;
+  }
+  return use;
 }
 
 std::vector<SampleId> Engine::Upcoming(DatasetId dataset, size_t most) const {

@@ -31,6 +31,7 @@
 #include "catalog/catalog.h"
 #include "catalog/sizer.h"
 #include "core/cost_model.h"
+#include "core/home_plan.h"
 #include "core/place_watch.h"
 #include "core/reads_under_way.h"
 #include "core/sampler.h"
@@ -221,6 +222,8 @@ class Engine {
   // What the node's tiers may keep: one KeepShare a sample, or empty for everything. At any time;
   // for a data set that is being added it holds from the start.
   void SetShare(DatasetId dataset, std::vector<uint8_t> share);
+  // The same of some samples.
+  void ChangeShares(DatasetId dataset, std::span<const std::pair<SampleId, KeepShare>> changes);
   // A hidden stream for other nodes' requests: Fetch with no wait, many leases at once, in any
   // order. It takes free memory only, an eighth at most, never from what lives here, and stands
   // behind this node's consumers; its waits are nobody's stall. A fetch that finds no memory stays
@@ -240,6 +243,9 @@ class Engine {
   // What each sample takes of it.
   static std::vector<uint32_t> TierLengths(const Catalog& catalog);
   std::vector<uint32_t> TierLengths(DatasetId dataset) const;
+  // How this node's streams use the data set; nothing: none has an order and an end of its own, or
+  // they differ.
+  std::optional<DatasetUse> UseOf(DatasetId dataset) const;
   // At most `most` samples that streams of this node will use beyond their windows, that are not
   // here and would be kept; those that live here last.
   std::vector<SampleId> Upcoming(DatasetId dataset, size_t most) const;
