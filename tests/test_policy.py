@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 from forebay import ArgumentError, DataLoader, SharedEngine, _forebay, cli
 from forebay.policy import BUILT_IN, JobRule, Policy, from_json, knobs_of, load_policy, parse_policy
+from forebay.slowfs import SlowFs
 from forebay_testing import Etcd
+
+_usable, _reason = SlowFs.available()
 
 SITE = """\
 # Two teams.
@@ -359,6 +362,7 @@ def _runs(pid: int) -> bool:
 
 
 @pytest.mark.skipif(not Etcd.available()[0], reason=Etcd.available()[1])
+@pytest.mark.skipif(not _usable, reason=_reason)
 def test_limits_outlive_the_controller(tmp_path: Path) -> None:
     shares = {"a": 3, "b": 2, "c": 1}
     data = tmp_path / "data"
@@ -368,14 +372,15 @@ def test_limits_outlive_the_controller(tmp_path: Path) -> None:
     ended = threading.Event()
 
     def consume(engine: SharedEngine) -> None:
-        loader = DataLoader(data, 4, shuffle=True, engine=engine, rank=0, world_size=1)
+        loader = DataLoader(mount.path, 4, shuffle=True, engine=engine, rank=0, world_size=1)
         while not ended.is_set():
             for _ in loader:
                 if ended.is_set():
                     break
         loader.close()
 
-    with Etcd() as etcd:
+    # A source that all want more of than there is: only such a one is divided.
+    with Etcd() as etcd, SlowFs(data, open_ms=0.2, read_ms=1, bandwidth_mb=30) as mount:
         rules = [{"match": job, "share": share} for job, share in shares.items()]
         policy = json.dumps({"version": 1, "job": rules})
         _forebay.store_policy([etcd.endpoint], "/forebay/", policy)

@@ -92,7 +92,8 @@ class _Strangers(threading.Thread):
         for i in range(self._count):
             one = socket.socket()
             one.settimeout(20)
-            place = self._places[i % len(self._places)]
+            # Each place is told each of the ten things, whatever number of places there is.
+            place = self._places[(i + i // 10) % len(self._places)]
             try:
                 one.connect(place)
                 self.reached.add(place)
