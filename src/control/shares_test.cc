@@ -22,7 +22,7 @@ namespace {
 
 constexpr Nanos kStep = 5 * kMilli;
 constexpr Nanos kRound = 100 * kMilli;
-constexpr Nanos kLease = 2 * kSecond;
+constexpr Nanos kSharesLease = 2 * kSecond;
 constexpr double kRead = 131'072;
 constexpr size_t kReadsInFlight = 64;
 constexpr double kSourceRate = 60e6;
@@ -38,13 +38,13 @@ struct SharesTest : ::testing::Test {
     static AgentOptions AgentOf(size_t number) {
       AgentOptions options;
       options.node = "n" + std::to_string(number);
-      options.lease = kLease;
+      options.lease = kSharesLease;
       return options;
     }
     static ControllerOptions ControllerOf(size_t number) {
       ControllerOptions options;
       options.name = "n" + std::to_string(number);
-      options.lease = kLease;
+      options.lease = kSharesLease;
       options.capacity = CapacityOptions::OfSeveralNodes();
       return options;
     }
@@ -268,7 +268,7 @@ TEST_F(SharesTest, TheLeadersNodeDies) {
       std::find_if(nodes_.begin(), nodes_.end(), [](const auto& node) { return node->leads; });
   ASSERT_NE(leader, nodes_.end());
   (*leader)->alive = false;
-  Pass(kLease + kSecond);
+  Pass(kSharesLease + kSecond);
   Expect(6, "another one leads");
 }
 
