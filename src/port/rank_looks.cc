@@ -26,7 +26,7 @@ namespace {
 constexpr Nanos kShortestPause = kMilli;
 constexpr Nanos kLongestPause = 20 * kMilli;
 // The daemon's own bound is for one look; several may begin and end while somebody waits.
-constexpr Nanos kLongestWait = 600 * kSecond;
+constexpr Nanos kLongestLookWait = 600 * kSecond;
 constexpr uint64_t kMostFiles = uint64_t{1} << 32;
 constexpr int kSeals = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW;
 
@@ -118,7 +118,7 @@ Result<std::optional<SeenFiles>> RankLooks::Ask(const std::string& name,
       default:
         return none;
     }
-    if (now - start > kLongestWait) return none;
+    if (now - start > kLongestLookWait) return none;
     if (!tick()) return Status(Code::kCancelled, "cancelled");
     request.ticket = reply->ticket;
     std::this_thread::sleep_for(
