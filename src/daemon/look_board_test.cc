@@ -13,11 +13,13 @@
 #include <vector>
 
 #include "base/rng.h"
+#include "daemon/test_files.h"
 
 namespace forebay {
 namespace {
 
 using Turn = LookBoard::Turn;
+using testing::Seeds;
 constexpr LookBoard::ClientId kClient = 100;  // of rank 0; the others follow
 
 LookBoard::Question Of(uint32_t rank, uint64_t opening = 1) {
@@ -257,11 +259,6 @@ TEST(LookBoard, IsBounded) {
   EXPECT_EQ(board.looks(), 0u);
   EXPECT_EQ(board.bytes(), 0u);
   EXPECT_EQ(board.askers(), 0u);
-}
-
-uint64_t Seeds() {
-  const char* text = std::getenv("FOREBAY_SEEDS");
-  return text != nullptr ? std::max<uint64_t>(1, std::strtoull(text, nullptr, 10)) : 20;
 }
 
 // Ranks that ask, wait, look, write, die and come again in any order, beside what must hold.
