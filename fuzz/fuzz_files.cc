@@ -159,6 +159,7 @@ class World : public BookActions {
     return {.mark = static_cast<uint64_t>(now_ / kSecond) + 1,
             .bytes = static_cast<uint64_t>(now_)};
   }
+  bool GrowTable() override { return false; }  // a full table
   void Say(const std::string&) override {}
 
  private:
